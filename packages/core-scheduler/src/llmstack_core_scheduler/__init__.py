@@ -1,0 +1,1 @@
+"""A continuous-batching scheduler as a pure function: one token budget, chunked prefill, preemption by recompute."""

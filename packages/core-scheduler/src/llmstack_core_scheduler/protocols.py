@@ -1,0 +1,75 @@
+"""What the scheduler needs of a KV-cache manager, by shape; `llmstack-kv-cache` satisfies it without knowing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class KVCacheManager(Protocol):
+    """Hands out blocks of the KV cache and remembers which prefixes are in them.
+
+    Everything is a plain value: capacity is an answer (`None`, a count), never an exception. No method reads a clock, draws
+    a random number or depends on the order of a set, so equal calls give equal answers.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can use."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks nobody references; cached ones count, since allocation may evict them."""
+        ...
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Counter of tokens looked up in the prefix cache."""
+        ...
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Counter of tokens found there."""
+        ...
+
+    def get_computed_blocks(
+        self, request_id: str, token_ids: Sequence[int], salt: str = ""
+    ) -> tuple[list[int], int]:
+        """The longest cached prefix of `token_ids`: its block ids and its number of tokens.
+
+        Whole blocks only, and never all tokens: at least one is left to compute, so that there are logits to sample from.
+        Takes nothing; the blocks are safe until the next `allocate_slots` of another request.
+        """
+        ...
+
+    def allocate_slots(
+        self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int] = (), salt: str = ""
+    ) -> list[int] | None:
+        """Makes room for the request's first `num_tokens` tokens; the block ids appended to its table, or None if full.
+
+        For a request the manager does not know, `computed_block_ids` (from `get_computed_blocks`) become the head of its
+        table, are referenced, and are part of the answer. None changes nothing.
+        """
+        ...
+
+    def cache_blocks(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """Makes the request's full blocks below `num_computed_tokens` findable.
+
+        The scheduler calls it when the step that fills them is scheduled: rows of the same step may read them, because
+        the runner writes every row's KV before any row attends.
+        """
+        ...
+
+    def free(self, request_id: str) -> None:
+        """Drops the request's references, last block first, so that the head of a prefix is evicted last. Idempotent."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
+        ...

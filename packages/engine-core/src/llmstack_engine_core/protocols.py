@@ -1,0 +1,97 @@
+"""What the engine core needs of a scheduler and of a model runner, by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from llmstack_types import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    SchedulerStats,
+)
+
+
+class Scheduler(Protocol):
+    """Decides what each step computes. Pure: no clock, no randomness, no I/O; the time comes as an argument."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queues a request.
+
+        Raises:
+            InvalidRequestError: It can never fit, or its id is in use; nothing has changed.
+        """
+        ...
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Ends requests at once and frees their blocks; unknown ids are ignored. No output follows."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """True while a step could bring something, or the runner has not yet been told of a removed request."""
+        ...
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """Chooses the rows of the next step."""
+        ...
+
+    def update_from_output(
+        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, now_s: float
+    ) -> EngineCoreOutputs:
+        """Takes over the step's results: appends tokens, ends requests, frees blocks."""
+        ...
+
+    def stats(self) -> SchedulerStats:
+        """The state after the last step."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        ...
+
+
+class PendingOutput(Protocol):
+    """A step under way."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Waits for the step and returns its results; repeated calls return the same."""
+        ...
+
+
+class ModelRunner(Protocol):
+    """One model on one device. Constructed with a `ModelRunnerConfig` alone; used by one thread."""
+
+    def load_model(self) -> None:
+        """Reads or makes the weights.
+
+        Raises:
+            ValueError: The model cannot be run; the text says why in one sentence.
+        """
+        ...
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """Shape of the KV storage; after `load_model`."""
+        ...
+
+    def available_kv_bytes(self) -> int:
+        """Memory that KV storage may take on the device, after the weights and working memory."""
+        ...
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower."""
+        ...
+
+    def execute_model(self, scheduled: SchedulerOutput) -> PendingOutput:
+        """Starts one step: row updates, forward pass, sampling. An empty step still applies its row updates."""
+        ...
+
+    def backends(self) -> Mapping[str, str]:
+        """Operation to the implementation that runs it."""
+        ...
+
+    def shutdown(self) -> None:
+        """Releases the device. Idempotent."""
+        ...

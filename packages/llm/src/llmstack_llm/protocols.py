@@ -1,0 +1,81 @@
+"""What the front end needs of an engine client, by shape; the clients of `llmstack-engine-core` satisfy it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
+
+
+class AsyncEngineCoreClient(Protocol):
+    """An engine core seen from an event loop. Not thread safe: one loop uses it."""
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Waits for the engine core's first message.
+
+        Raises:
+            EngineStartError: It could not start; the text says why.
+        """
+        ...
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the engine core is gone."""
+        ...
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Sends one request.
+
+        Raises:
+            EngineDeadError: The engine core is gone.
+        """
+        ...
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; no output follows the engine's receipt. Does nothing once the engine core is gone."""
+        ...
+
+    async def get_outputs(self) -> EngineCoreOutputs:
+        """Waits for the outputs of the next step.
+
+        Raises:
+            EngineDeadError: The engine core is gone.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Stops the engine core and removes every process, socket and file of it. Idempotent."""
+        ...
+
+
+class SyncEngineCoreClient(Protocol):
+    """An engine core seen from plain code: in this process, or in one of its own."""
+
+    def wait_until_ready(self) -> EngineReady:
+        """As `AsyncEngineCoreClient.wait_until_ready`."""
+        ...
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """As `AsyncEngineCoreClient.add_request`."""
+        ...
+
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """As `AsyncEngineCoreClient.abort_requests`."""
+        ...
+
+    def get_outputs(self) -> EngineCoreOutputs:
+        """Runs or waits for the next step; call it only while requests are unfinished."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """As `AsyncEngineCoreClient.reset_prefix_cache`."""
+        ...
+
+    def shutdown(self) -> None:
+        """As `AsyncEngineCoreClient.shutdown`."""
+        ...

@@ -1,0 +1,1 @@
+"""Runs a language model one scheduled step at a time: persistent input batch, paged attention, sampler."""

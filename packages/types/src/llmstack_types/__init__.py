@@ -1,0 +1,47 @@
+"""The data that llmstack's packages exchange: standard library only, no behaviour."""
+
+from llmstack_types.engine_core import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    FinishReason,
+    TokenLogprobs,
+)
+from llmstack_types.errors import (
+    EngineDeadError,
+    EngineStartError,
+    InvalidRequestError,
+    LLMStackError,
+    RequestFailedError,
+    ServerOverloadedError,
+)
+from llmstack_types.model_runner import KVCacheSpec, ModelRunnerConfig
+from llmstack_types.model_runner_output import ModelRunnerOutput
+from llmstack_types.sampling_params import RequestOutputKind, SamplingParams
+from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
+from llmstack_types.stats import SchedulerStats
+
+__all__ = [
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "EngineCoreRequest",
+    "EngineDeadError",
+    "EngineReady",
+    "EngineStartError",
+    "FinishReason",
+    "InvalidRequestError",
+    "KVCacheSpec",
+    "LLMStackError",
+    "ModelRunnerConfig",
+    "ModelRunnerOutput",
+    "NewRequest",
+    "RequestFailedError",
+    "RequestOutputKind",
+    "SamplingParams",
+    "ScheduledRequest",
+    "SchedulerOutput",
+    "SchedulerStats",
+    "ServerOverloadedError",
+    "TokenLogprobs",
+]

@@ -1,0 +1,127 @@
+"""The messages between a front end and the engine core: requests in, outputs back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llmstack_types.sampling_params import SamplingParams
+from llmstack_types.stats import SchedulerStats
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the values are those of the OpenAI API where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreRequest:
+    """One completion to compute: everything is resolved, nothing below looks anything up or fills anything in.
+
+    Attributes:
+        request_id: Unique among the requests in flight.
+        prompt_token_ids: At least one, each in [0, logits width).
+        sampling_params: Checked; `n` is 1 (several completions are several requests), `seed` and `max_tokens` are set.
+        eos_token_ids: The model's end-of-sequence ids; they stop the request unless `sampling_params.ignore_eos`.
+        arrival_time_s: Monotonic seconds of the sender.
+        priority: Lower goes first (policy `priority`).
+        cache_salt: Requests with different salts never share cached blocks.
+        lora_name: The adapter to use; None is the base model.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    arrival_time_s: float = 0.0
+    priority: int = 0
+    cache_salt: str = ""
+    lora_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position.
+
+    Attributes:
+        token_ids: The chosen (or prompt) token first, then the most likely ones, best first; the chosen one may recur.
+        logprobs: One per entry of `token_ids`.
+        rank: Rank of the chosen token in the whole vocabulary; 1 is the most likely.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreOutput:
+    """What one step brought one request.
+
+    Attributes:
+        new_token_ids: The tokens sampled; empty where only a part of the prompt was computed and the request goes on.
+        logprobs: One entry per new token, if the request asked for logprobs.
+        prompt_logprobs: One entry per prompt token, the first None; sent once, with the first token.
+        finish_reason: None while the request goes on.
+        stop_reason: The stop token id that ended it, None for end-of-sequence and for other reasons.
+        num_cached_tokens: Prompt tokens found in the prefix cache; sent with the first token, -1 otherwise.
+        error: A short description when `finish_reason` is ERROR.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = -1
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreOutputs:
+    """What one step brought all requests.
+
+    Attributes:
+        timestamp_s: Monotonic seconds at the end of the step.
+        scheduler_stats: The scheduler's state after the step; None where statistics are off.
+    """
+
+    outputs: list[EngineCoreOutput]
+    timestamp_s: float = 0.0
+    scheduler_stats: SchedulerStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The engine core's first message, once it can take requests.
+
+    Attributes:
+        num_blocks: Blocks of the KV cache that requests can use.
+        block_size: Tokens per block.
+        max_model_len: The longest request in tokens, prompt and output together.
+        vocab_size: Width of the logits; every token id lies below it.
+        dtype: What the model computes in, such as `float32`.
+        device: Where the model runs, such as `cpu`.
+        kv_cache_bytes: Size of the KV cache.
+        phases_s: Seconds of each phase of the start, in order.
+        backends: Operation to the implementation that runs it, for logs and `/server_info`.
+        versions: Distribution name to version, of the engine core's side.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    device: str
+    kv_cache_bytes: int = 0
+    pid: int = 0
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    backends: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,39 @@
+"""Errors that a front end shows to its user."""
+
+from __future__ import annotations
+
+
+class LLMStackError(Exception):
+    """Base of the errors that llmstack raises on purpose."""
+
+
+class InvalidRequestError(LLMStackError, ValueError):
+    """A request that cannot be served as it stands; raised at the door, before anything is allocated.
+
+    Attributes:
+        message: One sentence for the user, from a fixed template; at most 64 characters of the input are echoed.
+        param: The field at fault, such as `messages[2].content`; None where no single field is.
+        code: Machine-readable cause of the error contract, such as `integer_above_max_value`; None where it has none.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class EngineDeadError(LLMStackError):
+    """The engine core is gone; requests in flight are lost."""
+
+
+class EngineStartError(LLMStackError):
+    """The engine core could not start; the text says why in one line."""
+
+
+class RequestFailedError(LLMStackError):
+    """One admitted request failed inside the engine; the others go on."""
+
+
+class ServerOverloadedError(LLMStackError):
+    """A bounded queue is full; the same request may succeed later."""

@@ -1,0 +1,73 @@
+"""How the tokens of one request are chosen, under vLLM's field names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RequestOutputKind(StrEnum):
+    """What each `RequestOutput` of a stream holds."""
+
+    CUMULATIVE = "cumulative"
+    """Everything generated so far."""
+    DELTA = "delta"
+    """Only what is new since the last output."""
+    FINAL_ONLY = "final_only"
+    """One output, when the request has finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    Pure data: values are checked in one place, `llmstack_llm.admit`, whether they came over HTTP or from `LLM.generate`.
+
+    Attributes:
+        n: Number of completions.
+        temperature: 0 is greedy (ties go to the lowest token id).
+        top_k: 0 and -1 both mean off.
+        seed: None draws one at admission; a draw depends on the seed and the output index only.
+        stop: Strings that end a completion; None or empty means none.
+        stop_token_ids: Token ids that end a completion, besides the model's end-of-sequence ids.
+        max_tokens: None means what the context has left.
+        logprobs: Number of most likely tokens to report beside the chosen one; None means no logprobs.
+        prompt_logprobs: The same for prompt tokens.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | tuple[str, ...] | list[str] | None = None
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` in its normal form."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
