@@ -1,0 +1,1 @@
+"""The `llmstack` command: finds subcommands by entry point and runs them."""
