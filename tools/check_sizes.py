@@ -1,0 +1,54 @@
+"""Reports source files and functions that no longer read in one sitting."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_SOURCE_LINES = 400
+MAX_TEST_LINES = 600
+MAX_FUNCTION_LINES = 60
+SOURCES = ("packages/*/src/**/*.py", "packages/*/*.py", "tools/*.py")
+TESTS = ("packages/*/tests/**/*.py", "packages/*/benchmarks/**/*.py", "integration-tests/**/*.py")
+
+
+def function_complaints(path: Path, text: str) -> Iterator[str]:
+    """One line per function longer than the limit, its docstring and decorators not counted."""
+    for node in ast.walk(ast.parse(text, str(path))):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        first = node.body[0]
+        if ast.get_docstring(node, clean=False) is not None:
+            num_lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+        if num_lines > MAX_FUNCTION_LINES:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {num_lines} lines, {MAX_FUNCTION_LINES} at most"
+
+
+def file_complaints(path: Path, text: str, max_lines: int) -> Iterator[str]:
+    """One line if the file is longer than `max_lines`."""
+    num_lines = text.count("\n")
+    if num_lines > max_lines:
+        yield f"{path.relative_to(ROOT)}:1: {num_lines} lines, {max_lines} at most"
+
+
+def complaints() -> Iterator[str]:
+    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
+        text = path.read_text(encoding="utf-8")
+        yield from file_complaints(path, text, MAX_SOURCE_LINES)
+        yield from function_complaints(path, text)
+    for path in sorted(path for pattern in TESTS for path in ROOT.glob(pattern)):
+        yield from file_complaints(path, path.read_text(encoding="utf-8"), MAX_TEST_LINES)
+
+
+def main() -> int:
+    found = list(complaints())
+    print("\n".join(found) if found else "sizes: every file and function reads in one sitting")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
