@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_SOURCE_LINES = 400
 MAX_TEST_LINES = 600
 MAX_FUNCTION_LINES = 60
-SOURCES = ("packages/*/src/**/*.py", "packages/*/*.py", "tools/*.py")
+SOURCES = ("packages/*/src/**/*.py", "packages/*/train/**/*.py", "tools/*.py")
 TESTS = ("packages/*/tests/**/*.py", "packages/*/benchmarks/**/*.py", "integration-tests/**/*.py")
 
 
