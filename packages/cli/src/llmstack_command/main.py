@@ -1,0 +1,100 @@
+"""Entry point of the command: picks the subcommand, parses its line, runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from llmstack_command.builtin import command_version
+from llmstack_command.discovery import BUILT_IN, CommandSource, find_commands
+from llmstack_command.errors import CommandLineError
+from llmstack_command.parser import CommandParser, did_you_mean
+
+DESCRIPTION = "Serve and use large language models."
+NO_PROVIDER = "no command is installed that serves a model; run: pip install llmstack-server"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `llmstack` with `arguments` (default: the process's) and returns the exit code."""
+    line = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return run_line(line)
+    except CommandLineError as error:
+        print(f"{error.prog}: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output is gone (`llmstack --help | head`); keep the interpreter's last flush quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def run_line(line: Sequence[str]) -> int:
+    """As `main`, but raises `CommandLineError`.
+
+    Raises:
+        CommandLineError: The command line cannot be run as it stands.
+    """
+    commands = find_commands()
+    if not line or line[0] in ("-h", "--help", "help"):
+        print(overview(commands))
+        return 0
+    if line[0] in ("-V", "--version", "version"):
+        print(f"llmstack {command_version()}")
+        return 0
+    return run_command(choose(commands, line[0]), line[1:])
+
+
+def choose(commands: Mapping[str, CommandSource], name: str) -> CommandSource:
+    """The source of the subcommand `name`.
+
+    Raises:
+        CommandLineError: There is none; the text names the nearest.
+    """
+    if name in commands:
+        return commands[name]
+    if name.startswith("-"):
+        flag = name.partition("=")[0]
+        suggestion = did_you_mean(flag, ["--help", "--version"]) or "; flags follow the command, see llmstack --help"
+        raise CommandLineError(f"unknown flag '{flag}'{suggestion}")
+    if not has_provider(commands):
+        raise CommandLineError(f"unknown command '{name}': {NO_PROVIDER}", exit_code=1)
+    suggestion = did_you_mean(name, commands) or f"; commands are {', '.join(commands)}"
+    raise CommandLineError(f"unknown command '{name}'{suggestion}")
+
+
+def run_command(source: CommandSource, line: Sequence[str]) -> int:
+    """Loads one subcommand, parses its part of the line and runs it."""
+    command = source.load()
+    parser = CommandParser(prog=f"llmstack {command.name}", description=command.help)
+    command.add_arguments(parser)
+    return command.run(parser.parse_line(line))
+
+
+def overview(commands: Mapping[str, CommandSource]) -> str:
+    """The text of `llmstack --help`."""
+    rows = "\n".join(f"  {name:<12} {_one_line(source)}" for name, source in commands.items())
+    hint = "" if has_provider(commands) else f"\n{NO_PROVIDER}\n"
+    return f"""usage: llmstack [--help] [--version] command ...
+
+{DESCRIPTION}
+
+commands:
+{rows}
+{hint}
+`llmstack command --help` describes one command."""
+
+
+def has_provider(commands: Mapping[str, CommandSource]) -> bool:
+    """True when an installed package provides commands."""
+    return any(name not in BUILT_IN for name in commands)
+
+
+def _one_line(source: CommandSource) -> str:
+    try:
+        return source.load().help
+    except CommandLineError as error:
+        # One broken package must not take the others' help away.
+        return f"({error})"

@@ -1,0 +1,28 @@
+"""What the command needs of a subcommand, by shape; any package can provide one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Protocol
+
+
+class Command(Protocol):
+    """One subcommand. Its module must import quickly: `llmstack --help` loads every command's module."""
+
+    @property
+    def name(self) -> str:
+        """The word after `llmstack`."""
+        ...
+
+    @property
+    def help(self) -> str:
+        """One line for `llmstack --help`."""
+        ...
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares flags and positionals."""
+        ...
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """Does the work and returns the exit code; says its own errors in one line on standard error."""
+        ...
