@@ -1,1 +1,1 @@
-"""Text in, text out: tokenizer, chat template, detokenizer and stop strings over an engine core, offline or asynchronous."""
+"""Text in, text out: chat templates, detokenization and stop strings over an engine core, offline or asynchronous."""

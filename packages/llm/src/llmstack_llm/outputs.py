@@ -1,0 +1,85 @@
+"""What a request gives back, under vLLM's field names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability.
+
+    Attributes:
+        rank: Rank in the whole vocabulary, 1 is the most likely; None for a token of which only the probability is known.
+        decoded_token: The token alone as text; a broken character shows as U+FFFD.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When things happened to a request, in monotonic seconds of the front end.
+
+    Attributes:
+        arrival_time_s: The request came to the front end.
+        first_token_time_s: The step that made its first token had ended; None before.
+        last_token_time_s: The same for the newest token.
+        num_generation_tokens: Tokens of all completions so far.
+    """
+
+    arrival_time_s: float
+    first_token_time_s: float | None = None
+    last_token_time_s: float | None = None
+    num_generation_tokens: int = 0
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a request; `RequestOutputKind` decides whether it holds everything or only what is new.
+
+    Attributes:
+        index: Which of the request's `n` completions.
+        text: Empty if the request asked for no detokenization.
+        token_ids: Every token sampled, an end-of-sequence or stop token too.
+        cumulative_logprob: Sum over the chosen tokens so far; None without logprobs.
+        logprobs: Per token the chosen one (first) and the most likely ones.
+        finish_reason: `stop`, `length`, `abort` or `error`; None while it goes on.
+        stop_reason: The stop string or stop token id that ended it; None for the end of sequence.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """True once the completion has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What a request has brought, in whole or since the last output.
+
+    Attributes:
+        prompt: The text; None where token ids were given.
+        prompt_logprobs: One entry per prompt token, the first None; None where not asked for.
+        outputs: By index; a streamed output holds only those completions that have something new.
+        finished: All completions have ended; no output follows.
+        num_cached_tokens: Prompt tokens found in the prefix cache; None until the first token.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int | None = None

@@ -1,0 +1,123 @@
+"""Figures about steps and requests, and who receives them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from llmstack_types import EngineReady, SchedulerStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequestStats:
+    """One completion, when it has ended; seconds.
+
+    Attributes:
+        finish_reason: `stop`, `length`, `abort` or `error`.
+        e2e_latency_s: From arrival to the last token.
+        time_to_first_token_s: From arrival; None if it ended without a token.
+        mean_time_per_output_token_s: After the first; None with fewer than two tokens.
+    """
+
+    finish_reason: str
+    e2e_latency_s: float
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_cached_tokens: int = 0
+    max_tokens: int | None = None
+    n: int = 1
+    time_to_first_token_s: float | None = None
+    mean_time_per_output_token_s: float | None = None
+
+
+@dataclass(slots=True)
+class IterationStats:
+    """What one step brought, seen from the front end.
+
+    Attributes:
+        timestamp_s: End of the step, in monotonic seconds.
+        num_prompt_tokens: Prompt tokens of the requests whose first token came in this step.
+        num_cached_tokens: How many of those were found in the prefix cache.
+        num_generation_tokens: Tokens sampled.
+        time_to_first_tokens_s: One per request whose first token came.
+        inter_token_latencies_s: One per further token of a request.
+        finished_requests: The completions that ended.
+    """
+
+    timestamp_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
+    time_to_first_tokens_s: list[float] = field(default_factory=list)
+    inter_token_latencies_s: list[float] = field(default_factory=list)
+    finished_requests: list[FinishedRequestStats] = field(default_factory=list)
+
+
+class StatLogger(Protocol):
+    """Receives the figures of every step, on the event loop: it must not block, and an error of its own ends only itself."""
+
+    def log_engine_initialized(self, ready: EngineReady) -> None:
+        """The engine core can take requests."""
+        ...
+
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
+        """One step has ended; `scheduler_stats` is None where the engine core keeps none."""
+        ...
+
+
+class LoggingStatLogger:
+    """One line per interval: throughput, requests, use of the KV cache, hit rate. Quiet while nothing happens."""
+
+    def __init__(self, interval_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._since_s = clock()
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._hits_before = 0
+        self._queries_before = 0
+
+    def log_engine_initialized(self, ready: EngineReady) -> None:
+        """Says what the engine core came up with."""
+        logger.info(
+            "engine core ready: %d blocks of %d tokens, %s on %s, longest request %d tokens",
+            ready.num_blocks, ready.block_size, ready.dtype, ready.device, ready.max_model_len,
+        )  # fmt: skip
+        self._since_s = self._clock()
+
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
+        """Adds up; logs once the interval is over."""
+        self._num_prompt_tokens += iteration_stats.num_prompt_tokens
+        self._num_generation_tokens += iteration_stats.num_generation_tokens
+        now_s = self._clock()
+        if now_s - self._since_s >= self._interval_s:
+            self._log(scheduler_stats or SchedulerStats(), now_s - self._since_s)
+            self._since_s = now_s
+
+    def _log(self, stats: SchedulerStats, elapsed_s: float) -> None:
+        num_queries = stats.prefix_cache_queries - self._queries_before
+        num_hits = stats.prefix_cache_hits - self._hits_before
+        logger.info(
+            "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV cache %.1f %%, prefix hits %.1f %%",
+            self._num_prompt_tokens / elapsed_s, self._num_generation_tokens / elapsed_s,
+            stats.num_running, stats.num_waiting, 100 * stats.kv_cache_usage,
+            100 * num_hits / num_queries if num_queries else 0.0,
+        )  # fmt: skip
+        self._num_prompt_tokens = self._num_generation_tokens = 0
+        self._queries_before, self._hits_before = stats.prefix_cache_queries, stats.prefix_cache_hits
+
+
+def record_all(
+    stat_loggers: Sequence[StatLogger], scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats
+) -> None:
+    """Hands one step's figures to every logger."""
+    for stat_logger in stat_loggers:
+        try:
+            stat_logger.record(scheduler_stats, iteration_stats)
+        except Exception:  # noqa: BLE001 (a user's logger must not end the requests of all users)
+            logger.exception("a stat logger failed")
