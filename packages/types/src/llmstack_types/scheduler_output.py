@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from llmstack_types.sampling_params import SamplingParams
 
@@ -26,9 +27,8 @@ class NewRequest:
     lora_name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One row of a step.
+class ScheduledRequest(NamedTuple):
+    """One row of a step; a named tuple, since every running request makes one per step.
 
     The row computes tokens [num_computed_tokens, num_computed_tokens + num_scheduled_tokens) of the request. It samples
     one token if that reaches the last known token, none otherwise (a chunk of a prefill).
