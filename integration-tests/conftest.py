@@ -1,0 +1,177 @@
+"""Real servers for the tests: processes, sockets and signals, started through the command as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+READY_TIMEOUT_S = 120
+
+
+class Server:
+    """One `llmstack serve` process, its log, and the address it chose."""
+
+    def __init__(self, arguments: list[str], log_path: Path, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "llmstack_command", "serve", *arguments]
+        if "--port" not in arguments:
+            command += ["--port", "0"]
+        self.log_path = log_path
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+            )
+        self.url = ""
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float = READY_TIMEOUT_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            value = condition()
+            if value:
+                return value
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"no {what}; exit code {self.process.poll()}; log:\n{self.log[-4000:]}")
+
+    def wait_until_listening(self) -> None:
+        found = self.wait_for(lambda: re.search(r"http://[\d.]+:\d+", self.log), "address in the log")
+        self.url = found.group(0)
+
+    def wait_until_ready(self) -> None:
+        self.wait_until_listening()
+        self.wait_for(lambda: self.get_status("/health") == 200, "ready server")
+
+    def get_status(self, path: str) -> int:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def get_json(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            return json.load(response)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples over its labels."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as response:
+            text = response.read().decode()
+        values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line)]
+        assert values, f"metric {name} is absent"
+        return sum(values)
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+        """POSTs JSON, or raw bytes; the status, the decoded body and the headers in lower case."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **(headers or {})})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.load(response), {k.lower(): v for k, v in response.headers.items()}
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error), {k.lower(): v for k, v in error.headers.items()}
+
+    def engine_pid(self) -> int:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        engines = [p.pid for p in children if any("llmstack_engine_core.process" in part for part in p.cmdline())]
+        assert len(engines) == 1, engines
+        return engines[0]
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM, timeout_s: float = 60) -> int:
+        """Sends a signal and returns the exit code; no process of the server is left when it returns."""
+        family = []
+        if self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.send_signal(sig)
+        code = self.process.wait(timeout_s)
+        _gone, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive, f"left behind: {alive}"
+        return code
+
+
+@contextmanager
+def running(arguments: list[str], log_path: Path, env: dict[str, str] | None = None) -> Iterator[Server]:
+    server = Server(arguments, log_path, env)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """A context manager `serve(*arguments)` that yields a ready server and stops it afterwards."""
+
+    def start(*arguments: str, env: dict[str, str] | None = None) -> Any:
+        return running(list(arguments), tmp_path_factory.mktemp("server") / "log", env)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """Starts a server without waiting for it; what is still alive at the end is killed."""
+    started: list[Server] = []
+
+    def start(*arguments: str, env: dict[str, str] | None = None) -> Server:
+        server = Server(list(arguments), tmp_path_factory.mktemp("server") / "log", env)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def demo_server(serve: Callable[..., Any]) -> Iterator[Server]:
+    """The embedded demo model, as `make serve` starts it, shared by the tests that leave no trace in it."""
+    with serve() as server:
+        yield server
+
+
+def shared_model(name: str) -> Path:
+    path = SHARED / "models" / name
+    if not path.is_dir():
+        pytest.skip(f"needs the folder ../shared/models/{name}, which is not beside this checkout")
+    return path
+
+
+@pytest.fixture(scope="session")
+def gpt2_path() -> Path:
+    """GPT-2's configuration and tokenizer, without weights."""
+    return shared_model("gpt2")
+
+
+@pytest.fixture(scope="session")
+def stories_path() -> Path:
+    """A trained 260K-parameter Llama with published greedy output."""
+    return shared_model("stories260k")
