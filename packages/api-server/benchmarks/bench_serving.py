@@ -1,8 +1,8 @@
 """The whole stack over loopback HTTP: start-up, memory, tokens per second, TTFT and inter-token latency.
 
 A server of GPT-2's shape with random weights is started through the command; requests of 128 prompt and 128 output
-tokens stream at a fixed concurrency. Beside the tokens per second stands the share of the machine's limit that they are:
-the rate at which the same run could read the weights from memory, once per step.
+tokens stream at a fixed concurrency. Beside the tokens per second stands the share of the machine's limit that they
+are: the rate at which the same run could read the weights from memory, once per step.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ async def run_load(server: BenchServer, concurrency: int, num_requests: int) -> 
 
 
 def read_bandwidth_bytes_per_s() -> float:
-    """What two threads read from memory just now, best of five; measured by a child, so that torch stays out of here."""
+    """What two threads read from memory just now, best of five; a child measures it, to keep torch out of here."""
     script = (
         "import time, torch; x = torch.ones(64 << 20); t = []\n"
         "for _ in range(5): s = time.perf_counter(); x.sum(); t.append(time.perf_counter() - s)\n"
