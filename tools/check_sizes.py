@@ -25,7 +25,8 @@ def function_complaints(path: Path, text: str) -> Iterator[str]:
         if ast.get_docstring(node, clean=False) is not None:
             num_lines -= (first.end_lineno or first.lineno) - first.lineno + 1
         if num_lines > MAX_FUNCTION_LINES:
-            yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {num_lines} lines, {MAX_FUNCTION_LINES} at most"
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
+            yield f"{where}: {node.name} has {num_lines} lines, {MAX_FUNCTION_LINES} at most"
 
 
 def file_complaints(path: Path, text: str, max_lines: int) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""The one opener of model files: resolves a repository id or folder, opens and checks configurations and safetensors headers."""
+"""The one opener of model files: resolves a repository id or folder, opens configurations, checks safetensors headers."""
