@@ -171,13 +171,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Wheel]:
     return {package: build(ROOT / "packages" / package, into) for package in PACKAGES}
 
 
-@pytest.fixture(scope="session", params=PACKAGES)
-def alone(
-    request: pytest.FixtureRequest, wheels: dict[str, Wheel], tmp_path_factory: pytest.TempPathFactory
-) -> Environment:
-    """A fresh environment with the wheel of one package."""
-    wheel = wheels[request.param]
-    folder = tmp_path_factory.mktemp("environment")
+def environment_of(wheel: Wheel, wheels: dict[str, Wheel], folder: Path) -> Environment:
+    """A fresh environment in `folder` with `wheel` and its closure."""
     venv.create(folder, with_pip=False, symlinks=True)
     site_packages = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     for part in closure(wheel, {sibling.name: sibling for sibling in wheels.values()}):
@@ -187,6 +182,14 @@ def alone(
         else:
             link(part, site_packages)
     return Environment(folder, wheel)
+
+
+@pytest.fixture(scope="session", params=PACKAGES)
+def alone(
+    request: pytest.FixtureRequest, wheels: dict[str, Wheel], tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    """A fresh environment with the wheel of one package."""
+    return environment_of(wheels[request.param], wheels, tmp_path_factory.mktemp("environment"))
 
 
 def test_its_wheel_carries_its_types_and_nothing_but_its_package(alone: Environment) -> None:
@@ -217,8 +220,6 @@ def test_what_is_not_declared_is_not_importable(alone: Environment) -> None:
     assert alone.run("-c", code, "pytest", "transformers", "openai", "hatchling") == "[]\n"
 
 
-def test_the_server_brings_the_command_with_its_serve_subcommand(alone: Environment) -> None:
-    if alone.wheel.name != "llmstack-server":
-        pytest.skip("the other wheels bring no command or no server")
-    text = subprocess.run([alone.folder / "bin/llmstack", "--help"], capture_output=True, text=True, check=True).stdout
-    assert "serve" in text
+def test_the_server_brings_the_command_with_its_serve_subcommand(wheels: dict[str, Wheel], tmp_path: Path) -> None:
+    environment = environment_of(wheels["api-server"], wheels, tmp_path)
+    assert "serve" in environment.run(str(tmp_path / "bin/llmstack"), "--help")
