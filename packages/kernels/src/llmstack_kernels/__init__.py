@@ -1,1 +1,5 @@
-"""Attention, normalisation, rotary and sampling operations with a reference, a CPU and a Triton implementation each."""
+"""Operations of a language model's forward pass, one folder per operation: `from llmstack_kernels.rms_norm import rms_norm`."""
+
+from llmstack_kernels.dispatch import backends
+
+__all__ = ["backends"]

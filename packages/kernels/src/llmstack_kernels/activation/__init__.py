@@ -1,0 +1,34 @@
+"""Activation functions of feed-forward layers."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_kernels.dispatch import implementation
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(first half) * second half of the last dimension: [..., 2 * n] to [..., n]."""
+    if x.shape[-1] % 2:
+        raise ValueError(f"the last dimension must be even, got {x.shape[-1]}.")
+    return _apply("silu_and_mul", x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU by its tanh approximation (`gelu_new`, `gelu_pytorch_tanh`)."""
+    return _apply("gelu_tanh", x)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """Exact GELU."""
+    return _apply("gelu", x)
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0)."""
+    return _apply("relu", x)
+
+
+def _apply(name: str, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = getattr(implementation("activation", x.device.type), name)(x)
+    return out

@@ -1,0 +1,85 @@
+"""Which implementation runs each operation on each kind of device.
+
+The environment variable `LLMSTACK_KERNELS` forces a choice: `reference` for all operations, or a list such as
+`paged_attention=reference,linear=reference`. It is read once per operation and device, at the first call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from functools import cache
+from types import ModuleType
+
+REFERENCE = "reference"
+ENVIRONMENT_VARIABLE = "LLMSTACK_KERNELS"
+
+# Operation to device type to backends beside the reference, best first. A backend is a module of the operation's folder
+# with an `is_available()`; every operation has a reference, which runs on any device.
+_BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "activation": {},
+    "layer_norm": {},
+    "linear": {"cpu": ("cpu",)},
+    "paged_attention": {"cpu": ("cpu",)},
+    "reshape_and_cache": {},
+    "rms_norm": {},
+    "rotary_embedding": {},
+}
+
+
+def parse_choices(text: str) -> dict[str, str]:
+    """The forced backend of each operation named in `text`; ValueError on an unknown operation or backend."""
+    choices: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        op, _, backend = part.rpartition("=")
+        ops = [op] if op else sorted(_BACKENDS)
+        for name in ops:
+            known = _known_backends(name)
+            if backend in known:
+                choices[name] = backend
+            elif op:
+                raise ValueError(f"{ENVIRONMENT_VARIABLE}: {name} has no backend {backend!r}; it has {', '.join(known)}.")
+        if not op and backend not in choices.values():
+            raise ValueError(f"{ENVIRONMENT_VARIABLE}: no operation has a backend {backend!r}.")
+    return choices
+
+
+def _known_backends(op: str) -> list[str]:
+    if op not in _BACKENDS:
+        raise ValueError(f"{ENVIRONMENT_VARIABLE}: unknown operation {op!r}; known are {', '.join(sorted(_BACKENDS))}.")
+    return [*sorted({backend for names in _BACKENDS[op].values() for backend in names}), REFERENCE]
+
+
+def choose(op: str, device_type: str, choices: Mapping[str, str]) -> str:
+    """Name of the backend for `op`: the forced one, else the best available on the device."""
+    candidates = _BACKENDS[op].get(device_type, ())
+    forced = choices.get(op)
+    if forced is not None:
+        candidates = tuple(name for name in candidates if name == forced)
+    for name in candidates:
+        if _module(op, name).is_available():
+            return name
+    return REFERENCE
+
+
+@cache
+def implementation(op: str, device_type: str) -> ModuleType:
+    """The module that implements `op` on devices of `device_type`, such as `cpu` or `cuda`."""
+    choices = parse_choices(os.environ.get(ENVIRONMENT_VARIABLE, ""))
+    return _module(op, choose(op, device_type, choices))
+
+
+def backends(device_type: str = "cpu") -> dict[str, str]:
+    """Operation to what runs it on `device_type`, for logs: the backend's name and, where it has one, its note."""
+    names: dict[str, str] = {}
+    for op in sorted(_BACKENDS):
+        module = implementation(op, device_type)
+        note = module.describe() if hasattr(module, "describe") else ""
+        name = module.__name__.rpartition(".")[2]
+        names[op] = f"{name} ({note})" if note else name
+    return names
+
+
+def _module(op: str, backend: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}.{op}.{backend}")

@@ -1,0 +1,11 @@
+"""Layer normalisation by PyTorch's own kernel, which is already one pass on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Normalise the last dimension."""
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)

@@ -1,0 +1,70 @@
+"""Attention over keys and values that lie in blocks: any mix of prefill chunks and decodes in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from llmstack_kernels.dispatch import implementation
+
+
+def paged_attention(
+    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    query_start_loc: torch.Tensor,  # [num_rows + 1] int32
+    seq_lens: torch.Tensor,  # [num_rows] int32
+    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
+    scale: float,
+    *,
+    query_start_loc_list: Sequence[int],
+    seq_lens_list: Sequence[int],
+    sliding_window: int | None = None,
+    plan: object | None = None,
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Softmax attention of each token over its row's context up to itself.
+
+    Row i owns tokens [query_start_loc[i], query_start_loc[i + 1]), the last ones of its context of seq_lens[i] tokens,
+    whose keys and values (this step's included) lie in the blocks of `block_tables[i]`. With `num_heads` a multiple of
+    `num_kv_heads`, neighbouring query heads share a KV head. With a sliding window a token sees itself and the
+    `sliding_window - 1` tokens before it. `plan` is what `plan_paged_attention` made for the same rows.
+    """
+    num_heads, num_kv_heads = query.shape[1], key_cache.shape[1]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly.")
+    if len(query_start_loc_list) != len(seq_lens_list) + 1 or query_start_loc_list[-1] != query.shape[0]:
+        raise ValueError(f"query_start_loc does not divide {query.shape[0]} tokens into {len(seq_lens_list)} rows.")
+    out: torch.Tensor = implementation("paged_attention", query.device.type).paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        query_start_loc,
+        seq_lens,
+        block_tables,
+        scale,
+        query_start_loc_list=query_start_loc_list,
+        seq_lens_list=seq_lens_list,
+        sliding_window=sliding_window,
+        plan=plan,
+    )
+    return out
+
+
+def plan_paged_attention(
+    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
+    *,
+    query_start_loc_list: Sequence[int],
+    seq_lens_list: Sequence[int],
+    sliding_window: int | None = None,
+) -> object | None:
+    """Work that depends on the rows only, to be done once per step and passed to every layer; None where there is none.
+
+    The plan holds for all layers whose caches have the shape of `key_cache` and which use the same sliding window.
+    """
+    module = implementation("paged_attention", key_cache.device.type)
+    if not hasattr(module, "make_plan"):
+        return None
+    plan: object = module.make_plan(key_cache, block_tables, query_start_loc_list, seq_lens_list, sliding_window)
+    return plan

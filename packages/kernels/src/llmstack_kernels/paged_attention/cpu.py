@@ -1,0 +1,228 @@
+"""Paged attention on a CPU: gather whole blocks head by head, then batched matrix products.
+
+Rows that compute one token go in groups of similar context length, gathered and padded together; other rows go one by
+one in tiles of queries, each over the keys it can see. Seen from the cache, the part of a block that belongs to one KV
+head is contiguous, so a gather copies pieces of block_size * head_dim elements straight into [row, head, slot, dim].
+
+Measured (2 cores, 32 rows of 256 tokens, 12 heads of 64, bfloat16): gather 2.3 ms, products and softmax 0.9 ms;
+PyTorch's own flash kernel takes 5.9 ms on the gathered keys, and row by row the whole takes 8 ms.
+
+Padded and foreign slots are masked, and are finite because `reshape_and_cache` clears a block when it is first written
+and because padding repeats a block of the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Gathered keys of one group: they should survive in the cache until the products read them.
+_MAX_GROUP_BYTES = 4 << 20
+# Queries per tile: larger ones waste products on masked keys, smaller ones cost more calls.
+_QUERY_TILE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows that compute one token each, padded to the same number of blocks."""
+
+    tokens: torch.Tensor  # [group] int64, into the flat tokens
+    pieces: torch.Tensor  # [group * num_kv_heads * num_blocks] int64, into the cache as [num_blocks * num_kv_heads, ...]
+    mask: torch.Tensor  # [group, 1, num_slots] float32, 0 or -inf
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """A row that computes several tokens. `first_position` is the context position of its first gathered slot."""
+
+    start: int
+    end: int
+    seq_len: int
+    first_position: int
+    pieces: torch.Tensor  # [num_kv_heads * num_blocks] int64
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What all layers of a step share."""
+
+    decode_groups: list[DecodeGroup]
+    prefill_rows: list[PrefillRow]
+
+
+def is_available() -> bool:
+    """True: plain PyTorch suffices."""
+    return True
+
+
+def describe() -> str:
+    """How it works."""
+    return "gathered blocks and batched matrix products"
+
+
+def make_plan(
+    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
+    query_start_loc_list: Sequence[int],
+    seq_lens_list: Sequence[int],
+    sliding_window: int | None,
+) -> AttentionPlan:
+    """Sort the rows into decode groups and prefill rows, and compute what each gathers."""
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    heads = torch.arange(num_kv_heads)
+    decode_rows: list[tuple[int, int, int]] = []  # number of blocks, row, first block
+    prefill_rows: list[PrefillRow] = []
+    for row, seq_len in enumerate(seq_lens_list):
+        start, end = query_start_loc_list[row], query_start_loc_list[row + 1]
+        first_seen = 0 if sliding_window is None else max(0, seq_len - (end - start) + 1 - sliding_window)
+        first_block, end_block = first_seen // block_size, -(-seq_len // block_size)
+        if end - start == 1:
+            decode_rows.append((end_block - first_block, row, first_block))
+        elif end > start:
+            block_ids = block_tables[row, first_block:end_block].long()
+            pieces = (block_ids * num_kv_heads + heads[:, None]).reshape(-1)
+            prefill_rows.append(PrefillRow(start, end, seq_len, first_block * block_size, pieces))
+    max_blocks = max(1, _MAX_GROUP_BYTES // (key_cache[0].numel() * key_cache.element_size()))
+    groups = [
+        _decode_group(group, num_kv_heads, block_size, block_tables, query_start_loc_list, seq_lens_list, sliding_window)
+        for group in _similar(decode_rows, max_blocks)
+    ]
+    return AttentionPlan(groups, prefill_rows)
+
+
+def _similar(rows: list[tuple[int, int, int]], max_blocks: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Cut rows, longest first, where padding would exceed a quarter or the group its size."""
+    group: list[tuple[int, int, int]] = []
+    for entry in sorted(rows, reverse=True):
+        longest = group[0][0] if group else entry[0]
+        if group and (longest * (len(group) + 1) > max_blocks or entry[0] * 4 < longest * 3 - 4):
+            yield group
+            group = []
+        group.append(entry)
+    if group:
+        yield group
+
+
+def _decode_group(
+    group: list[tuple[int, int, int]],
+    num_kv_heads: int,
+    block_size: int,
+    block_tables: torch.Tensor,
+    query_start_loc_list: Sequence[int],
+    seq_lens_list: Sequence[int],
+    sliding_window: int | None,
+) -> DecodeGroup:
+    num_blocks = group[0][0]
+    rows = torch.tensor([row for _, row, _ in group])
+    first_blocks = torch.tensor([first for _, _, first in group])
+    seq_lens = torch.tensor([seq_lens_list[row] for _, row, _ in group])
+    counts = torch.tensor([count for count, _, _ in group])
+    columns = torch.arange(num_blocks)
+    columns = torch.where(columns < counts[:, None], columns, 0) + first_blocks[:, None]  # [group, num_blocks]
+    block_ids = block_tables[rows[:, None], columns].long()
+    pieces = block_ids[:, None, :] * num_kv_heads + torch.arange(num_kv_heads)[:, None]
+    positions = torch.arange(num_blocks * block_size) + first_blocks[:, None] * block_size  # [group, num_slots]
+    hidden = positions >= seq_lens[:, None]
+    if sliding_window is not None:
+        hidden |= positions < seq_lens[:, None] - sliding_window
+    mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    tokens = torch.tensor([query_start_loc_list[row] for _, row, _ in group])
+    return DecodeGroup(tokens, pieces.reshape(-1), mask[:, None, :])
+
+
+def paged_attention(
+    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
+    scale: float,
+    *,
+    query_start_loc_list: Sequence[int],
+    seq_lens_list: Sequence[int],
+    sliding_window: int | None = None,
+    plan: object | None = None,
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Attend decodes in groups, prefill rows in tiles."""
+    if not isinstance(plan, AttentionPlan):
+        plan = make_plan(key_cache, block_tables, query_start_loc_list, seq_lens_list, sliding_window)
+    scaled = query * scale
+    out = torch.empty_like(scaled)
+    for group in plan.decode_groups:
+        _attend_decodes(scaled, key_cache, value_cache, group, out)
+    for row in plan.prefill_rows:
+        _attend_prefill(scaled, key_cache, value_cache, row, sliding_window, out)
+    return out
+
+
+def _attend_decodes(
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: DecodeGroup, out: torch.Tensor
+) -> None:
+    num_rows, num_kv_heads = len(group.tokens), key_cache.shape[1]
+    _, num_heads, head_dim = query.shape
+    shape = (num_rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
+    selected = query.index_select(0, group.tokens).view(shape)
+    keys = _gather(key_cache, group.pieces, num_rows * num_kv_heads)
+    weights = _softmax(torch.bmm(selected, keys.transpose(1, 2)), group.mask, num_rows)
+    values = _gather(value_cache, group.pieces, num_rows * num_kv_heads)
+    out.index_copy_(0, group.tokens, torch.bmm(weights, values).view(num_rows, num_heads, head_dim))
+
+
+def _attend_prefill(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    row: PrefillRow,
+    sliding_window: int | None,
+    out: torch.Tensor,
+) -> None:
+    num_kv_heads = key_cache.shape[1]
+    keys = _gather(key_cache, row.pieces, num_kv_heads)  # [num_kv_heads, num_slots, head_dim]
+    values = _gather(value_cache, row.pieces, num_kv_heads)
+    for start in range(row.start, row.end, _QUERY_TILE):
+        end = min(start + _QUERY_TILE, row.end)
+        last = row.seq_len - (row.end - end)  # the tile's context ends here
+        first = last - (end - start)  # position of its first query
+        low = row.first_position if sliding_window is None else max(row.first_position, first + 1 - sliding_window)
+        seen = slice(low - row.first_position, last - row.first_position)
+        mask = _causal_mask(first, last, low, sliding_window)
+        out[start:end] = _attend_tile(query[start:end], keys[:, seen], values[:, seen], mask)
+
+
+def _attend_tile(
+    query: torch.Tensor,  # [tile, num_heads, head_dim]
+    keys: torch.Tensor,  # [num_kv_heads, num_seen, head_dim]
+    values: torch.Tensor,
+    mask: torch.Tensor,  # [tile, num_seen]
+) -> torch.Tensor:  # [tile, num_heads, head_dim]
+    tile, num_heads, head_dim = query.shape
+    num_kv_heads = keys.shape[0]
+    grouped = query.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)  # queries of a group of heads follow each other
+    weights = _softmax(torch.bmm(grouped, keys.transpose(1, 2)), mask, num_heads)
+    return torch.bmm(weights, values).view(num_heads, tile, head_dim).transpose(0, 1)
+
+
+def _causal_mask(first: int, last: int, low: int, sliding_window: int | None) -> torch.Tensor:
+    """0 where the query at [first, last) sees the key at [low, last), else -inf; float32."""
+    query_positions = torch.arange(first, last)[:, None]
+    positions = torch.arange(low, last)
+    hidden = positions > query_positions
+    if sliding_window is not None:
+        hidden |= positions <= query_positions - sliding_window
+    return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+
+
+def _gather(cache: torch.Tensor, pieces: torch.Tensor, num_sequences: int) -> torch.Tensor:
+    """Pieces of block_size slots of one KV head, joined: [num_sequences, num_slots, head_dim]."""
+    num_blocks, num_kv_heads, block_size, head_dim = cache.shape
+    rows = cache.view(num_blocks * num_kv_heads, block_size * head_dim)
+    return rows.index_select(0, pieces).view(num_sequences, -1, head_dim)
+
+
+def _softmax(scores: torch.Tensor, mask: torch.Tensor, num_matrices: int) -> torch.Tensor:
+    """Softmax in float32 over the last dimension; the mask is added to `scores` seen as `num_matrices` matrices."""
+    masked = scores.float().view(num_matrices, -1, scores.shape[-1]).add_(mask)
+    return torch.softmax(masked, -1).to(scores.dtype).view(scores.shape)

@@ -1,0 +1,63 @@
+"""Paged attention row by row in float32: slow, obvious, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+
+def paged_attention(
+    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
+    scale: float,
+    *,
+    query_start_loc_list: Sequence[int],
+    seq_lens_list: Sequence[int],
+    sliding_window: int | None = None,
+    plan: object | None = None,
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Attend each row over its gathered context."""
+    out = torch.empty_like(query)
+    for row, (start, end) in enumerate(pairwise(query_start_loc_list)):
+        seq_len = seq_lens_list[row]
+        keys = _context(key_cache, block_tables[row], seq_len)
+        values = _context(value_cache, block_tables[row], seq_len)
+        out[start:end] = _attend(query[start:end], keys, values, scale, sliding_window)
+    return out
+
+
+def _context(
+    cache: torch.Tensor,
+    block_ids: torch.Tensor,
+    seq_len: int,
+) -> torch.Tensor:  # [num_kv_heads, seq_len, head_dim]
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    num_blocks = -(-seq_len // block_size)
+    blocks = cache[block_ids[:num_blocks].long()]  # [num_blocks, num_kv_heads, block_size, head_dim]
+    return blocks.transpose(0, 1).reshape(num_kv_heads, num_blocks * block_size, head_dim)[:, :seq_len].float()
+
+
+def _attend(
+    query: torch.Tensor,  # [query_len, num_heads, head_dim]
+    keys: torch.Tensor,  # [num_kv_heads, seq_len, head_dim]
+    values: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+) -> torch.Tensor:  # [query_len, num_heads, head_dim]
+    query_len, num_heads, _ = query.shape
+    num_kv_heads, seq_len, _ = keys.shape
+    group = num_heads // num_kv_heads
+    scores = query.float().transpose(0, 1) @ keys.repeat_interleave(group, 0).transpose(1, 2) * scale
+    positions = torch.arange(seq_len, device=query.device)
+    query_positions = positions[seq_len - query_len :, None]
+    visible = positions <= query_positions
+    if sliding_window is not None:
+        visible &= positions > query_positions - sliding_window
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    return (weights @ values.repeat_interleave(group, 0)).transpose(0, 1).to(query.dtype)
