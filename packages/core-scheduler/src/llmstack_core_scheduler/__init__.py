@@ -1,1 +1,20 @@
 """A continuous-batching scheduler as a pure function: one token budget, chunked prefill, preemption by recompute."""
+
+from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.protocols import KVCacheManager
+from llmstack_core_scheduler.request import Rank, Request, RequestStatus
+from llmstack_core_scheduler.request_queue import FCFSPolicy, PriorityPolicy, RequestQueue, SchedulingPolicy
+from llmstack_core_scheduler.scheduler import Scheduler
+
+__all__ = [
+    "FCFSPolicy",
+    "KVCacheManager",
+    "PriorityPolicy",
+    "Rank",
+    "Request",
+    "RequestQueue",
+    "RequestStatus",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulingPolicy",
+]

@@ -9,8 +9,8 @@ from typing import Protocol
 class KVCacheManager(Protocol):
     """Hands out blocks of the KV cache and remembers which prefixes are in them.
 
-    Everything is a plain value: capacity is an answer (`None`, a count), never an exception. No method reads a clock, draws
-    a random number or depends on the order of a set, so equal calls give equal answers.
+    Everything is a plain value: capacity is an answer (`None`, a count), never an exception. No method reads a clock,
+    draws a random number or depends on the order of a set, so equal calls give equal answers.
     """
 
     @property
@@ -38,13 +38,11 @@ class KVCacheManager(Protocol):
         """Counter of tokens found there."""
         ...
 
-    def get_computed_blocks(
-        self, request_id: str, token_ids: Sequence[int], salt: str = ""
-    ) -> tuple[list[int], int]:
+    def get_computed_blocks(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
         """The longest cached prefix of `token_ids`: its block ids and its number of tokens.
 
-        Whole blocks only, and never all tokens: at least one is left to compute, so that there are logits to sample from.
-        Takes nothing; the blocks are safe until the next `allocate_slots` of another request.
+        Whole blocks only, and never all tokens: at least one is left to compute, so that there are logits to sample
+        from. Takes nothing; the blocks are safe until the next `allocate_slots` of another request.
         """
         ...
 
@@ -53,8 +51,8 @@ class KVCacheManager(Protocol):
     ) -> list[int] | None:
         """Makes room for the request's first `num_tokens` tokens; the block ids appended to its table, or None if full.
 
-        For a request the manager does not know, `computed_block_ids` (from `get_computed_blocks`) become the head of its
-        table, are referenced, and are part of the answer. None changes nothing.
+        For a request the manager does not know, `computed_block_ids` (from `get_computed_blocks`) become the head of
+        its table, are referenced, and are part of the answer. None changes nothing.
         """
         ...
 
@@ -67,7 +65,7 @@ class KVCacheManager(Protocol):
         ...
 
     def free(self, request_id: str) -> None:
-        """Drops the request's references, last block first, so that the head of a prefix is evicted last. Idempotent."""
+        """Drops the request's references, last block first: the head of a prefix is evicted last. Idempotent."""
         ...
 
     def reset_prefix_cache(self) -> bool:

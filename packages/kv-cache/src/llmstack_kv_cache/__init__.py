@@ -1,1 +1,18 @@
-"""A paged KV cache with prefix caching: blocks, hits, eviction and accounting, usable inside any engine."""
+"""A paged KV cache with prefix caching: blocks, hits, eviction and accounting, usable inside any engine.
+
+Standard library only; `llmstack_kv_cache.storage` and `llmstack_kv_cache.slot_mapping` need the extra `[torch]`.
+"""
+
+from llmstack_kv_cache.block import num_blocks_for
+from llmstack_kv_cache.errors import KVCacheError, KVCacheIntegrityError, UnknownRequestError
+from llmstack_kv_cache.kv_cache_manager import KVCacheManager
+from llmstack_kv_cache.stats import KVCacheStats
+
+__all__ = [
+    "KVCacheError",
+    "KVCacheIntegrityError",
+    "KVCacheManager",
+    "KVCacheStats",
+    "UnknownRequestError",
+    "num_blocks_for",
+]

@@ -1,0 +1,38 @@
+"""Refuses, at the door, requests that could never run to their end."""
+
+from __future__ import annotations
+
+from llmstack_core_scheduler.protocols import KVCacheManager
+from llmstack_types import EngineCoreRequest, InvalidRequestError
+
+
+def longest_length(request: EngineCoreRequest, max_model_len: int, kv_cache_manager: KVCacheManager) -> int:
+    """Most tokens that the request can grow to, prompt and output together.
+
+    Raises:
+        InvalidRequestError: The prompt is empty, or that many tokens fit neither the context nor the whole pool.
+    """
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if not num_prompt_tokens:
+        raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="empty_array")
+    max_tokens = request.sampling_params.max_tokens
+    if max_tokens is None:
+        max_tokens = max(max_model_len - num_prompt_tokens, 1)
+    num_tokens = num_prompt_tokens + max_tokens
+    if num_tokens > max_model_len:
+        raise _too_long("This model's maximum context length is", max_model_len, num_prompt_tokens, max_tokens)
+    # The last token is sampled but never fed back: it needs no slot.
+    num_slots = max(num_prompt_tokens, num_tokens - 1)
+    capacity = kv_cache_manager.num_blocks * kv_cache_manager.block_size
+    if num_slots > capacity:
+        raise _too_long("The KV cache has room for", capacity, num_prompt_tokens, max_tokens)
+    return num_tokens
+
+
+def _too_long(limit: str, max_tokens_in_all: int, num_prompt_tokens: int, max_tokens: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{limit} {max_tokens_in_all} tokens. However, you requested {num_prompt_tokens + max_tokens} tokens "
+        f"({num_prompt_tokens} in the prompt, {max_tokens} for the completion).",
+        param="prompt",
+        code="context_length_exceeded",
+    )

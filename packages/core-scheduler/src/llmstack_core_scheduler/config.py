@@ -1,0 +1,63 @@
+"""The limits and choices of a scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmstack_core_scheduler.request_queue import POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one scheduler; constructing it checks them.
+
+    Attributes:
+        max_num_seqs: Most requests in one step.
+        max_num_batched_tokens: Most tokens in one step; with fewer than `max_num_seqs`, as many requests run at most.
+        max_model_len: Most tokens of one request, prompt and output together.
+        enable_chunked_prefill: Whether a prompt may be computed in pieces, over several steps.
+        policy: Who goes first: `fcfs` (by arrival) or `priority` (lower number first, then by arrival).
+        long_prefill_token_threshold: Most tokens of one request in one step; 0 is no such limit.
+
+    Raises:
+        ValueError: A field is out of range, or two contradict each other; the text names them.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 2048
+    enable_chunked_prefill: bool = True
+    policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(
+                f"long_prefill_token_threshold must be at least 0, got {self.long_prefill_token_threshold}"
+            )
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
+        if not self.enable_chunked_prefill:
+            self._check_whole_prompts()
+
+    def _check_whole_prompts(self) -> None:
+        if self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_model_len "
+                f"({self.max_model_len}) when enable_chunked_prefill is off: a prompt has to fit into one step"
+            )
+        if self.long_prefill_token_threshold:
+            raise ValueError("long_prefill_token_threshold must be 0 when enable_chunked_prefill is off")
+
+    @property
+    def max_num_rows(self) -> int:
+        """Most requests that may run: each needs a token of every step, so that it advances."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def max_num_row_tokens(self) -> int:
+        """Most tokens of one request in one step."""
+        return self.long_prefill_token_threshold or self.max_num_batched_tokens

@@ -1,0 +1,98 @@
+"""One request as the scheduler sees it: its tokens, how far they are computed, and its state."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from llmstack_types import EngineCoreRequest, TokenLogprobs
+
+Rank = tuple[float, ...]
+"""The place of a request among others: smaller goes first. No two requests share one."""
+
+
+class RequestStatus(Enum):
+    """The states of a request; a finished one never leaves its state."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "finished_stopped"
+    FINISHED_LENGTH_CAPPED = "finished_length_capped"
+    FINISHED_ABORTED = "finished_aborted"
+    FINISHED_ERROR = "finished_error"
+
+
+class Request:
+    """A request between its arrival and its end. Mutable, and only the scheduler changes it.
+
+    Attributes:
+        arrival: What arrived; never changed.
+        rank: Who goes first; fixed at arrival.
+        token_ids: Prompt and output; grows by what is sampled.
+        max_num_tokens: Length of `token_ids` at which the request ends.
+        min_num_tokens: Length below which no token ends it.
+        eos_token_ids: End-of-sequence ids that end it; empty under `ignore_eos`.
+        stop_token_ids: Further ids that end it.
+        ending_token_ids: Both together.
+        num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
+        num_slots: Tokens that the blocks it holds have room for.
+        is_finished: Whether it has ended, by whatever cause.
+        has_more_to_tell: Whether its next message holds more than tokens: its first one does, and any with logprobs.
+        num_cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; -1 before.
+        prompt_logprobs: Entries collected so far; None when not asked for, or sent.
+    """
+
+    __slots__ = (
+        "arrival",
+        "ending_token_ids",
+        "eos_token_ids",
+        "has_more_to_tell",
+        "is_finished",
+        "max_num_tokens",
+        "min_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_slots",
+        "prompt_logprobs",
+        "rank",
+        "request_id",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+        "wants_logprobs",
+    )
+
+    def __init__(self, arrival: EngineCoreRequest, rank: Rank, max_num_tokens: int) -> None:
+        params = arrival.sampling_params
+        self.arrival = arrival
+        self.request_id = arrival.request_id
+        self.rank = rank
+        self.status = RequestStatus.WAITING
+        self.token_ids = list(arrival.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_num_tokens = max_num_tokens
+        self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
+        self.eos_token_ids = frozenset(() if params.ignore_eos else arrival.eos_token_ids)
+        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.ending_token_ids = self.eos_token_ids | self.stop_token_ids
+        self.num_computed_tokens = 0
+        self.num_slots = 0
+        self.is_finished = False
+        self.has_more_to_tell = True
+        self.num_cached_tokens = -1
+        self.wants_logprobs = params.logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
+
+    def preempt(self) -> None:
+        """Back to the queue: nothing is computed any more, the tokens stay."""
+        self.status = RequestStatus.PREEMPTED
+        self.num_computed_tokens = 0
+        self.num_slots = 0
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
+
+    def finish(self, status: RequestStatus) -> None:
+        """Ends the request; `status` is one of the finished ones."""
+        self.status = status
+        self.is_finished = True

@@ -1,0 +1,79 @@
+"""Requests in the order of a policy: who is admitted first, and who is preempted last."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Protocol
+
+from llmstack_core_scheduler.request import Rank, Request
+from llmstack_types import EngineCoreRequest
+
+_rank_of = attrgetter("rank")
+
+
+class SchedulingPolicy(Protocol):
+    """Orders requests by a rank that is fixed when they arrive."""
+
+    def rank(self, arrival: EngineCoreRequest, number: int) -> Rank:
+        """The request's rank, smaller first; `number` counts arrivals and makes it unique."""
+        ...
+
+
+class FCFSPolicy:
+    """First come, first served."""
+
+    def rank(self, arrival: EngineCoreRequest, number: int) -> Rank:
+        """Earlier first."""
+        return (arrival.arrival_time_s, number)
+
+
+class PriorityPolicy:
+    """Lower `priority` first, first come first served among equals."""
+
+    def rank(self, arrival: EngineCoreRequest, number: int) -> Rank:
+        """Lower priority first, then earlier."""
+        return (arrival.priority, arrival.arrival_time_s, number)
+
+
+POLICIES: Mapping[str, SchedulingPolicy] = MappingProxyType({"fcfs": FCFSPolicy(), "priority": PriorityPolicy()})
+
+
+class RequestQueue:
+    """Requests sorted by rank, the first to go at the front.
+
+    A request that comes back, preempted, stands where its rank puts it: before all that arrived after it. Adding and
+    removing cost O(log n) comparisons and a move of pointers, which at 100,000 requests is tens of microseconds.
+
+    Attributes:
+        requests: The requests in order, for reading.
+    """
+
+    __slots__ = ("requests",)
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    def add(self, request: Request) -> None:
+        """Puts the request where its rank belongs."""
+        insort(self.requests, request, key=_rank_of)
+
+    def remove(self, request: Request) -> None:
+        """Takes out a request of the queue."""
+        del self.requests[bisect_left(self.requests, request.rank, key=_rank_of)]
+
+    def first(self) -> Request:
+        """The request that goes first; the queue is not empty."""
+        return self.requests[0]
+
+    def last(self) -> Request:
+        """The request that goes last; the queue is not empty."""
+        return self.requests[-1]

@@ -1,0 +1,54 @@
+"""Decides whether a token ends its request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmstack_core_scheduler.request import Request, RequestStatus
+from llmstack_types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How a request ended.
+
+    Attributes:
+        status: The state it ends in.
+        finish_reason: The same as its user sees it.
+        stop_reason: The stop token id that ended it, None for any other cause.
+    """
+
+    status: RequestStatus
+    finish_reason: FinishReason
+    stop_reason: int | None = None
+
+
+_END_OF_SEQUENCE = Stop(RequestStatus.FINISHED_STOPPED, FinishReason.STOP)
+_LENGTH = Stop(RequestStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)
+
+
+def append_until_stop(request: Request, sampled_token_ids: list[int]) -> tuple[list[int], Stop | None]:
+    """Appends sampled tokens to the request, up to the one that ends it; what was appended, and that end."""
+    token_ids = request.token_ids
+    num_known_tokens = len(token_ids)
+    if num_known_tokens >= request.max_num_tokens:  # max_tokens is 0: the prompt is all that was asked for
+        return [], _LENGTH
+    for token_id in sampled_token_ids:
+        token_ids.append(token_id)
+        if token_id in request.ending_token_ids or len(token_ids) >= request.max_num_tokens:
+            stop = check_stop(request)
+            if stop is not None:
+                return token_ids[num_known_tokens:], stop
+    return sampled_token_ids, None
+
+
+def check_stop(request: Request) -> Stop | None:
+    """Whether the request ends with its last token: an ending token, not before `min_tokens`, or else the length."""
+    num_tokens = len(request.token_ids)
+    if num_tokens >= request.min_num_tokens:
+        token_id = request.token_ids[-1]
+        if token_id in request.eos_token_ids:
+            return _END_OF_SEQUENCE
+        if token_id in request.stop_token_ids:
+            return Stop(RequestStatus.FINISHED_STOPPED, FinishReason.STOP, token_id)
+    return _LENGTH if num_tokens >= request.max_num_tokens else None

@@ -1,0 +1,204 @@
+"""Gives requests the blocks they need and finds the prefixes that others have left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from llmstack_kv_cache.block import BlockTable, num_blocks_for
+from llmstack_kv_cache.block_pool import BlockPool
+from llmstack_kv_cache.errors import KVCacheIntegrityError, UnknownRequestError
+from llmstack_kv_cache.stats import KVCacheStats
+
+_NO_LOOKUP = ("", 0)
+
+
+class KVCacheManager:
+    """Blocks of a paged KV cache, by request, with prefix caching.
+
+    Knows block ids and token ids only; the tensors are somebody else's. Having no room is an answer (None), never an
+    exception. Equal calls give equal answers: no clock, no randomness, no order of a set.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16, enable_prefix_caching: bool = True) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        self._block_size = block_size
+        self._enable_prefix_caching = enable_prefix_caching
+        self._pool = BlockPool(num_blocks, block_size)
+        self._prefix_index = self._pool.prefix_index
+        self._tables: dict[str, BlockTable] = {}
+        self._last_lookup = _NO_LOOKUP
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can use; their ids are 0 to num_blocks - 1."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody references; cached ones count, since allocation may evict them."""
+        return self._pool.num_free_blocks
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Counter of tokens looked up, by requests that were then given blocks."""
+        return self._num_queried_tokens
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Counter of tokens they found."""
+        return self._num_hit_tokens
+
+    def get_computed_blocks(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+        """The longest cached prefix of `token_ids` under `salt`: its block ids and its number of tokens.
+
+        Whole blocks only, and never all tokens, so that one is left to compute. O(tokens found). Takes nothing: the
+        blocks are safe until another request is given blocks.
+
+        Raises:
+            ValueError: A token id does not fit into 32 bits.
+        """
+        if not self._enable_prefix_caching:
+            return [], 0
+        block_ids = self._prefix_index.find(token_ids, (len(token_ids) - 1) // self._block_size, salt)
+        self._last_lookup = (request_id, len(token_ids))
+        return block_ids, len(block_ids) * self._block_size
+
+    def allocate_slots(
+        self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int] = (), salt: str = ""
+    ) -> list[int] | None:
+        """Makes room for the request's first `num_tokens` tokens; the block ids appended to its table, or None if full.
+
+        A request that holds nothing begins with `computed_block_ids` (from `get_computed_blocks`), which are part of
+        the answer. None changes nothing. O(blocks appended).
+
+        Raises:
+            ValueError: `computed_block_ids` for a request that has a table already.
+        """
+        table = self._tables.get(request_id)
+        if table is None:
+            return self._begin_table(request_id, num_tokens, list(computed_block_ids), salt)
+        if computed_block_ids:
+            raise ValueError(f"computed_block_ids: request_id {request_id[:64]!r} holds blocks already")
+        num_new_blocks = num_blocks_for(num_tokens, self._block_size) - len(table.block_ids)
+        if num_new_blocks <= 0:
+            return []
+        if num_new_blocks > self._pool.num_free_blocks:
+            return None
+        block_ids = self._pool.take(num_new_blocks)
+        table.block_ids += block_ids
+        return block_ids
+
+    def cache_blocks(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """Makes the request's full blocks below `num_computed_tokens` findable; `token_ids` are its tokens.
+
+        May be called before the blocks are filled, if every reader runs after, or together with, the step that fills
+        them. O(tokens that became findable).
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+            ValueError: Fewer tokens or slots than `num_computed_tokens`, or a token id does not fit into 32 bits.
+        """
+        if not self._enable_prefix_caching:
+            return
+        table = self._table(request_id)
+        num_full_blocks = num_computed_tokens // self._block_size
+        first = table.num_cached_blocks
+        if num_full_blocks <= first:
+            return
+        if num_full_blocks > len(table.block_ids) or num_computed_tokens > len(token_ids):
+            raise ValueError(f"num_computed_tokens {num_computed_tokens} is more than the request has")
+        block_ids = table.block_ids[first:num_full_blocks]
+        table.identity = self._prefix_index.insert(
+            block_ids, token_ids, first * self._block_size, table.identity, table.salt
+        )
+        table.num_cached_blocks = num_full_blocks
+
+    def free(self, request_id: str) -> None:
+        """Drops the request's references, last block first: the head of a prefix is evicted last. Idempotent."""
+        table = self._tables.pop(request_id, None)
+        if table is not None:
+            table.block_ids.reverse()
+            self._pool.release(table.block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
+        if self._tables:
+            return False
+        self._prefix_index.clear()
+        return True
+
+    def block_table(self, request_id: str) -> list[int]:
+        """A copy of the request's block ids: token i lies in the one at index i // block_size.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        return self._table(request_id).block_ids.copy()
+
+    def stats(self) -> KVCacheStats:
+        """The cache at this moment."""
+        return KVCacheStats(
+            num_blocks=self.num_blocks,
+            num_free_blocks=self.num_free_blocks,
+            num_cached_blocks=len(self._prefix_index),
+            num_requests=len(self._tables),
+            prefix_cache_queries=self._num_queried_tokens,
+            prefix_cache_hits=self._num_hit_tokens,
+            num_evictions=self._pool.num_evictions,
+        )
+
+    def check_integrity(self) -> None:
+        """Recounts everything; O(number of blocks).
+
+        Raises:
+            KVCacheIntegrityError: The books do not agree.
+        """
+        problems = self._pool.inconsistencies()
+        held = Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
+        if any(self._pool.num_references(block_id) != held[block_id] for block_id in range(self.num_blocks)):
+            problems.append("references are not the sum of the tables")
+        if any(table.num_cached_blocks > len(table.block_ids) for table in self._tables.values()):
+            problems.append("a table has more cached blocks than blocks")
+        if problems:
+            raise KVCacheIntegrityError("; ".join(problems))
+
+    def _begin_table(
+        self, request_id: str, num_tokens: int, computed_block_ids: list[int], salt: str
+    ) -> list[int] | None:
+        num_new_blocks = max(num_blocks_for(num_tokens, self._block_size) - len(computed_block_ids), 0)
+        if num_new_blocks > self._pool.num_free_blocks - self._pool.count_free(computed_block_ids):
+            return None
+        table = BlockTable(salt)
+        if computed_block_ids:
+            self._pool.share(computed_block_ids)
+            table.num_cached_blocks = len(computed_block_ids)
+            table.identity = self._prefix_index.identity(computed_block_ids[-1])
+        table.block_ids = computed_block_ids + self._pool.take(num_new_blocks)
+        self._tables[request_id] = table
+        self._count_lookup(request_id, len(computed_block_ids) * self._block_size)
+        return table.block_ids.copy()
+
+    def _count_lookup(self, request_id: str, num_hit_tokens: int) -> None:
+        # Only now: a request that waits for room is looked up again and again, and would count as often.
+        looked_up_request_id, num_tokens = self._last_lookup
+        if looked_up_request_id == request_id:
+            self._num_queried_tokens += num_tokens
+            self._num_hit_tokens += num_hit_tokens
+        self._last_lookup = _NO_LOOKUP
+
+    def _table(self, request_id: str) -> BlockTable:
+        table = self._tables.get(request_id)
+        if table is None:
+            raise UnknownRequestError(request_id)
+        return table

@@ -1,0 +1,43 @@
+"""The tensors that hold keys and values; needs the extra `[torch]`."""
+
+from __future__ import annotations
+
+import torch
+
+
+def allocate_kv_storage(
+    num_layers: int,
+    num_blocks: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Zeroed keys and values of each layer, each `[num_blocks, num_kv_heads, block_size, head_dim]`.
+
+    Zeroed, since a kernel may multiply what it then masks out, and 0 times a NaN of old memory is a NaN.
+
+    Raises:
+        ValueError: A size is not positive.
+    """
+    sizes = {
+        "num_layers": num_layers,
+        "num_blocks": num_blocks,
+        "num_kv_heads": num_kv_heads,
+        "block_size": block_size,
+        "head_dim": head_dim,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    shape = (num_blocks, num_kv_heads, block_size, head_dim)
+    return [
+        (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        for _ in range(num_layers)
+    ]
+
+
+def kv_bytes_per_block(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Keys and values of all layers for one block."""
+    return 2 * num_layers * num_kv_heads * block_size * head_dim * dtype.itemsize

@@ -1,0 +1,317 @@
+"""The manager gives out blocks, shares them, and never names a block that holds something else."""
+
+import tracemalloc
+
+import pytest
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from llmstack_kv_cache import KVCacheError, KVCacheIntegrityError, KVCacheManager, UnknownRequestError, num_blocks_for
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests over a small pool; `slots` plays the tensors and holds what was last written where."""
+
+    requests = Bundle("requests")
+
+    @initialize(
+        num_blocks=st.integers(2, 50), block_size=st.integers(1, 64), enabled=st.sampled_from([True] * 4 + [False])
+    )
+    def start(self, num_blocks, block_size, enabled):
+        self.manager = KVCacheManager(num_blocks, block_size, enabled)
+        self.enabled = enabled
+        self.slots = {}
+        self.tokens = {}
+        self.salts = {}
+        self.num_computed = {}
+        self.num_requests = 0
+
+    def write(self, request_id, end):
+        table, size = self.manager.block_table(request_id), self.manager.block_size
+        tokens, salt = self.tokens[request_id], self.salts[request_id]
+        for position in range(self.num_computed[request_id], end):
+            block_id = table[position // size]
+            owners = [r for r in self.tokens if block_id in self.manager.block_table(r)]
+            assert owners == [request_id], "a block that is written has one owner"
+            self.slots[block_id, position % size] = (salt, tuple(tokens[: position + 1]))
+        self.num_computed[request_id] = end
+
+    def compute(self, request_id, num_tokens):
+        """Gives up to `num_tokens` more tokens room, makes them findable and writes them, as one step does."""
+        end = min(self.num_computed[request_id] + num_tokens, len(self.tokens[request_id]))
+        free = self.manager.num_free_blocks
+        if self.manager.allocate_slots(request_id, end) is None:
+            assert self.manager.num_free_blocks == free
+            return
+        self.manager.cache_blocks(request_id, self.tokens[request_id], end)
+        self.write(request_id, end)
+
+    @rule(
+        target=requests,
+        length=st.integers(1, 150),
+        vocabulary=st.integers(1, 2),
+        seed=st.integers(0, 5),
+        salt=st.sampled_from(["", "", "tenant", "\ud800"]),
+        chunk=st.integers(1, 150),
+    )
+    def add(self, length, vocabulary, seed, salt, chunk):
+        request_id = str(self.num_requests)
+        self.num_requests += 1
+        tokens = [(position * seed // 7) % vocabulary for position in range(length)]
+        block_ids, num_hits = self.manager.get_computed_blocks(request_id, tokens, salt)
+        size = self.manager.block_size
+        assert num_hits == len(block_ids) * size <= length - 1
+        assert self.enabled or not block_ids
+        for position in range(num_hits):
+            assert self.slots[block_ids[position // size], position % size] == (salt, tuple(tokens[: position + 1]))
+        before = self.manager.stats()
+        end = min(num_hits + chunk, length)
+        table = self.manager.allocate_slots(request_id, end, block_ids, salt)
+        if table is None:
+            assert self.manager.stats() == before
+            assume(False)
+        assert table[: len(block_ids)] == block_ids
+        assert len(set(table)) == len(table) == num_blocks_for(end, size)
+        self.tokens[request_id], self.salts[request_id], self.num_computed[request_id] = tokens, salt, num_hits
+        self.compute(request_id, end - num_hits)
+        return request_id
+
+    @rule(request_id=requests, num_tokens=st.integers(1, 100))
+    def go_on(self, request_id, num_tokens):
+        self.compute(request_id, num_tokens)
+
+    @rule(request_id=requests, token=st.integers(0, 1))
+    def decode(self, request_id, token):
+        self.compute(request_id, len(self.tokens[request_id]))
+        self.tokens[request_id].append(token)
+        self.compute(request_id, 1)
+
+    @rule(request_id=consumes(requests))
+    def free(self, request_id):
+        self.manager.free(request_id)
+        self.manager.free(request_id)
+        for books in (self.tokens, self.salts, self.num_computed):
+            del books[request_id]
+
+    @rule()
+    def reset(self):
+        assert self.manager.reset_prefix_cache() == (not self.tokens)
+
+    @invariant()
+    def the_books_agree(self):
+        self.manager.check_integrity()
+        held = {block_id for request_id in self.tokens for block_id in self.manager.block_table(request_id)}
+        assert self.manager.num_free_blocks + len(held) == self.manager.num_blocks
+
+    @invariant()
+    def every_table_leads_to_its_own_tokens(self):
+        size = self.manager.block_size
+        for request_id, tokens in self.tokens.items():
+            table = self.manager.block_table(request_id)
+            for position in range(self.num_computed[request_id]):
+                written = self.slots[table[position // size], position % size]
+                assert written == (self.salts[request_id], tuple(tokens[: position + 1]))
+
+    def teardown(self):
+        if hasattr(self, "manager"):
+            for request_id in self.tokens:
+                self.manager.free(request_id)
+            assert self.manager.num_free_blocks == self.manager.num_blocks
+            assert self.manager.reset_prefix_cache()
+            self.manager.check_integrity()
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def run_once(manager, request_id, tokens, salt=""):
+    """Computes a whole request and frees it; how many of its tokens were found."""
+    block_ids, num_hits = manager.get_computed_blocks(request_id, tokens, salt)
+    assert manager.allocate_slots(request_id, len(tokens), block_ids, salt) is not None
+    manager.cache_blocks(request_id, tokens, len(tokens))
+    manager.free(request_id)
+    return num_hits
+
+
+def test_50_tokens_take_4_blocks_of_16():
+    manager = KVCacheManager(num_blocks=20)
+    assert len(manager.allocate_slots("a", 50)) == 4
+    assert manager.num_free_blocks == 16
+
+
+def test_a_decode_step_takes_a_block_only_at_a_boundary():
+    manager = KVCacheManager(num_blocks=20)
+    manager.allocate_slots("a", 1)
+    num_new = [len(manager.allocate_slots("a", num_tokens)) for num_tokens in range(2, 50)]
+    assert [position for position, count in enumerate(num_new, 2) if count] == [17, 33, 49]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
+def test_a_hit_is_the_whole_blocks_of_the_common_prefix_but_never_all_tokens(block_size):
+    first = list(range(100))
+    for common in range(0, 101, 7):
+        for length in (common, common + 1, common + 20):
+            if length:
+                manager = KVCacheManager(200, block_size)
+                run_once(manager, "first", first)
+                second = first[:common] + [1000 + i for i in range(length - common)]
+                expected = block_size * (min(common, length - 1) // block_size)
+                assert run_once(manager, "second", second) == expected
+
+
+def test_requests_of_one_batch_share_a_prefix_that_is_still_being_computed():
+    manager = KVCacheManager(num_blocks=20)
+    tokens = list(range(40))
+    first = manager.allocate_slots("a", 40)
+    manager.cache_blocks("a", tokens, 40)
+    block_ids, num_hits = manager.get_computed_blocks("b", tokens)
+    assert (block_ids, num_hits) == (first[:2], 32)
+    second = manager.allocate_slots("b", 40, block_ids)
+    assert second[:2] == first[:2]
+    assert second[2] != first[2]
+    assert manager.num_free_blocks == 16
+
+
+def test_salts_do_not_share_even_where_one_begins_with_the_other():
+    manager = KVCacheManager(num_blocks=20, block_size=2)
+    tokens = [1, 2, 3, 4, 5]
+    for salt in ("", "a", "ab", "b"):
+        assert run_once(manager, "r", tokens, salt) == 0
+        assert run_once(manager, "r", tokens, salt) == 4
+
+
+def test_the_least_recently_used_prefix_is_evicted_first_and_its_tail_before_its_head():
+    manager = KVCacheManager(num_blocks=6, block_size=2)
+    old, new = [1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]
+    run_once(manager, "old", old)
+    run_once(manager, "new", new)
+    run_once(
+        manager, "old", [*old[:4], 0]
+    )  # uses the two first blocks of `old` again, and a third block that it evicts
+    assert manager.get_computed_blocks("x", [*old, 0])[1] == 4
+    assert manager.get_computed_blocks("x", [*new, 0])[1] == 6
+    run_once(manager, "other", [20, 21, 22, 23])
+    assert manager.get_computed_blocks("x", [*new, 0])[1] == 4
+    assert manager.get_computed_blocks("x", [*old, 0])[1] == 4
+
+
+def test_blocks_without_findable_content_are_taken_before_any_is_evicted():
+    manager = KVCacheManager(num_blocks=4, block_size=4)
+    run_once(manager, "cached", [1, 2, 3, 4, 5])
+    for number in range(10):
+        assert run_once(manager, str(number), [9]) == 0
+    assert manager.get_computed_blocks("x", [1, 2, 3, 4, 5])[1] == 4
+    assert manager.stats().num_evictions == 0
+
+
+def test_children_of_an_evicted_block_are_unreachable_and_reclaimed():
+    manager = KVCacheManager(num_blocks=4, block_size=1)
+    manager.allocate_slots("a", 1)
+    manager.cache_blocks("a", [1], 1)
+    # "b" recomputes its last token, so it holds a copy of the block of "a" and chains its second block to that one.
+    manager.allocate_slots("b", 2)
+    manager.cache_blocks("b", [1, 2], 2)
+    manager.free("a")
+    manager.allocate_slots("c", 2)
+    manager.cache_blocks("c", [7, 8], 2)
+    assert manager.get_computed_blocks("x", [1, 2, 3]) == ([], 0)
+    manager.free("b")
+    manager.free("c")
+    run_once(manager, "d", [30, 31, 32, 33])
+    assert manager.stats().num_cached_blocks == 4
+    assert manager.stats().num_free_blocks == 4
+    manager.check_integrity()
+
+
+def test_a_block_id_used_again_never_serves_the_children_of_its_former_content():
+    manager = KVCacheManager(num_blocks=2, block_size=1)
+    run_once(manager, "a", [1, 2])
+    manager.allocate_slots("b", 2)
+    manager.cache_blocks("b", [5, 6], 2)
+    assert manager.get_computed_blocks("x", [5, 2, 0])[1] == 1
+    assert manager.get_computed_blocks("x", [1, 2, 0])[1] == 0
+
+
+def test_without_prefix_caching_nothing_is_found():
+    manager = KVCacheManager(8, 2, enable_prefix_caching=False)
+    assert [run_once(manager, "a", [1, 2, 3]) for _ in range(3)] == [0, 0, 0]
+    assert manager.prefix_cache_queries == 0
+
+
+def test_counters_count_a_request_once_however_often_it_was_looked_up():
+    manager = KVCacheManager(num_blocks=4, block_size=2)
+    tokens = [1, 2, 3, 4, 5]
+    run_once(manager, "a", tokens)
+    manager.allocate_slots("blocker", 8)
+    for _ in range(3):
+        block_ids, _ = manager.get_computed_blocks("b", tokens)
+        assert manager.allocate_slots("b", 5, block_ids) is None
+    manager.free("blocker")
+    assert (manager.prefix_cache_queries, manager.prefix_cache_hits) == (5, 0)
+    run_once(manager, "b", tokens)
+    run_once(manager, "b", tokens)
+    stats = manager.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (15, 4)
+    assert stats.hit_rate == pytest.approx(4 / 15)
+    assert stats.usage == 0.0
+
+
+def test_reset_forgets_everything_but_waits_for_requests():
+    manager = KVCacheManager(num_blocks=4, block_size=2)
+    manager.allocate_slots("a", 4)
+    manager.cache_blocks("a", [1, 2, 3, 4], 4)
+    assert not manager.reset_prefix_cache()
+    manager.free("a")
+    assert manager.reset_prefix_cache()
+    assert manager.get_computed_blocks("b", [1, 2, 3]) == ([], 0)
+    assert manager.stats().num_cached_blocks == 0
+
+
+@pytest.mark.parametrize(("sizes", "name"), [((0, 16), "num_blocks"), ((4, 0), "block_size"), ((-1, 16), "num_blocks")])
+def test_sizes_that_make_no_sense_are_refused_by_name(sizes, name):
+    with pytest.raises(ValueError, match=name):
+        KVCacheManager(*sizes)
+
+
+def test_misuse_is_a_typed_error_and_changes_nothing():
+    manager = KVCacheManager(num_blocks=4, block_size=2)
+    with pytest.raises(UnknownRequestError, match="'nobody'"):
+        manager.block_table("nobody")
+    with pytest.raises(KVCacheError):
+        manager.cache_blocks("nobody", [1, 2], 2)
+    table = manager.allocate_slots("a", 4)
+    with pytest.raises(ValueError, match="computed_block_ids"):
+        manager.allocate_slots("a", 6, table)
+    with pytest.raises(ValueError, match="num_computed_tokens"):
+        manager.cache_blocks("a", [1, 2, 3, 4, 5, 6], 6)
+    with pytest.raises(ValueError, match="num_computed_tokens"):
+        manager.cache_blocks("a", [1, 2, 3], 4)
+    with pytest.raises(ValueError, match="token_ids"):
+        manager.get_computed_blocks("b", [2**31, 1, 1])
+    with pytest.raises(ValueError, match="token_ids"):
+        manager.cache_blocks("a", [1, 2, 3, 2**31], 4)
+    manager.check_integrity()
+    manager.cache_blocks("a", [1, 2, 3, 4], 4)
+    assert manager.get_computed_blocks("b", [1, 2, 3, 4, 5]) == (table, 4)
+    manager.check_integrity()
+
+
+def test_books_that_do_not_agree_are_found():
+    manager = KVCacheManager(num_blocks=4, block_size=2)
+    manager.allocate_slots("a", 4)
+    manager._tables["a"].block_ids.append(3)
+    with pytest.raises(KVCacheIntegrityError, match="references"):
+        manager.check_integrity()
+
+
+def test_a_million_empty_blocks_take_less_than_200_megabytes():
+    tracemalloc.start()
+    try:
+        manager = KVCacheManager(num_blocks=1_000_000)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert manager.num_free_blocks == 1_000_000
+    assert num_bytes < 200e6

@@ -1,0 +1,35 @@
+"""The tensors have the layout that kernels expect."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import llmstack_kv_cache, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_storage_is_a_pair_of_zeroed_tensors_per_layer():
+    torch = pytest.importorskip("torch")
+    from llmstack_kv_cache.storage import allocate_kv_storage, kv_bytes_per_block
+
+    storage = allocate_kv_storage(2, 5, 3, 4, 8, torch.bfloat16, "cpu")
+    assert len(storage) == 2
+    for key_cache, value_cache in storage:
+        assert key_cache.shape == value_cache.shape == (5, 3, 4, 8)
+        assert key_cache.dtype is torch.bfloat16
+        assert not key_cache.any()
+        assert not value_cache.any()
+        assert key_cache.data_ptr() != value_cache.data_ptr()
+    num_bytes = sum(tensor.nbytes for pair in storage for tensor in pair)
+    assert num_bytes == 5 * kv_bytes_per_block(2, 3, 4, 8, torch.bfloat16)
+
+
+def test_sizes_that_make_no_sense_are_refused_by_name():
+    torch = pytest.importorskip("torch")
+    from llmstack_kv_cache.storage import allocate_kv_storage
+
+    with pytest.raises(ValueError, match="num_kv_heads"):
+        allocate_kv_storage(2, 5, 0, 4, 8, torch.float32, "cpu")
