@@ -1,0 +1,50 @@
+"""How much memory KV storage may take on the device."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_model_runner.host_limits import available_memory_bytes
+
+_MAX_HOST_KV_BYTES = 4 << 30
+_HOST_SHARE = 0.4
+_LOGITS_COPIES = 4
+"""The sampler holds a few float32 tensors of the size of the logits at once."""
+
+
+def host_kv_bytes(available_bytes: int | None) -> int:
+    """The default on a CPU, whose memory other processes need too: 40 % of what is available, at most 4 GiB."""
+    if available_bytes is None:
+        return _MAX_HOST_KV_BYTES
+    return min(_MAX_HOST_KV_BYTES, int(available_bytes * _HOST_SHARE))
+
+
+def gpu_kv_bytes(free_bytes: int, total_bytes: int, utilization: float, working_bytes: int) -> int:
+    """What is left of the process's share of a GPU, less what is in use already and what a step needs."""
+    return max(0, int(total_bytes * utilization) - (total_bytes - free_bytes) - working_bytes)
+
+
+def available_kv_bytes(device: torch.device, utilization: float, working_bytes: int) -> int:
+    """Memory that KV storage may take now, after the weights are loaded.
+
+    Args:
+        device: Where the model lies.
+        utilization: Share of a GPU's memory that the process may use.
+        working_bytes: What a step needs beside weights and KV storage.
+    """
+    if device.type == "cpu":
+        return host_kv_bytes(available_memory_bytes())
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return gpu_kv_bytes(free_bytes, total_bytes, utilization, working_bytes)
+
+
+def working_bytes(max_num_batched_tokens: int, max_num_seqs: int, vocab_size: int, token_bytes: int) -> int:
+    """A generous estimate of a step's activations and logits.
+
+    Args:
+        max_num_batched_tokens: Tokens in a step.
+        max_num_seqs: Rows with logits in a step.
+        vocab_size: Width of the logits.
+        token_bytes: Bytes of one token's keys and values in all layers; a layer's activations are taken as that large.
+    """
+    return max_num_batched_tokens * token_bytes + _LOGITS_COPIES * max_num_seqs * vocab_size * 4

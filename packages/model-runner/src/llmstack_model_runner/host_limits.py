@@ -1,0 +1,90 @@
+"""What this process may use of the machine's processors and memory, control groups (versions 1 and 2) included."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_UNLIMITED = 1 << 60
+"""Version 1 writes a huge number where there is no limit."""
+
+
+def num_usable_cpus(root: Path = Path("/")) -> int:
+    """Processors that the process may run on at once: affinity and the CPU quota; at least 1.
+
+    Args:
+        root: Where `proc` and `sys` are found.
+    """
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for folder in _cgroup_folders(root, "cpu") if (quota := _cpu_quota(folder)) is not None]
+    return max(1, min([num_cpus, *(math.ceil(quota) for quota in quotas)]))
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that the process can still take without swapping or being killed; None where nothing says.
+
+    Args:
+        root: Where `proc` and `sys` are found.
+    """
+    bounds = [room for folder in _cgroup_folders(root, "memory") if (room := _memory_room(folder)) is not None]
+    lines = _read(root / "proc/meminfo").splitlines()
+    bounds.extend(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return max(0, min(bounds)) if bounds else None
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the process's control groups and of the groups around them: each may set a limit.
+
+    In a container the path in `proc` may not exist below the mount; then the mount's top is the container's own group.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top = mount
+        elif controller in controllers.split(","):
+            top = mount / controller
+        else:
+            continue
+        folder = top / path.lstrip("/")
+        yield from (ancestor for ancestor in (folder, *folder.parents) if ancestor.is_relative_to(top))
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    quota, period = "", ""
+    if text := _read(folder / "cpu.max"):
+        quota, _, period = text.strip().partition(" ")
+    elif text := _read(folder / "cpu.cfs_quota_us"):
+        quota, period = text.strip(), _read(folder / "cpu.cfs_period_us").strip()
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:  # "max" and -1 mean unlimited.
+        return None
+    return int(quota) / int(period)
+
+
+def _memory_room(folder: Path) -> int | None:
+    for limit_name, usage_name, cache_name in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _read(folder / limit_name).strip(), _read(folder / usage_name).strip()
+        if limit.isdigit() and usage.isdigit() and int(limit) < _UNLIMITED:
+            return int(limit) - int(usage) + _stat(folder / "memory.stat", cache_name)
+    return None
+
+
+def _stat(path: Path, name: str) -> int:
+    """A figure of `memory.stat`; file pages that nobody uses are given back under pressure, so they count as room."""
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,207 @@
+"""Runs one model on one device, one scheduled step at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmstack_kernels.dispatch import backends
+from llmstack_kv_cache.storage import allocate_kv_storage
+from llmstack_model_files import read_json
+from llmstack_model_runner.device_memory import available_kv_bytes, working_bytes
+from llmstack_model_runner.host_limits import num_usable_cpus
+from llmstack_model_runner.input_batch import InputBatch, StepRows
+from llmstack_model_runner.models import CausalLM, load_model_class
+from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
+from llmstack_model_runner.prompt_logprobs import compute_prompt_logprobs
+from llmstack_model_runner.sampling import Sampler, SamplerOutput
+from llmstack_model_runner.step_output import PendingStep
+from llmstack_model_runner.step_timing import StepTiming
+from llmstack_model_runner.warm_up import warm_up_steps
+from llmstack_model_runner.weights import load_weights, resolve_dtype
+from llmstack_types import KVCacheSpec, ModelRunnerConfig, SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunnerStateError(RuntimeError):
+    """The runner was used before it was ready, or after it was shut down."""
+
+
+class ModelRunner:
+    """One model on one device; used by one thread.
+
+    The order of calls is `load_model`, `initialize_kv_cache`, any number of `execute_model`, `shutdown`.
+
+    Attributes:
+        timing: Where the time of the steps went so far.
+    """
+
+    def __init__(self, config: ModelRunnerConfig) -> None:
+        """Reads nothing yet."""
+        self.timing = StepTiming()
+        self._config = config
+        self._sampler = Sampler()
+        self._device = torch.device("cpu")
+        self._model: CausalLM | None = None
+        self._spec: KVCacheSpec | None = None
+        self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._batch: InputBatch | None = None
+        self._pending: PendingStep | None = None
+
+    def load_model(self) -> None:
+        """Reads or makes the weights.
+
+        Raises:
+            ValueError: The model cannot be run; the text says why in one sentence.
+        """
+        config = self._config
+        self._device = resolve_device(config.device)
+        if self._device.type == "cpu":
+            # Torch's own default knows affinity and OMP_NUM_THREADS, not the quota of a control group.
+            torch.set_num_threads(min(torch.get_num_threads(), num_usable_cpus()))
+        model_path = Path(config.model_path)
+        model_config = read_json(model_path, "config.json")
+        model_class = load_model_class(_architecture(model_config))
+        dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
+        model = model_class(model_config, dtype, self._device)
+        check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
+        load_weights(model, model_path, config.load_format, dtype, config.seed)
+        self._model = model
+        self._spec = _kv_cache_spec(model, dtype, config.block_size, self._device)
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """Shape of the KV storage; after `load_model`."""
+        if self._spec is None:
+            raise ModelRunnerStateError("the model is not loaded")
+        return self._spec
+
+    def available_kv_bytes(self) -> int:
+        """Memory that KV storage may take on the device: never more than all rows at full length need."""
+        config, spec = self._config, self.kv_cache_spec()
+        num_row_blocks = -(-config.max_model_len // config.block_size)
+        needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
+        token_bytes = spec.bytes_per_block // spec.block_size
+        step_bytes = working_bytes(config.max_num_batched_tokens, config.max_num_seqs, spec.vocab_size, token_bytes)
+        return min(needed_bytes, available_kv_bytes(self._device, config.gpu_memory_utilization, step_bytes))
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower."""
+        config, spec = self._config, self.kv_cache_spec()
+        dtype = getattr(torch, spec.dtype)
+        self._kv_caches = allocate_kv_storage(
+            spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, self._device
+        )
+        self._batch = InputBatch(
+            config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size
+        )
+        max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+        for step in warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs):
+            self.execute_model(step).result()
+        self.timing = StepTiming()
+
+    @torch.inference_mode()
+    def execute_model(self, scheduled: SchedulerOutput) -> PendingStep:
+        """Starts one step: row updates, forward pass, sampling. An empty step still applies its row updates.
+
+        Raises:
+            InputBatchError: The step contradicts what the runner knows of its requests.
+        """
+        model, batch = self._model, self._batch
+        if model is None or batch is None:
+            raise ModelRunnerStateError("the KV cache is not initialized")
+        if self._pending is not None:
+            # This step's inputs are the tokens of the last one.
+            self._pending.result()
+        with self.timing.phase("prepare"):
+            step = batch.update(scheduled)
+            inputs = prepare_inputs(batch, step, self._device) if step.request_ids else None
+        if inputs is None:
+            self._pending = PendingStep(batch, step, sampling_indices=np.zeros(0, dtype=np.int64))
+        else:
+            self._pending = self._run(model, batch, step, inputs)
+        return self._pending
+
+    def backends(self) -> Mapping[str, str]:
+        """Operation to the implementation that runs it."""
+        return backends(self._device.type)
+
+    def shutdown(self) -> None:
+        """Releases the device. Idempotent."""
+        self._model = self._batch = self._pending = None
+        self._kv_caches = []
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _run(self, model: CausalLM, batch: InputBatch, step: StepRows, inputs: ModelInputs) -> PendingStep:
+        with self.timing.phase("forward"):
+            hidden = model.forward(inputs.token_ids, inputs.positions, inputs.attention_metadata, self._kv_caches)
+        with self.timing.phase("sample"):
+            sampled = self._sample(model, batch, step, inputs, hidden)
+            prompt_logprobs = (
+                list(compute_prompt_logprobs(batch, step, inputs, hidden, model.compute_logits))
+                if batch.num_prompt_logprobs
+                else ()
+            )
+        self.timing.num_steps += 1
+        self.timing.num_tokens += len(inputs.token_ids)
+        return PendingStep(batch, step, inputs.sampling_indices, sampled, prompt_logprobs)
+
+    def _sample(
+        self, model: CausalLM, batch: InputBatch, step: StepRows, inputs: ModelInputs, hidden: torch.Tensor
+    ) -> SamplerOutput | None:
+        rows = step.rows[inputs.sampling_indices]
+        if not len(rows):
+            return None
+        logits = model.compute_logits(hidden[inputs.logits_indices])
+        output_indices = batch.num_tokens[rows] - batch.num_prompt_tokens[rows]
+        return self._sampler.sample(logits, batch.sampling.metadata(rows, output_indices))
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `name` means; `auto` prefers a GPU.
+
+    Raises:
+        ValueError: Unknown, or not at hand.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device {name!r} is unknown; use auto, cpu or cuda")
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ValueError("device cuda is not available: torch finds no GPU")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
+
+def check_max_model_len(max_model_len: int, num_positions: int) -> None:
+    """ValueError if requests could grow beyond the positions that the model was made for."""
+    if max_model_len > num_positions:
+        raise ValueError(
+            f"max_model_len {max_model_len} is more than the {num_positions} positions that the model was made for"
+        )
+
+
+def _architecture(model_config: Mapping[str, Any]) -> str:
+    architectures = model_config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ValueError("config.json names no architecture: the list `architectures` is missing or empty")
+    return architectures[0]
+
+
+def _kv_cache_spec(model: CausalLM, dtype: torch.dtype, block_size: int, device: torch.device) -> KVCacheSpec:
+    spec = model.kv_spec
+    token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    return KVCacheSpec(
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=block_size,
+        dtype=str(dtype).removeprefix("torch."),
+        bytes_per_block=token_bytes * block_size,
+        vocab_size=spec.vocab_size,
+        device=device.type,
+    )

@@ -1,0 +1,88 @@
+"""Turns the rows of a step into the flat tensors that the model computes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llmstack_kv_cache.slot_mapping import compute_slot_mapping
+from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.input_batch import InputBatch, IntArray, StepRows
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """One step's tensors; prefills and decodes lie one after the other in scheduled order.
+
+    Attributes:
+        logits_indices: The flat token of each sampling row whose logits are needed: the row's last one.
+        sampling_indices: Which rows of the step sample, ascending; the others are chunks of a prefill.
+    """
+
+    token_ids: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64
+    attention_metadata: AttentionMetadata
+    logits_indices: torch.Tensor  # [num_sampling_rows] int64
+    sampling_indices: IntArray  # [num_sampling_rows]
+    query_start_loc: IntArray  # [num_rows + 1]
+
+
+def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> ModelInputs:
+    """Flattens a step of at least one row.
+
+    A row's tokens have the positions num_computed_tokens, num_computed_tokens + 1, ...; a decode is a row of one token.
+    """
+    num_scheduled = step.num_scheduled_tokens
+    seq_lens = step.num_computed_tokens + num_scheduled
+    query_start_loc = np.zeros(len(num_scheduled) + 1, dtype=np.int64)
+    np.cumsum(num_scheduled, out=query_start_loc[1:])
+    positions, row_indices = _flatten(step, query_start_loc)
+    token_ids = batch.token_ids[step.rows[row_indices], positions].astype(np.int64)
+    sampling_indices = np.flatnonzero(seq_lens == batch.num_tokens[step.rows])
+    device_positions = _to_device(positions, device)
+    block_tables = _to_device(_block_tables(batch, step, seq_lens), device)
+    return ModelInputs(
+        token_ids=_to_device(token_ids, device),
+        positions=device_positions,
+        attention_metadata=AttentionMetadata(
+            query_start_loc=_to_device(query_start_loc.astype(np.int32), device),
+            seq_lens=_to_device(seq_lens.astype(np.int32), device),
+            block_tables=block_tables,
+            slot_mapping=compute_slot_mapping(
+                block_tables, _to_device(row_indices, device), device_positions, batch.block_size
+            ),
+            query_start_loc_list=query_start_loc.tolist(),
+            seq_lens_list=seq_lens.tolist(),
+            max_query_len=int(num_scheduled.max()),
+            max_seq_len=int(seq_lens.max()),
+        ),
+        logits_indices=_to_device(query_start_loc[1:][sampling_indices] - 1, device),
+        sampling_indices=sampling_indices,
+        query_start_loc=query_start_loc,
+    )
+
+
+def _flatten(step: StepRows, query_start_loc: IntArray) -> tuple[IntArray, IntArray]:
+    """Position of every token of the step, and which row of the step it belongs to; both [num_tokens]."""
+    num_tokens, num_rows = int(query_start_loc[-1]), len(step.rows)
+    if num_tokens == num_rows:  # Every row decodes.
+        return step.num_computed_tokens, np.arange(num_rows)
+    first_positions = step.num_computed_tokens - query_start_loc[:-1]
+    positions = np.repeat(first_positions, step.num_scheduled_tokens) + np.arange(num_tokens)
+    return positions, np.repeat(np.arange(num_rows), step.num_scheduled_tokens)
+
+
+def _block_tables(batch: InputBatch, step: StepRows, seq_lens: IntArray) -> npt.NDArray[np.int32]:
+    """The block ids that each row's context needs, zero beyond: a reused row may hold older ids there."""
+    max_blocks = -(-int(seq_lens.max()) // batch.block_size)
+    is_needed = np.arange(max_blocks) * batch.block_size < seq_lens[:, None]
+    return np.where(is_needed, batch.block_tables[step.rows, :max_blocks], np.int32(0))
+
+
+def _to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

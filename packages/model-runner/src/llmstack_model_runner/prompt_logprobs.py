@@ -1,0 +1,67 @@
+"""Log-probabilities of prompt tokens, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from llmstack_model_runner.input_batch import InputBatch, StepRows
+from llmstack_model_runner.prepare_inputs import ModelInputs
+from llmstack_model_runner.sampling import LogprobsTensors, gather_logprobs
+
+_MAX_POSITIONS = 256
+"""Positions whose logits exist at once: a chunk of 2,048 tokens of a vocabulary of 128,000 would take 1 GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The entries of one request's prompt tokens that a step completed."""
+
+    request_id: str
+    tensors: LogprobsTensors
+
+
+def compute_prompt_logprobs(
+    batch: InputBatch,
+    step: StepRows,
+    inputs: ModelInputs,
+    hidden: torch.Tensor,
+    compute_logits: Callable[[torch.Tensor], torch.Tensor],
+) -> Iterator[PromptLogprobs]:
+    """The entries of all rows that asked: computing position p - 1 completes the entry of prompt position p.
+
+    `hidden` is that of all tokens of the step: [num_tokens, hidden_size].
+    """
+    for index, row in enumerate(step.rows.tolist()):
+        num_top = batch.num_prompt_logprobs.get(row)
+        if num_top is None:
+            continue
+        start = int(step.num_computed_tokens[index])
+        end = min(start + int(step.num_scheduled_tokens[index]), int(batch.num_prompt_tokens[row]) - 1)
+        if start >= end:
+            continue
+        targets = torch.from_numpy(batch.token_ids[row, start + 1 : end + 1]).long().to(hidden.device)
+        first = int(inputs.query_start_loc[index])
+        row_hidden = hidden[first : first + end - start]
+        parts = [
+            gather_logprobs(compute_logits(part_hidden), part_targets, [num_top] * len(part_targets))
+            for part_hidden, part_targets in zip(
+                row_hidden.split(_MAX_POSITIONS), targets.split(_MAX_POSITIONS), strict=True
+            )
+        ]
+        yield PromptLogprobs(step.request_ids[index], _concatenate(parts))
+
+
+def _concatenate(parts: list[LogprobsTensors]) -> LogprobsTensors:
+    if len(parts) == 1:
+        return parts[0]
+    return LogprobsTensors(
+        chosen_token_ids=torch.cat([part.chosen_token_ids for part in parts]),
+        chosen_logprobs=torch.cat([part.chosen_logprobs for part in parts]),
+        ranks=torch.cat([part.ranks for part in parts]),
+        top_token_ids=torch.cat([part.top_token_ids for part in parts]),
+        top_logprobs=torch.cat([part.top_logprobs for part in parts]),
+        num_top=[num for part in parts for num in part.num_top],
+    )

@@ -1,0 +1,77 @@
+"""Log-probabilities of chosen and most likely tokens, of the logits as the model gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from llmstack_model_runner.sampling.top_k_top_p import exact_top_k
+from llmstack_types import TokenLogprobs
+
+MIN_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsTensors:
+    """Log-probabilities of several positions, on the device.
+
+    Attributes:
+        num_top: How many of the most likely tokens each position asked for; at most the width.
+    """
+
+    chosen_token_ids: torch.Tensor  # [num_positions] int64
+    chosen_logprobs: torch.Tensor  # [num_positions] float32
+    ranks: torch.Tensor  # [num_positions] int64
+    top_token_ids: torch.Tensor  # [num_positions, width] int64
+    top_logprobs: torch.Tensor  # [num_positions, width] float32
+    num_top: Sequence[int]
+
+    def to_lists(self) -> list[TokenLogprobs]:
+        """One entry per position; waits for the device."""
+        chosen = zip(self.chosen_token_ids.tolist(), self.chosen_logprobs.tolist(), self.ranks.tolist(), strict=True)
+        tops = zip(self.top_token_ids.tolist(), self.top_logprobs.tolist(), self.num_top, strict=True)
+        return [
+            TokenLogprobs(
+                token_ids=(token_id, *top_ids[:num_top]), logprobs=(logprob, *top_logprobs[:num_top]), rank=rank
+            )
+            for (token_id, logprob, rank), (top_ids, top_logprobs, num_top) in zip(chosen, tops, strict=True)
+        ]
+
+
+def gather_logprobs(logits: torch.Tensor, chosen_token_ids: torch.Tensor, num_top: Sequence[int]) -> LogprobsTensors:
+    """Log-softmax of each row at the chosen token and at its `num_top` most likely ones; -1 means all.
+
+    The rank of a token is one more than the number of tokens strictly more likely; equally likely ones are reported by
+    ascending id.
+
+    Args:
+        logits: float32 [num_positions, vocab_size]
+        chosen_token_ids: int64 [num_positions]
+        num_top: One per position.
+    """
+    vocab_size = logits.shape[-1]
+    num_top = [vocab_size if num < 0 else min(num, vocab_size) for num in num_top]
+    logprobs = logits.log_softmax(dim=-1)
+    chosen = logprobs.gather(-1, chosen_token_ids[:, None])
+    width = max(num_top, default=0)
+    top_logprobs, top_token_ids = exact_top_k(logprobs, width) if width else _no_top(logprobs)
+    return LogprobsTensors(
+        chosen_token_ids=chosen_token_ids,
+        chosen_logprobs=_finite(chosen.squeeze(-1)),
+        ranks=(logprobs > chosen).sum(dim=-1) + 1,
+        top_token_ids=top_token_ids,
+        top_logprobs=_finite(top_logprobs),
+        num_top=num_top,
+    )
+
+
+def _finite(logprobs: torch.Tensor) -> torch.Tensor:
+    """Rows that are no numbers are reported as errors; here they only must not reach JSON."""
+    return logprobs.clamp(min=MIN_LOGPROB).nan_to_num(nan=MIN_LOGPROB)
+
+
+def _no_top(logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return logprobs[:, :0], torch.empty_like(logprobs[:, :0], dtype=torch.int64)
