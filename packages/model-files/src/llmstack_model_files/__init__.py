@@ -1,1 +1,18 @@
-"""The one opener of model files: resolves a repository id or folder, opens configurations, checks safetensors headers."""
+"""The one opener of model files: resolves a repository id or folder, opens and checks configurations and safetensors headers."""
+
+from llmstack_model_files.errors import ModelFilesError
+from llmstack_model_files.folder import artifact_path, open_artifact, read_json
+from llmstack_model_files.resolve import resolve_model
+from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors
+from llmstack_model_files.weight_files import safetensors_files
+
+__all__ = [
+    "ModelFilesError",
+    "TensorInfo",
+    "artifact_path",
+    "check_safetensors",
+    "open_artifact",
+    "read_json",
+    "resolve_model",
+    "safetensors_files",
+]

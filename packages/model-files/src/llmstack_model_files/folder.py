@@ -1,0 +1,109 @@
+"""Opens files of a model folder, and nothing outside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Literal, NoReturn, overload
+
+from llmstack_model_files.errors import ModelFilesError
+
+MAX_JSON_BYTES = 64 << 20
+# Formats whose reading can run code.
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5"})
+
+
+def artifact_path(folder: Path, name: str) -> Path | None:
+    """Real path of the file `name` in `folder`; None where there is none.
+
+    Symbolic links may lead elsewhere in the folder and, in a folder of the hub's cache, to the repository's `blobs`.
+
+    Raises:
+        ModelFilesError: The name leads out of the folder, is no plain file, or has a format that can carry code.
+    """
+    shown = name[:64]
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+        raise ModelFilesError(f"{shown!r} is not a name of a file inside a model folder.")
+    if PurePosixPath(name).suffix.lower() in PICKLE_SUFFIXES:
+        raise ModelFilesError(f"{shown} is not opened: files of its format can run code; only safetensors are read.")
+    root = Path(os.path.realpath(folder))
+    path = Path(os.path.realpath(root.joinpath(*parts)))
+    if not any(path.is_relative_to(allowed) for allowed in _allowed_roots(root)):
+        raise ModelFilesError(f"{shown} is a link that leads out of the model folder.")
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ModelFilesError(f"{shown} cannot be read: {error.strerror}.") from error
+    if not stat.S_ISREG(mode):
+        raise ModelFilesError(f"{shown} is not a plain file.")
+    return path
+
+
+def _allowed_roots(root: Path) -> list[Path]:
+    """The folder itself; for `<repository>/snapshots/<revision>`, also `<repository>/blobs`, where its links lead."""
+    if root.parent.name == "snapshots":
+        return [root, root.parent.parent / "blobs"]
+    return [root]
+
+
+def open_artifact(folder: Path, name: str) -> BinaryIO:
+    """Open a file of a model folder for reading bytes; the caller closes it.
+
+    Raises:
+        ModelFilesError: As `artifact_path`, or there is no such file.
+    """
+    path = artifact_path(folder, name)
+    if path is None:
+        raise ModelFilesError(f"{Path(folder).name or folder} has no {name[:64]}.")
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ModelFilesError(f"{name[:64]} cannot be read: {error.strerror}.") from error
+
+
+@overload
+def read_json(folder: Path, name: str, required: Literal[True] = True) -> dict[str, Any]: ...
+@overload
+def read_json(folder: Path, name: str, required: bool) -> dict[str, Any] | None: ...
+def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] | None:
+    """The JSON object in a file of a model folder; None where the file is absent and not required.
+
+    Raises:
+        ModelFilesError: Over 64 MiB, not JSON, or not an object.
+    """
+    if not required and artifact_path(folder, name) is None:
+        return None
+    with open_artifact(folder, name) as file:
+        text = file.read(MAX_JSON_BYTES + 1)
+    if len(text) > MAX_JSON_BYTES:
+        raise ModelFilesError(f"{name[:64]} is larger than {MAX_JSON_BYTES >> 20} MiB.")
+    return parse_json_object(text, name)
+
+
+def parse_json_object(text: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in `text`, without doubled keys or NaN; `name` is for the message."""
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ModelFilesError(f"{name[:64]} is nested too deeply.") from error
+    except ValueError as error:  # bad UTF-8, bad JSON, integers of thousands of digits
+        raise ModelFilesError(f"{name[:64]} is not valid JSON.") from error
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{name[:64]} does not hold a JSON object.")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("doubled key")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)

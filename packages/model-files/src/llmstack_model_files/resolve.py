@@ -1,0 +1,140 @@
+"""Turns what a user calls a model, a folder or a repository id on the hub, into a folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmstack_model_files.errors import ModelFilesError
+
+logger = logging.getLogger(__name__)
+
+_ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+# Subfolders hold the same model for other programs; `consolidated*` is a second copy of the weights.
+_IGNORE_PATTERNS = ("*/*", "consolidated*")
+_REPOSITORY_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_MISSPELT: Mapping[str, str] = {
+    "gpt-2": "gpt2",
+    "gpt-2-medium": "gpt2-medium",
+    "gpt-2-large": "gpt2-large",
+    "gpt-2-xl": "gpt2-xl",
+    "openai/gpt2": "gpt2",
+    "openai/gpt-2": "gpt2",
+}
+# The first answer of the hub must come within this time, so that a machine without a network hears so at once.
+_HUB_TIMEOUT_S = 5.0
+
+
+def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
+    """The folder of a model: the folder itself, else the hub's cache, else a download into it.
+
+    A complete copy in the cache is used without asking the hub whether there is a newer one. The environment variables
+    of huggingface-hub hold: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
+
+    Raises:
+        ModelFilesError: Neither a folder nor a repository that can be reached; the text is one line that says why.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return _checked_folder(folder)
+    if _looks_like_path(name_or_path):
+        raise ModelFilesError(f"There is no folder {name_or_path[:256]}.")
+    if name_or_path in _MISSPELT:
+        raise ModelFilesError(f"There is no model {name_or_path}; did you mean {_MISSPELT[name_or_path]}?")
+    if not _is_repository_id(name_or_path):
+        raise ModelFilesError(f"{name_or_path[:128]!r} is neither a folder nor a repository id such as gpt2 or org/name.")
+    cached = _find_cached(name_or_path, revision)
+    if cached is not None and _has_weights(cached):
+        return cached
+    try:
+        return _download(name_or_path, revision)
+    except ModelFilesError as error:
+        if cached is None or not (cached / "config.json").is_file():
+            raise
+        logger.warning("%s Going on with the incomplete copy in the cache.", error)
+        return cached
+
+
+def _checked_folder(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ModelFilesError(f"The folder {folder} has no config.json, so it is no model.")
+    return folder
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.startswith(("/", "./", "../", "~")) or text.count("/") > 1 or text in {"", ".", ".."}
+
+
+def _is_repository_id(text: str) -> bool:
+    parts = text.split("/")
+    return len(text) <= 96 and all(
+        part and _REPOSITORY_CHARACTERS.issuperset(part) and part[0] not in "-." and part[-1] not in "-." for part in parts
+    )
+
+
+def _has_weights(folder: Path) -> bool:
+    from llmstack_model_files.weight_files import safetensors_files  # late: most callers pass a folder
+
+    try:
+        return (folder / "config.json").is_file() and bool(safetensors_files(folder))
+    except ModelFilesError:
+        return False
+
+
+def _find_cached(repository: str, revision: str | None) -> Path | None:
+    from huggingface_hub import snapshot_download  # late: costs a third of a second, a folder needs none of it
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    if constants.HF_HUB_OFFLINE:
+        raise ModelFilesError(
+            f"{repository} is not in the cache, and HF_HUB_OFFLINE is set; unset it or pass a folder that has the model."
+        )
+    try:
+        found = HfApi().repo_info(repository, revision=revision, timeout=_HUB_TIMEOUT_S)
+        logger.info("downloading %s at %s", repository, found.sha)
+        path = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(_ALLOW_PATTERNS),
+            ignore_patterns=list(_IGNORE_PATTERNS),
+        )
+    except Exception as error:  # noqa: BLE001 - besides its own errors huggingface-hub lets those of its HTTP library out
+        raise ModelFilesError(_why_not(repository, revision, error)) from error
+    return Path(path)
+
+
+def _why_not(repository: str, revision: str | None, error: Exception) -> str:
+    from huggingface_hub import errors
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    has_token = bool(os.environ.get("HF_TOKEN"))
+    if isinstance(error, errors.GatedRepoError):
+        advice = "HF_TOKEN has no access to it" if has_token else "accept its terms on the hub and set HF_TOKEN"
+        return f"The model {repository} is gated: {advice}."
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"The model {repository} has no revision {str(revision)[:64]}."
+    if status == 401 or isinstance(error, errors.RepositoryNotFoundError):
+        advice = "HF_TOKEN does not open it" if has_token else "if it is private, set HF_TOKEN"
+        return f"There is no model {repository} on the hub, or it is private ({_number(status)}); {advice}."
+    if status is not None:
+        return f"The hub refused {repository} ({_number(status)}); try again later or pass a folder that has the model."
+    return (
+        f"{repository} is not in the cache and the hub cannot be reached ({type(error).__name__}); "
+        f"check the network, or set HF_HUB_OFFLINE=1 and pass a folder that has the model."
+    )
+
+
+def _number(status: Any) -> str:
+    return f"HTTP {status}" if isinstance(status, int) else "not found"

@@ -1,0 +1,60 @@
+"""Finds the files that hold a model's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmstack_model_files.errors import ModelFilesError
+from llmstack_model_files.folder import PICKLE_SUFFIXES, artifact_path, read_json
+
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Real paths of the safetensors files of a model: the single file, the shards of the index, or the only one.
+
+    Raises:
+        ModelFilesError: There are none (only files that can carry code, perhaps), or a shard is missing.
+    """
+    single = artifact_path(folder, SINGLE_NAME)
+    if single is not None:
+        return [single]
+    index = read_json(folder, INDEX_NAME, required=False)
+    if index is not None:
+        return _shards(folder, index.get("weight_map"))
+    others = sorted(path.name for path in Path(folder).glob("*.safetensors"))
+    if len(others) == 1:
+        only = artifact_path(folder, others[0])
+        return [only] if only is not None else []
+    raise ModelFilesError(_why_none(Path(folder), others))
+
+
+def _shards(folder: Path, weight_map: object) -> list[Path]:
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelFilesError(f"{INDEX_NAME} has no weight_map of file names.")
+    paths: list[Path] = []
+    for name in sorted(set(weight_map.values())):
+        if not name.endswith(".safetensors"):
+            raise ModelFilesError(f"{INDEX_NAME} names {name[:64]!r}, which is no safetensors file.")
+        path = artifact_path(folder, name)
+        if path is None:
+            raise ModelFilesError(f"{INDEX_NAME} names {name[:64]}, which is missing.")
+        paths.append(path)
+    if not paths:
+        raise ModelFilesError(f"{INDEX_NAME} names no files.")
+    return paths
+
+
+def _why_none(folder: Path, others: list[str]) -> str:
+    if others:
+        return f"{folder.name} has several safetensors files but neither {SINGLE_NAME} nor {INDEX_NAME}."
+    if not folder.is_dir():
+        return f"{folder.name} is no folder."
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
+    if pickles:
+        return (
+            f"{folder.name} has its weights only as {pickles[0][:64]}, a format that can run code; "
+            f"convert them to safetensors."
+        )
+    return f"{folder.name} has no safetensors weights (--load-format dummy needs none)."

@@ -1,0 +1,21 @@
+"""The parts that models are built from."""
+
+from llmstack_model_runner.layers.attention import Attention, AttentionPlans, plan_attention
+from llmstack_model_runner.layers.embedding import Embedding, OutputHead
+from llmstack_model_runner.layers.linear import Linear
+from llmstack_model_runner.layers.norm import LayerNorm, RMSNorm
+from llmstack_model_runner.layers.rotary import RotaryEmbedding
+from llmstack_model_runner.layers.weight_slot import WeightSlot
+
+__all__ = [
+    "Attention",
+    "AttentionPlans",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "OutputHead",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "WeightSlot",
+    "plan_attention",
+]

@@ -1,0 +1,70 @@
+"""Attention of one layer: writes the step's keys and values, then attends over each row's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from llmstack_kernels.paged_attention import paged_attention, plan_paged_attention
+from llmstack_kernels.reshape_and_cache import reshape_and_cache
+
+from llmstack_model_runner.attention_metadata import AttentionMetadata
+
+# Sliding window to what the attention kernel wants computed once per step for it.
+AttentionPlans = Mapping[int | None, object | None]
+
+
+class Attention:
+    """Scaled softmax attention; `sliding_window` tokens wide, or over the whole context if None."""
+
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, sliding_window: int | None = None
+    ) -> None:
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.sliding_window = sliding_window
+        self._scale = scale
+
+    def __call__(
+        self,
+        query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
+        """Write, then attend."""
+        key_cache, value_cache = kv_cache
+        reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping)
+        out = paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_tables,
+            self._scale,
+            query_start_loc_list=metadata.query_start_loc_list,
+            seq_lens_list=metadata.seq_lens_list,
+            sliding_window=self.sliding_window,
+            plan=plans.get(self.sliding_window),
+        )
+        return out.view(-1, self.num_heads * self.head_dim)
+
+
+def plan_attention(
+    metadata: AttentionMetadata, key_cache: torch.Tensor, sliding_windows: Iterable[int | None]
+) -> AttentionPlans:
+    """One plan per distinct sliding window, shared by all layers that use it."""
+    return {
+        window: plan_paged_attention(
+            key_cache,
+            metadata.block_tables,
+            query_start_loc_list=metadata.query_start_loc_list,
+            seq_lens_list=metadata.seq_lens_list,
+            sliding_window=window,
+        )
+        for window in set(sliding_windows)
+    }

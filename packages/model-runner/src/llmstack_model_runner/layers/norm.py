@@ -1,0 +1,63 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+import torch
+from llmstack_kernels.layer_norm import layer_norm
+from llmstack_kernels.rms_norm import fused_add_rms_norm, rms_norm
+
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
+
+
+class RMSNorm:
+    """Root-mean-square normalisation of the last dimension."""
+
+    def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._name = name
+        self._eps = eps
+        self._weight = torch.empty(size, dtype=dtype, device=device)
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """The scale."""
+        return {f"{self._name}.weight": WeightSlot(tuple(self._weight.shape), self._load, WeightKind.SCALE)}
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise."""
+        return rms_norm(x, self._weight, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The normalised sum and the sum; without a residual, of `x` alone."""
+        if residual is None:
+            return rms_norm(x, self._weight, self._eps), x
+        return fused_add_rms_norm(x, residual, self._weight, self._eps)
+
+    def _load(self, tensor: torch.Tensor) -> None:
+        self._weight.copy_(tensor)
+
+
+class LayerNorm:
+    """Layer normalisation of the last dimension, with a shift."""
+
+    def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._name = name
+        self._eps = eps
+        self._weight = torch.empty(size, dtype=dtype, device=device)
+        self._bias = torch.empty(size, dtype=dtype, device=device)
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Scale and shift."""
+        shape = tuple(self._weight.shape)
+        return {
+            f"{self._name}.weight": WeightSlot(shape, self._load_weight, WeightKind.SCALE),
+            f"{self._name}.bias": WeightSlot(shape, self._load_bias, WeightKind.BIAS),
+        }
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise."""
+        return layer_norm(x, self._weight, self._bias, self._eps)
+
+    def _load_weight(self, tensor: torch.Tensor) -> None:
+        self._weight.copy_(tensor)
+
+    def _load_bias(self, tensor: torch.Tensor) -> None:
+        self._bias.copy_(tensor)

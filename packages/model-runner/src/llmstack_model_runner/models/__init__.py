@@ -1,0 +1,47 @@
+"""The models: a closed table from the name in a configuration to a class, which installed packages may extend."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from llmstack_model_runner.models.base import CausalLM, ModelKVSpec
+
+__all__ = ["ENTRY_POINT_GROUP", "CausalLM", "ModelKVSpec", "load_model_class", "supported_architectures"]
+
+ENTRY_POINT_GROUP = "llmstack.models_out_of_tree"
+
+_ARCHITECTURES: Mapping[str, str] = {
+    "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
+    "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
+    "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
+    "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
+    "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
+    "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
+}
+
+
+def supported_architectures() -> list[str]:
+    """Names that `load_model_class` knows, installed packages' included."""
+    return sorted({*_ARCHITECTURES, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def load_model_class(architecture: str) -> type[CausalLM]:
+    """The class for an entry of `architectures` in a config.json.
+
+    Raises:
+        ValueError: Nobody knows the architecture; the text lists those that are known.
+    """
+    target = _ARCHITECTURES.get(architecture)
+    if target is None:
+        for entry in entry_points(group=ENTRY_POINT_GROUP, name=architecture):
+            loaded: type[CausalLM] = entry.load()
+            return loaded
+        raise ValueError(
+            f"Model architecture {architecture[:64]!r} is not supported; "
+            f"supported are {', '.join(supported_architectures())}."
+        )
+    module, _, name = target.partition(":")
+    model_class: type[CausalLM] = getattr(importlib.import_module(module), name)
+    return model_class

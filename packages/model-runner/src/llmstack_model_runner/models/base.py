@@ -1,0 +1,107 @@
+"""What every model offers the runner, and the loading of weights that they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.weight_slot import WeightSlot
+
+KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKVSpec:
+    """Shape of the KV storage that a model needs per token, and its limits.
+
+    Attributes:
+        vocab_size: Width of the logits.
+        max_model_len: Positions the model was made for.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+
+
+class CausalLM(ABC):
+    """A language model over the paged KV storage. It is constructed without weights.
+
+    Attributes:
+        root: Prefix of the checkpoint's names that some checkpoints leave out, such as `model.`.
+        kv_spec: Set by the constructor.
+    """
+
+    root: ClassVar[str] = "model."
+    kv_spec: ModelKVSpec
+
+    @abstractmethod
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        """`config` is the parsed config.json; a ValueError names a field that is wrong or not supported."""
+
+    @abstractmethod
+    def slots(self) -> dict[str, WeightSlot]:
+        """Name in the checkpoint to where the tensor goes: all the tensors the model needs."""
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [num_tokens] int64
+        positions: torch.Tensor,  # [num_tokens] int64
+        metadata: AttentionMetadata,
+        kv_caches: KVCaches,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """Hidden states after the last norm; writes the tokens' keys and values into `kv_caches`."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] to float32 [n, vocab_size]."""
+
+    def finish_loading(self) -> None:  # noqa: B027 - a model without an output head of its own has nothing to finish
+        """Called once after the last tensor was loaded."""
+
+    def is_ignored(self, name: str) -> bool:
+        """True for tensors that checkpoints carry and the model does not need."""
+        return name.endswith(("rotary_emb.inv_freq", ".masked_bias"))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load every tensor; each is asked for once and may be dropped after.
+
+        Raises:
+            ValueError: Tensors are missing, unexpected, doubled or of a wrong shape; the text names them.
+        """
+        with torch.inference_mode():
+            slots = self.slots()
+            unexpected: list[str] = []
+            misshapen: list[str] = []
+            for given_name, tensor in weights:
+                name = given_name if given_name in slots else f"{self.root}{given_name}"
+                slot = slots.get(name)
+                if slot is None:
+                    if not self.is_ignored(given_name):
+                        unexpected.append(given_name)
+                elif tuple(tensor.shape) != slot.shape:
+                    misshapen.append(f"{given_name} {list(tensor.shape)} instead of {list(slot.shape)}")
+                    del slots[name]
+                else:
+                    slots.pop(name).load(tensor)
+            _raise_on_mismatch(missing=list(slots), unexpected=unexpected, misshapen=misshapen)
+
+
+def _raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
+    found = {"of a wrong shape": misshapen, "missing": missing, "unexpected": unexpected}
+    problems = [f"{kind}: {_enumerate(names)}" for kind, names in found.items() if names]
+    if problems:
+        raise ValueError(f"The weights do not fit the configuration; {'; '.join(problems)}.")
+
+
+def _enumerate(names: list[str], max_names: int = 5) -> str:
+    shown = ", ".join(name[:128] for name in names[:max_names])
+    return shown if len(names) <= max_names else f"{shown} and {len(names) - max_names} more"

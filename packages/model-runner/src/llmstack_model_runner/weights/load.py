@@ -1,0 +1,51 @@
+"""Loads a model's weights from a folder, checking every file before it is mapped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from llmstack_model_files import check_safetensors, safetensors_files
+from safetensors import SafetensorError, safe_open
+
+from llmstack_model_runner.models.base import CausalLM
+from llmstack_model_runner.weights.dummy import dummy_weights
+
+logger = logging.getLogger(__name__)
+
+
+def load_weights(
+    model: CausalLM, model_path: str | Path, load_format: str = "auto", dtype: torch.dtype | None = None, seed: int = 0
+) -> None:
+    """Fill `model` and make it ready to run.
+
+    Files are mapped, not read into memory; each layer takes what it needs in its own type, so `dtype` only serves the
+    log. `dummy` needs no files: equal seeds give equal weights.
+
+    Raises:
+        ValueError: Unknown format; tensors missing, unexpected or of a wrong shape.
+        llmstack_model_files.ModelFilesError: No weights, or a damaged file.
+    """
+    started_s = time.perf_counter()
+    if load_format == "dummy":
+        model.load_weights(dummy_weights(model.slots(), seed))
+    elif load_format in ("auto", "safetensors"):
+        model.load_weights(_read_safetensors(safetensors_files(Path(model_path))))
+    else:
+        raise ValueError(f"load format {load_format[:64]!r} is unknown; auto, safetensors and dummy are known.")
+    model.finish_loading()
+    logger.info("weights loaded in %.2f s (%s, %s)", time.perf_counter() - started_s, load_format, dtype or "own type")
+
+
+def _read_safetensors(paths: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    for path in paths:
+        check_safetensors(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                    yield name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{path.name} cannot be read as safetensors.") from error
