@@ -22,7 +22,8 @@ class RequestOutputKind(StrEnum):
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Pure data: values are checked in one place, `llmstack_llm.admit`, whether they came over HTTP or from `LLM.generate`.
+    Pure data: values are checked in one place, `llmstack_llm.admit`, whether they came over HTTP or from
+    `LLM.generate`.
 
     Attributes:
         n: Number of completions.

@@ -49,9 +49,9 @@ class ScheduledRequest(NamedTuple):
 class SchedulerOutput:
     """One step.
 
-    The runner applies `removed_request_ids`, then `new_requests`, then runs `scheduled_requests`. In each layer the KV of
-    every row is written before any row attends: a row may read, through its block table, blocks that another row of the
-    same step fills (prefix hits within a batch).
+    The runner applies `removed_request_ids`, then `new_requests`, then runs `scheduled_requests`. In each layer the KV
+    of every row is written before any row attends: a row may read, through its block table, blocks that another row of
+    the same step fills (prefix hits within a batch).
 
     Attributes:
         removed_request_ids: Rows to drop: finished, aborted or preempted since the last step.

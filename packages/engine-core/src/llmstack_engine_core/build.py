@@ -1,0 +1,173 @@
+"""From a configuration to an engine core: the model, its KV cache, the scheduler, in the order they need each other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+
+from llmstack_core_scheduler import Scheduler
+from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.engine_core import EngineCore
+from llmstack_engine_core.plugins import load_model_runner
+from llmstack_engine_core.protocols import ModelRunner
+from llmstack_kv_cache import KVCacheManager
+from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
+
+logger = logging.getLogger(__name__)
+
+REPORTED_DISTRIBUTIONS = (
+    "llmstack-engine-core", "llmstack-core-scheduler", "llmstack-kv-cache", "llmstack-model-runner", "llmstack-kernels",
+    "pyzmq", "msgpack", "torch",
+)  # fmt: skip
+
+
+class PhaseTimer:
+    """Seconds of each named phase, in order."""
+
+    def __init__(self) -> None:
+        self.phases_s: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times its block."""
+        start_s = time.monotonic()
+        yield
+        self.phases_s[name] = time.monotonic() - start_s
+
+
+def build_engine_core(config: EngineConfig) -> EngineCore:
+    """Loads the model and sizes its KV cache; takes as long as that does.
+
+    Raises:
+        EngineStartError: It cannot start as configured; the text says why in one line.
+        ValueError: The runner cannot run the model; the text says why in one line.
+    """
+    timer = PhaseTimer()
+    with timer.phase("import_runner"):
+        runner_class = load_model_runner(config.runner)
+    runner = runner_class(config.model)
+    try:
+        return _build_with_runner(config, runner, timer)
+    except BaseException:
+        runner.shutdown()  # also when a signal ends the start
+        raise
+
+
+def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTimer) -> EngineCore:
+    with timer.phase("load_model"):
+        runner.load_model()
+    with timer.phase("size_kv_cache"):
+        spec = runner.kv_cache_spec()
+        num_blocks = choose_num_blocks(config, spec, runner.available_kv_bytes())
+        max_model_len = choose_max_model_len(config, num_blocks, spec.block_size)
+    with timer.phase("initialize_kv_cache"):
+        _initialize_kv_cache(runner, num_blocks, spec)
+    with timer.phase("build_scheduler"):
+        kv_cache_manager = KVCacheManager(num_blocks, spec.block_size, config.enable_prefix_caching)
+        scheduler = Scheduler(replace(config.scheduler, max_model_len=max_model_len), kv_cache_manager)
+    ready = EngineReady(
+        num_blocks=num_blocks,
+        block_size=spec.block_size,
+        max_model_len=max_model_len,
+        vocab_size=spec.vocab_size,
+        dtype=spec.dtype,
+        device=spec.device,
+        kv_cache_bytes=num_blocks * spec.bytes_per_block,
+        pid=os.getpid(),
+        phases_s=timer.phases_s,
+        backends=dict(runner.backends()),
+        versions=_versions(),
+    )
+    logger.info("%d blocks of %d tokens, start took %s", num_blocks, spec.block_size, _describe(timer.phases_s))
+    return EngineCore(
+        scheduler,
+        runner,
+        ready,
+        log_stats=config.log_stats,
+        max_num_queued_requests=config.max_num_queued_requests,
+    )
+
+
+def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: int) -> int:
+    """Blocks of the KV cache: what was asked for, or what the device has left, within reason.
+
+    Within reason is twice what `max_num_seqs` of the longest requests can hold: half may stay cached under full load.
+
+    Raises:
+        EngineStartError: More was asked for than there is, or there is not room for a block.
+    """
+    if config.num_blocks is not None:
+        num_blocks, flag = config.num_blocks, "--num-kv-blocks"
+    elif config.kv_cache_bytes is not None:
+        num_blocks, flag = config.kv_cache_bytes // spec.bytes_per_block, "--kv-cache-memory-bytes"
+    else:
+        useful = 2 * config.scheduler.max_num_seqs * _blocks_of(config.model.max_model_len, spec.block_size)
+        num_blocks, flag = min(available_bytes // spec.bytes_per_block, useful), "--gpu-memory-utilization"
+    if num_blocks < 1:
+        raise EngineStartError(
+            f"the KV cache needs at least {spec.bytes_per_block} bytes for one block of {spec.block_size} tokens, but "
+            f"has {config.kv_cache_bytes or max(available_bytes, 0)}; raise {flag} or choose a smaller model"
+        )
+    if num_blocks * spec.bytes_per_block > available_bytes:
+        raise EngineStartError(
+            f"out of memory: the KV cache needs {num_blocks * spec.bytes_per_block} bytes ({num_blocks} blocks of "
+            f"{spec.bytes_per_block}), but {available_bytes} are available; lower {flag}"
+        )
+    return num_blocks
+
+
+def choose_max_model_len(config: EngineConfig, num_blocks: int, block_size: int) -> int:
+    """The longest request that the KV cache can hold, at most the configured length.
+
+    Raises:
+        EngineStartError: That is less than what the user asked for.
+    """
+    wanted, possible = config.model.max_model_len, num_blocks * block_size
+    if wanted <= possible:
+        return wanted
+    if config.is_max_model_len_explicit:
+        raise EngineStartError(
+            f"one request of max_model_len {wanted} needs {_blocks_of(wanted, block_size)} blocks of KV cache, but "
+            f"there are {num_blocks}; lower --max-model-len to {possible} or raise --kv-cache-memory-bytes"
+        )
+    logger.warning("max_model_len lowered from %d to %d, which the KV cache of %d blocks can hold",
+                   wanted, possible, num_blocks)  # fmt: skip
+    return possible
+
+
+def _blocks_of(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def _initialize_kv_cache(runner: ModelRunner, num_blocks: int, spec: KVCacheSpec) -> None:
+    try:
+        runner.initialize_kv_cache(num_blocks)
+    except MemoryError as error:
+        raise EngineStartError(
+            f"out of memory: the KV cache of {num_blocks * spec.bytes_per_block} bytes could not be allocated; "
+            "lower --kv-cache-memory-bytes"
+        ) from error
+
+
+def _describe(phases_s: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases_s.items())
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what is at work here; a module that is not loaded is not asked for."""
+    found = {"python": platform.python_version()}
+    for name in REPORTED_DISTRIBUTIONS:
+        if name == "torch" and name not in sys.modules:
+            continue
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # sources on PYTHONPATH
+            continue
+    return found

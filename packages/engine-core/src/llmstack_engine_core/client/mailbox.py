@@ -1,0 +1,109 @@
+"""What both multi-process clients know of their engine core: requests in flight, messages that came, how it ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from llmstack_engine_core.ipc.codec import decode_engine_message
+from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.ipc.frames import EngineFailed, StartFailed, UtilityResult
+from llmstack_types import (
+    EngineCoreOutputs,
+    EngineDeadError,
+    EngineReady,
+    EngineStartError,
+    InvalidRequestError,
+    SchedulerStats,
+)
+
+
+class Mailbox:
+    """Sorts what an engine core sends; no I/O.
+
+    Attributes:
+        ready: The engine core's first message, once it came.
+        start_failure: Why it could not start.
+        death: Why it is gone.
+        outputs: Outputs that nobody has taken yet.
+        results: Call id to the answer that nobody has taken yet.
+    """
+
+    def __init__(self) -> None:
+        self.ready: EngineReady | None = None
+        self.start_failure: str | None = None
+        self.death: str | None = None
+        self.outputs: deque[EngineCoreOutputs] = deque()
+        self.results: dict[int, bool | SchedulerStats] = {}
+        self._request_ids: set[str] = set()
+        self._num_calls = 0
+
+    def put(self, frame: bytes) -> None:
+        """Takes one frame; one that is no message counts as the engine core's end, since nothing can be relied on."""
+        try:
+            message = decode_engine_message(frame)
+        except CodecError as error:
+            self.set_dead(f"the engine core sent what is no message: {error}")
+            return
+        match message:
+            case EngineCoreOutputs():
+                self._request_ids.difference_update(
+                    [output.request_id for output in message.outputs if output.finish_reason is not None]
+                )
+                self.outputs.append(message)
+            case UtilityResult():
+                self.results[message.call_id] = message.value
+            case EngineReady():
+                self.ready = message
+            case StartFailed():
+                self.start_failure = message.reason
+                self.set_dead(message.reason)
+            case EngineFailed():
+                self.set_dead(message.reason)
+
+    def set_dead(self, reason: str) -> None:
+        """Remembers the first reason."""
+        if self.death is None:
+            self.death = reason
+
+    def check_alive(self) -> None:
+        """Raises `EngineDeadError` once the engine core is gone."""
+        if self.death is not None:
+            raise EngineDeadError(self.death)
+
+    def is_start_over(self) -> bool:
+        """True when `take_ready` has an answer."""
+        return self.ready is not None or self.death is not None
+
+    def take_ready(self) -> EngineReady:
+        """The engine core's first message.
+
+        Raises:
+            EngineStartError: There will be none.
+            EngineDeadError: It came, but the engine core has ended since.
+        """
+        if self.ready is None:
+            raise EngineStartError(self.start_failure or self.death or "the engine core is not ready")
+        self.check_alive()
+        return self.ready
+
+    def register(self, request_id: str) -> None:
+        """Notes a request in flight.
+
+        Raises:
+            InvalidRequestError: The id is in use.
+        """
+        if request_id in self._request_ids:
+            raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
+        self._request_ids.add(request_id)
+
+    def forget(self, request_ids: Sequence[str]) -> list[str]:
+        """Drops requests; those that were in flight."""
+        known = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self._request_ids]
+        self._request_ids.difference_update(known)
+        return known
+
+    def next_call_id(self) -> int:
+        """A number that no earlier call had."""
+        self._num_calls += 1
+        return self._num_calls

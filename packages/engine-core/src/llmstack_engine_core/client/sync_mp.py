@@ -1,0 +1,148 @@
+"""An engine core in a process of its own, for plain code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from llmstack_engine_core.client.mailbox import Mailbox
+from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.ipc.codec import encode
+from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, Hello, UtilityCall, UtilityOperation
+from llmstack_engine_core.ipc.sockets import connect_client_socket
+from llmstack_engine_core.launcher import launch_engine_process
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, EngineStartError, SchedulerStats
+
+# A message on its way through ZeroMQ's thread when the process ends; it may carry the reason.
+LAST_WORDS_MS = 50
+
+
+class SyncMPClient:
+    """Starts the process at once; used by one thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._mailbox = Mailbox()
+        self._process = launch_engine_process(config)
+        self._context = zmq.Context()
+        self._socket = connect_client_socket(self._context, self._process.directory, client_index=0)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._process.death_fd, zmq.POLLIN)
+        self._send(Hello())
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the engine core is gone."""
+        return self._mailbox.death is not None or not self._process.is_alive
+
+    @property
+    def pid(self) -> int:
+        """Of the engine core's process."""
+        return self._process.pid
+
+    def wait_until_ready(self) -> EngineReady:
+        """Waits for the engine core's first message, `start_timeout_s` at most.
+
+        Raises:
+            EngineStartError: It could not start; the text says why. The process is gone.
+        """
+        try:
+            self._wait_for(self._mailbox.is_start_over, self._config.start_timeout_s)
+            return self._mailbox.take_ready()
+        except EngineStartError:
+            self.shutdown()
+            raise
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Sends one request.
+
+        Raises:
+            EngineDeadError: The engine core is gone.
+            InvalidRequestError: The id is in use.
+            CodecError: A value is outside what the protocol can carry.
+        """
+        self._mailbox.check_alive()
+        self._mailbox.register(request.request_id)
+        try:
+            self._send(request)
+        except ValueError:
+            self._mailbox.forget([request.request_id])
+            raise
+
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; no output follows the engine core's receipt. Does nothing once the engine core is gone."""
+        known = self._mailbox.forget(request_ids)
+        if known and self._mailbox.death is None:
+            self._send(AbortRequests(tuple(known)))
+
+    def get_outputs(self) -> EngineCoreOutputs:
+        """Waits for the outputs of the next step; call it only while requests are unfinished.
+
+        Raises:
+            EngineDeadError: The engine core is gone.
+        """
+        outputs = self._mailbox.outputs
+        if not outputs:
+            self._wait_for(lambda: bool(outputs) or self._mailbox.death is not None)
+        if outputs:
+            return outputs.popleft()
+        self._mailbox.check_alive()
+        return EngineCoreOutputs([])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return self._call(UtilityOperation.RESET_PREFIX_CACHE) is True
+
+    def stats(self) -> SchedulerStats:
+        """The scheduler's state after the last step; also shows that the loop turns."""
+        value = self._call(UtilityOperation.STATS)
+        return value if isinstance(value, SchedulerStats) else SchedulerStats()
+
+    def shutdown(self) -> None:
+        """Stops the engine core and removes every process, socket and file of it. Idempotent."""
+        self._mailbox.set_dead("the engine core has been shut down")
+        self._process.stop()
+        self._socket.close()
+        self._context.term()
+
+    def _call(self, operation: UtilityOperation) -> bool | SchedulerStats:
+        self._mailbox.check_alive()
+        call_id = self._mailbox.next_call_id()
+        self._send(UtilityCall(call_id, operation))
+        self._wait_for(lambda: call_id in self._mailbox.results or self._mailbox.death is not None)
+        if call_id not in self._mailbox.results:
+            self._mailbox.check_alive()
+        return self._mailbox.results.pop(call_id)
+
+    def _send(self, message: ClientMessage) -> None:
+        frame = encode(message)
+        while True:
+            try:
+                self._socket.send(frame, zmq.NOBLOCK)
+                return
+            except zmq.Again:  # the engine core is in a long step and thousands of messages wait
+                self._receive(10)
+                self._mailbox.check_alive()
+
+    def _wait_for(self, is_done: Callable[[], bool], timeout_s: float | None = None) -> None:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not is_done():
+            if deadline_s is None:
+                self._receive(None)
+                continue
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise EngineStartError(f"the engine core was not ready within {timeout_s:g} s")
+            self._receive(int(remaining_s * 1000) + 1)
+
+    def _receive(self, timeout_ms: int | None) -> None:
+        self._poller.poll(timeout_ms)
+        is_dead = not self._process.is_alive
+        # Everything it sent before it ended counts, the reason for its end above all.
+        while self._socket.poll(LAST_WORDS_MS if is_dead else 0):
+            self._mailbox.put(self._socket.recv(zmq.NOBLOCK))
+        if is_dead:
+            self._mailbox.set_dead(f"the engine core's process has ended: {self._process.describe_end()}")

@@ -1,0 +1,76 @@
+"""The configuration of one engine core: each layer's own, composed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core.plain_data import from_plain, to_plain
+from llmstack_types import ModelRunnerConfig
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What it takes to build one engine core; plain data, so that it can travel to the engine core's process.
+
+    Attributes:
+        model: What the runner is constructed with.
+        runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
+        scheduler: Its limits are those of `model`.
+        num_blocks: Blocks of the KV cache; None derives them from `kv_cache_bytes` or from the device.
+        kv_cache_bytes: Size of the KV cache; None means what the device has left, within reason.
+        is_max_model_len_explicit: The user asked for this `max_model_len`: refuse to start rather than lower it when
+            the KV cache cannot hold one such request.
+        log_stats: Report the scheduler's state with each step.
+        log_level: Of the engine core's process.
+        max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.
+        start_timeout_s: How long a client waits for the engine core to become ready.
+        shutdown_grace_s: How long a client waits for the process to end by itself before it kills it.
+    """
+
+    model: ModelRunnerConfig
+    runner: str = "default"
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    enable_prefix_caching: bool = True
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    is_max_model_len_explicit: bool = False
+    log_stats: bool = True
+    log_level: str = "INFO"
+    max_num_queued_requests: int = 65_536
+    start_timeout_s: float = 600.0
+    shutdown_grace_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        self._check_shared_limits()
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError("num_blocks and kv_cache_bytes both set the size of the KV cache; give one of them")
+        positive = ("num_blocks", "kv_cache_bytes", "max_num_queued_requests", "start_timeout_s", "shutdown_grace_s")
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, but is {value}")
+        if self.log_level not in LOG_LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, but is {self.log_level[:64]!r}")
+
+    def _check_shared_limits(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            of_model, of_scheduler = getattr(self.model, name), getattr(self.scheduler, name)
+            if of_model != of_scheduler:
+                raise ValueError(f"model.{name} is {of_model}, but scheduler.{name} is {of_scheduler}")
+
+    def to_plain(self) -> dict[str, Any]:
+        """Nested dicts of builtins: for msgpack and JSON."""
+        return to_plain(self)
+
+    @classmethod
+    def from_plain(cls, data: object) -> EngineConfig:
+        """The inverse of `to_plain`.
+
+        Raises:
+            ValueError: An unknown or a missing field, or one of the wrong type; the text names it.
+        """
+        return from_plain(cls, data)

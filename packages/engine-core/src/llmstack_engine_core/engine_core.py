@@ -1,0 +1,116 @@
+"""The engine core: requests in, and with each step schedule, execute, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from llmstack_engine_core.protocols import ModelRunner, Scheduler
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    FinishReason,
+    InvalidRequestError,
+    SchedulerStats,
+)
+
+
+class EngineCore:
+    """A scheduler and a model runner in one loop. Used by one thread.
+
+    An exception from `step` ends the engine core: state of the scheduler and of the runner may differ from there on.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        ready: EngineReady,
+        *,
+        log_stats: bool = True,
+        max_num_queued_requests: int = 65_536,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ready = ready
+        self._scheduler = scheduler
+        self._runner = runner
+        self._log_stats = log_stats
+        self._max_num_queued_requests = max_num_queued_requests
+        self._clock = clock
+        self._request_ids: set[str] = set()
+        self._refused: list[EngineCoreOutput] = []
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queues a request; one that cannot be served gets an output with `FinishReason.ERROR` in the next step.
+
+        Raises:
+            InvalidRequestError: The id is in use. There is no output, since it would end the other request.
+        """
+        request_id = request.request_id
+        if request_id in self._request_ids:
+            raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
+        try:
+            self._check(request)
+            self._scheduler.add_request(request)
+        except InvalidRequestError as error:
+            self._refused.append(error_output(request_id, error.message))
+        else:
+            self._request_ids.add(request_id)
+
+    def _check(self, request: EngineCoreRequest) -> None:
+        if len(self._request_ids) >= self._max_num_queued_requests:
+            raise InvalidRequestError(f"The engine core holds {self._max_num_queued_requests} requests already.")
+        params = request.sampling_params
+        for name, token_ids in (
+            ("prompt_token_ids", request.prompt_token_ids),
+            ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.ready.vocab_size):
+                raise InvalidRequestError(f"A token id in {name} is out of vocabulary.", param=name)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Ends requests at once; unknown ids are ignored, and no output follows."""
+        ended = dict.fromkeys(request_ids)  # keeps the caller's order, which a set would not
+        self._request_ids.difference_update(ended)
+        self._refused = [output for output in self._refused if output.request_id not in ended]
+        self._scheduler.abort_requests(ended)
+
+    def has_unfinished_requests(self) -> bool:
+        """True while a step could bring something."""
+        return bool(self._refused) or self._scheduler.has_unfinished_requests()
+
+    def step(self) -> EngineCoreOutputs:
+        """Computes one step of all running requests."""
+        scheduled = self._scheduler.schedule(self._clock())
+        output = self._runner.execute_model(scheduled).result()
+        outputs = self._scheduler.update_from_output(scheduled, output, self._clock())
+        return self._complete(outputs)
+
+    def _complete(self, step_outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+        refused, self._refused = self._refused, []
+        self._request_ids.difference_update(
+            [output.request_id for output in step_outputs.outputs if output.finish_reason is not None]
+        )
+        stats = step_outputs.scheduler_stats if self._log_stats else None
+        return EngineCoreOutputs([*refused, *step_outputs.outputs], step_outputs.timestamp_s, stats)
+
+    def stats(self) -> SchedulerStats:
+        """The scheduler's state after the last step."""
+        return self._scheduler.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return self._scheduler.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Releases the device. Idempotent."""
+        self._runner.shutdown()
+
+
+def error_output(request_id: str, error: str) -> EngineCoreOutput:
+    """An output that ends one request with an error."""
+    return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error)

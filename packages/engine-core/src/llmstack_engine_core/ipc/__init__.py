@@ -1,0 +1,1 @@
+"""How clients and engine cores talk: typed messages, msgpack frames, ZeroMQ sockets in a private directory."""

@@ -1,0 +1,179 @@
+"""Messages as bytes: one msgpack array of version, tag and fields; nothing in it can execute or name code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]  # it ships no types
+
+from llmstack_engine_core.ipc import fields
+from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.ipc.frames import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    ClientMessage,
+    EngineFailed,
+    EngineMessage,
+    Hello,
+    StartFailed,
+    Tag,
+    UtilityCall,
+    UtilityOperation,
+    UtilityResult,
+)
+from llmstack_engine_core.ipc.outputs_codec import decode_outputs, decode_stats, encode_outputs, encode_stats
+from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, decode_request, encode_request
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
+
+# A request of a million tokens takes 4 MiB; prompt log-probabilities of a whole batch come in one message.
+MAX_CLIENT_FRAME_BYTES: Final = 16 * 2**20
+MAX_ENGINE_FRAME_BYTES: Final = 256 * 2**20
+
+_LIMITS: Final[dict[str, Any]] = {
+    "max_str_len": fields.MAX_TEXT_LENGTH * 4,  # bytes of UTF-8
+    "max_array_len": 65_536,
+    "max_map_len": 0,
+    "max_ext_len": 0,
+}
+
+
+def encode(message: ClientMessage | EngineMessage) -> bytes:
+    """The bytes of one message.
+
+    Raises:
+        CodecError: A field is outside what the protocol can carry.
+    """
+    tag, encode_fields, max_bytes = _ENCODERS[type(message)]
+    try:
+        frame: bytes = msgpack.packb([PROTOCOL_VERSION, tag, *encode_fields(message)])
+    except (TypeError, OverflowError, UnicodeEncodeError, ValueError) as error:
+        raise CodecError(f"a message of type {type(message).__name__} cannot be encoded: {error}") from error
+    if len(frame) > max_bytes:
+        raise CodecError(f"a message of {len(frame)} bytes is too large; {max_bytes} is the limit")
+    return frame
+
+
+def decode_client_message(frame: bytes) -> ClientMessage:
+    """What an engine core accepts.
+
+    Raises:
+        CodecError: The bytes are no message that a client may send.
+    """
+    message: ClientMessage = _decode(frame, _CLIENT_DECODERS, MAX_CLIENT_FRAME_BYTES)
+    return message
+
+
+def decode_engine_message(frame: bytes) -> EngineMessage:
+    """What a client accepts.
+
+    Raises:
+        CodecError: The bytes are no message that an engine core may send.
+    """
+    message: EngineMessage = _decode(frame, _ENGINE_DECODERS, MAX_ENGINE_FRAME_BYTES)
+    return message
+
+
+def _decode(frame: bytes, decoders: Mapping[int, tuple[int, Callable[[list[Any]], Any]]], max_bytes: int) -> Any:
+    if len(frame) > max_bytes:
+        raise CodecError(f"a frame of {len(frame)} bytes is too large; {max_bytes} is the limit")
+    try:
+        values = msgpack.unpackb(frame, max_bin_len=max_bytes, **_LIMITS)
+    # msgpack raises several kinds, all of these or subclasses; RecursionError for nesting in its pure-Python form.
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise CodecError(f"a frame of {len(frame)} bytes is not a message: {type(error).__name__}") from error
+    if type(values) is not list or len(values) < 2:
+        raise CodecError("a message must be a list of version, tag and fields")
+    version, tag = values[0], values[1]
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise CodecError(f"the message has a protocol version other than {PROTOCOL_VERSION}")
+    if type(tag) is not int or tag not in decoders:
+        raise CodecError("the message has an unknown tag")
+    num_fields, decode_fields = decoders[tag]
+    if len(values) != num_fields + 2:
+        raise CodecError(f"a message of tag {tag} must have {num_fields} fields, but has {len(values) - 2}")
+    return decode_fields(values[2:])
+
+
+def _encode_ready(ready: EngineReady) -> list[Any]:
+    scalars = [getattr(ready, name) for name in _READY_SCALARS]
+    return [*scalars, *(_pairs(getattr(ready, name)) for name in _READY_MAPPINGS)]
+
+
+def _pairs(mapping: Mapping[str, Any]) -> list[list[Any]]:
+    return [[key, value] for key, value in mapping.items()]
+
+
+def _decode_ready(values: list[Any]) -> EngineReady:
+    checks = {**_READY_SCALARS, **{name: _mapping(check) for name, check in _READY_MAPPINGS.items()}}
+    return EngineReady(
+        **{name: check(value, name) for (name, check), value in zip(checks.items(), values, strict=True)}
+    )
+
+
+def _mapping(check_value: fields.Check) -> fields.Check:
+    check_key = fields.text(256, min_length=1)
+
+    def check(value: Any, name: str) -> dict[str, Any]:
+        if type(value) is not list or len(value) > 1024:
+            raise CodecError(f"{name} must be a list of at most 1024 pairs")
+        pairs = [fields.row(pair, name, 2) for pair in value]
+        return {check_key(key, name): check_value(item, name) for key, item in pairs}
+
+    return check
+
+
+_POSITIVE = fields.integer(1)
+_LINE = fields.text(4096)
+_READY_SCALARS: Final[dict[str, fields.Check]] = {
+    "num_blocks": _POSITIVE, "block_size": _POSITIVE, "max_model_len": _POSITIVE, "vocab_size": _POSITIVE,
+    "dtype": fields.text(64), "device": fields.text(64), "kv_cache_bytes": fields.integer(), "pid": fields.integer(),
+}  # fmt: skip
+_READY_MAPPINGS: Final[dict[str, fields.Check]] = {
+    "phases_s": fields.number(0.0), "backends": fields.text(1024), "versions": fields.text(256),
+}  # fmt: skip
+_CALL_ID = fields.integer()
+_REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
+
+
+def _decode_utility_call(values: list[Any]) -> UtilityCall:
+    operation = fields.integer(min(UtilityOperation), max(UtilityOperation))(values[1], "operation")
+    return UtilityCall(_CALL_ID(values[0], "call_id"), UtilityOperation(operation))
+
+
+def _encode_utility_result(result: UtilityResult) -> list[Any]:
+    value = result.value
+    return [result.call_id, value if isinstance(value, bool) else encode_stats(value)]
+
+
+def _decode_utility_result(values: list[Any]) -> UtilityResult:
+    value = values[1] if type(values[1]) is bool else decode_stats(values[1])
+    return UtilityResult(_CALL_ID(values[0], "call_id"), value)
+
+
+_ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
+    Hello: (Tag.HELLO, lambda _: [], MAX_CLIENT_FRAME_BYTES),
+    EngineCoreRequest: (Tag.ADD_REQUEST, encode_request, MAX_CLIENT_FRAME_BYTES),
+    AbortRequests: (Tag.ABORT_REQUESTS, lambda message: [list(message.request_ids)], MAX_CLIENT_FRAME_BYTES),
+    UtilityCall: (Tag.UTILITY_CALL, lambda call: [call.call_id, int(call.operation)], MAX_CLIENT_FRAME_BYTES),
+    EngineReady: (Tag.READY, _encode_ready, MAX_ENGINE_FRAME_BYTES),
+    StartFailed: (Tag.START_FAILED, lambda message: [message.reason], MAX_ENGINE_FRAME_BYTES),
+    EngineCoreOutputs: (Tag.OUTPUTS, encode_outputs, MAX_ENGINE_FRAME_BYTES),
+    UtilityResult: (Tag.UTILITY_RESULT, _encode_utility_result, MAX_ENGINE_FRAME_BYTES),
+    EngineFailed: (Tag.ENGINE_FAILED, lambda message: [message.reason], MAX_ENGINE_FRAME_BYTES),
+}
+
+_CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage]]]] = {
+    Tag.HELLO: (0, lambda _: Hello()),
+    Tag.ADD_REQUEST: (8, decode_request),
+    Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
+    Tag.UTILITY_CALL: (2, _decode_utility_call),
+}
+
+_ENGINE_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], EngineMessage]]]] = {
+    Tag.READY: (len(_READY_SCALARS) + len(_READY_MAPPINGS), _decode_ready),
+    Tag.START_FAILED: (1, lambda values: StartFailed(_LINE(values[0], "reason"))),
+    Tag.OUTPUTS: (11, decode_outputs),
+    Tag.UTILITY_RESULT: (2, _decode_utility_result),
+    Tag.ENGINE_FAILED: (1, lambda values: EngineFailed(_LINE(values[0], "reason"))),
+}

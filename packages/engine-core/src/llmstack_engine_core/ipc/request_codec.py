@@ -1,0 +1,142 @@
+"""`EngineCoreRequest` as msgpack fields: token ids packed, sampling parameters as one positional row."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, Final
+
+from llmstack_engine_core.ipc import fields
+from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_types import EngineCoreRequest, RequestOutputKind, SamplingParams
+
+MAX_REQUEST_ID_LENGTH: Final = 512
+MAX_STOP_STRINGS: Final = 1024
+
+_INT32 = 2**31 - 1
+_REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
+_ARRIVAL_TIME = fields.number()
+_PRIORITY = fields.integer(-fields.MAX_INT - 1)
+_SALT = fields.text(1024)
+_LORA_NAME = fields.optional(fields.text(1024))
+
+
+def encode_request(request: EngineCoreRequest) -> list[Any]:
+    """The fields of one request, in the order of its class."""
+    return [
+        request.request_id,
+        fields.pack_uint32(request.prompt_token_ids, "prompt_token_ids"),
+        _encode_sampling_params(request.sampling_params),
+        fields.pack_uint32(request.eos_token_ids, "eos_token_ids"),
+        request.arrival_time_s,
+        request.priority,
+        request.cache_salt,
+        request.lora_name,
+    ]
+
+
+def decode_request(values: list[Any]) -> EngineCoreRequest:
+    """The inverse of `encode_request`; an error names the request where its id could be read."""
+    request_id = _REQUEST_ID(values[0], "request_id")
+    try:
+        prompt_token_ids = fields.unpack_uint32(values[1], "prompt_token_ids")
+        if not prompt_token_ids:
+            raise CodecError("prompt_token_ids must not be empty")
+        return EngineCoreRequest(
+            request_id,
+            prompt_token_ids,
+            _decode_sampling_params(values[2]),
+            tuple(fields.unpack_uint32(values[3], "eos_token_ids")),
+            _ARRIVAL_TIME(values[4], "arrival_time_s"),
+            _PRIORITY(values[5], "priority"),
+            _SALT(values[6], "cache_salt"),
+            _LORA_NAME(values[7], "lora_name"),
+        )
+    except CodecError as error:
+        raise CodecError(str(error), request_id) from error
+
+
+def _stop(value: Any, name: str) -> str | tuple[str, ...] | None:
+    if value is None:
+        return None
+    return _STOP_STRING(value, name) if type(value) is str else tuple(_STOP_STRINGS(value, name))
+
+
+def _token_ids(value: Any, name: str) -> tuple[int, ...] | None:
+    return None if value is None else tuple(fields.unpack_uint32(value, name))
+
+
+def _logit_bias(value: Any, name: str) -> dict[int, float] | None:
+    if value is None:
+        return None
+    packed_ids, packed_biases = fields.row(value, name, 2)
+    token_ids = fields.unpack_uint32(packed_ids, name)
+    biases = fields.unpack_floats(packed_biases, name, len(token_ids))
+    if biases and not (max(biases) <= _MAX_BIAS and min(biases) >= -_MAX_BIAS):
+        raise CodecError(f"{name} must hold values in [-{_MAX_BIAS}, {_MAX_BIAS}]")
+    return dict(zip(token_ids, biases, strict=True))
+
+
+def _output_kind(value: Any, name: str) -> RequestOutputKind:
+    kind = _OUTPUT_KINDS.get(value) if type(value) is str else None
+    if kind is None:
+        raise CodecError(f"{name} must be one of {', '.join(_OUTPUT_KINDS)}")
+    return kind
+
+
+_MAX_BIAS = 1e6
+_OUTPUT_KINDS: Final = {kind.value: kind for kind in RequestOutputKind}
+_STOP_STRING = fields.text()
+_STOP_STRINGS = fields.texts(max_items=MAX_STOP_STRINGS)
+_COUNT = fields.integer(0, _INT32)
+_OPTIONAL_COUNT = fields.optional(_COUNT)
+_NUM_LOGPROBS = fields.optional(fields.integer(-1, _INT32))
+
+# One check per field of `SamplingParams`, in the order of its class: the wire carries no names.
+_SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
+    "n": fields.integer(1, _INT32),
+    "presence_penalty": fields.number(-1e6, 1e6),
+    "frequency_penalty": fields.number(-1e6, 1e6),
+    "repetition_penalty": fields.number(0.0, 1e6),
+    "temperature": fields.number(0.0, 1e6),
+    "top_p": fields.number(0.0, 1.0),
+    "top_k": fields.integer(-1, fields.MAX_INT),
+    "min_p": fields.number(0.0, 1.0),
+    "seed": fields.optional(fields.integer(-fields.MAX_INT - 1)),
+    "stop": _stop,
+    "stop_token_ids": _token_ids,
+    "ignore_eos": fields.boolean,
+    "max_tokens": _OPTIONAL_COUNT,
+    "min_tokens": _COUNT,
+    "logprobs": _NUM_LOGPROBS,
+    "prompt_logprobs": _NUM_LOGPROBS,
+    "detokenize": fields.boolean,
+    "skip_special_tokens": fields.boolean,
+    "spaces_between_special_tokens": fields.boolean,
+    "include_stop_str_in_output": fields.boolean,
+    "output_kind": _output_kind,
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": _token_ids,
+}
+_NAMES: Final = tuple(_SAMPLING_CHECKS)
+_CHECKS: Final = tuple(_SAMPLING_CHECKS.values())
+_GET_FIELDS: Final = attrgetter(*_NAMES)
+_STOP_TOKEN_IDS: Final = _NAMES.index("stop_token_ids")
+_LOGIT_BIAS: Final = _NAMES.index("logit_bias")
+_ALLOWED_TOKEN_IDS: Final = _NAMES.index("allowed_token_ids")
+
+
+def _encode_sampling_params(params: SamplingParams) -> list[Any]:
+    values = list(_GET_FIELDS(params))
+    for index in (_STOP_TOKEN_IDS, _ALLOWED_TOKEN_IDS):
+        if values[index] is not None:
+            values[index] = fields.pack_uint32(values[index], _NAMES[index])
+    bias = params.logit_bias
+    if bias is not None:
+        packed_ids = fields.pack_uint32(bias.keys(), "logit_bias")
+        values[_LOGIT_BIAS] = [packed_ids, fields.pack_floats(bias.values(), "logit_bias")]
+    return values
+
+
+def _decode_sampling_params(value: Any) -> SamplingParams:
+    values = fields.row(value, "sampling_params", len(_NAMES))
+    return SamplingParams(*[check(item, name) for check, item, name in zip(_CHECKS, values, _NAMES, strict=True)])

@@ -1,0 +1,97 @@
+"""ZeroMQ sockets over ipc, in a directory that nobody else can enter."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, MAX_ENGINE_FRAME_BYTES
+from llmstack_types import EngineStartError
+
+DIRECTORY_PREFIX: Final = "llmstack-"
+ENGINE_SOCKET_NAME: Final = "engine.sock"
+MAX_SOCKET_PATH_BYTES: Final = 107  # `sun_path` of Linux, less its terminator; macOS has four fewer
+# Messages that wait in either direction before a sender is told to wait.
+HIGH_WATER_MARK: Final = 8192
+# Two peers on one machine: short waits, and a send that the other side no longer reads does not delay an exit for long.
+RECONNECT_MS: Final = 20
+HANDSHAKE_MS: Final = 5000
+ENGINE_LINGER_MS: Final = 1000
+
+
+def make_private_directory() -> Path:
+    """A fresh directory of mode 0700, in `XDG_RUNTIME_DIR` where there is one; the caller removes it.
+
+    Raises:
+        EngineStartError: There is no place for one.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    parent = runtime if runtime and os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir()
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=parent))
+    except OSError as error:
+        raise EngineStartError(f"no directory for sockets can be made: {error.strerror}; set TMPDIR") from error
+    if len(os.fsencode(directory / ENGINE_SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
+        directory.rmdir()
+        raise EngineStartError("the path of the directory for sockets is too long; set TMPDIR to a shorter one")
+    check_private_directory(directory)
+    return directory
+
+
+def check_private_directory(directory: Path) -> None:
+    """Refuses a directory that is not ours alone.
+
+    Raises:
+        EngineStartError: Another user owns it or may enter it, or it is no directory.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise EngineStartError(f"the directory for sockets cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise EngineStartError("the directory for sockets is open to other users")
+
+
+def bind_engine_socket(context: zmq.Context[zmq.Socket[bytes]], directory: Path) -> zmq.Socket[bytes]:
+    """The engine core's end: a ROUTER that answers each client by its identity.
+
+    A message to a client that is gone raises `zmq.ZMQError`, and one to a client that does not read raises `zmq.Again`.
+    """
+    socket = context.socket(zmq.ROUTER)
+    _set_limits(socket, MAX_CLIENT_FRAME_BYTES)
+    socket.setsockopt(zmq.LINGER, ENGINE_LINGER_MS)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    check_private_directory(directory)
+    socket.bind(f"ipc://{directory / ENGINE_SOCKET_NAME}")
+    check_private_directory(directory)
+    return socket
+
+
+def connect_client_socket(
+    context: zmq.Context[zmq.Socket[bytes]], directory: Path, client_index: int
+) -> zmq.Socket[bytes]:
+    """A client's end: a DEALER; it may connect before the engine core has bound."""
+    socket = context.socket(zmq.DEALER)
+    _set_limits(socket, MAX_ENGINE_FRAME_BYTES)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.ROUTING_ID, f"client-{client_index}".encode())
+    socket.connect(f"ipc://{directory / ENGINE_SOCKET_NAME}")
+    return socket
+
+
+def _set_limits(socket: zmq.Socket[bytes], max_frame_bytes: int) -> None:
+    socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)

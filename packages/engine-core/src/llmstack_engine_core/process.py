@@ -1,0 +1,132 @@
+"""The engine core's process: `python -m llmstack_engine_core.process FD`, started by the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+
+import zmq
+
+from llmstack_engine_core.build import build_engine_core
+from llmstack_engine_core.engine_core import EngineCore
+from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
+from llmstack_engine_core.ipc.sockets import bind_engine_socket
+from llmstack_engine_core.start_order import StartOrder, receive_start_order
+from llmstack_types import LLMStackError
+
+logger = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+# How long a process whose parent is gone may take to end by itself.
+ORPHAN_GRACE_S = 2.0
+# A client connects before or while the model loads; one that has not said hello by then will not.
+REFUSAL_WAIT_MS = 5000
+MAX_REASON_LENGTH = 500
+
+
+def main(arguments: list[str]) -> int:
+    """Serves one engine core; the exit status is 0 when it was asked to end."""
+    faulthandler.enable()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, _exit_on_signal)
+    lifeline = socket.socket(fileno=int(arguments[0]))
+    order = receive_start_order(lifeline)
+    _configure_logging(order.config.log_level)
+    try:
+        _end_with_parent(lifeline, order)
+        return _serve(order)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
+        shutil.rmtree(order.directory, ignore_errors=True)
+
+
+def _serve(order: StartOrder) -> int:
+    context = zmq.Context()
+    bound = bind_engine_socket(context, order.directory)
+    try:
+        core, reason = _start(order)
+        if core is None:
+            refuse_clients(bound, reason, REFUSAL_WAIT_MS)
+            return 1
+        try:
+            EngineCoreProc(core, bound).run()
+        finally:
+            core.shutdown()
+    except Exception:  # the last place that can say so; the traceback is for the log alone
+        logger.exception("the engine core failed")
+        return 1
+    finally:
+        bound.close()
+        context.term()
+    return 0
+
+
+def _start(order: StartOrder) -> tuple[EngineCore | None, str]:
+    """An engine core, or one line on why there is none."""
+    try:
+        return build_engine_core(order.config), ""
+    except (LLMStackError, ValueError) as error:  # meant for the user
+        logger.debug("the engine core cannot start", exc_info=True)
+        return None, _first_line(error)
+    except Exception as error:  # a bug, or a device that fails: the text is not meant for the user
+        logger.error("the engine core cannot start: %s: %s", type(error).__name__, _first_line(error))
+        logger.debug("where it happened", exc_info=True)
+        return None, f"an unexpected {type(error).__name__}; the engine core's log says more"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:MAX_REASON_LENGTH] if lines else type(error).__name__
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format=f"(engine-core {os.getpid()}) %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def _exit_on_signal(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _end_with_parent(lifeline: socket.socket, order: StartOrder) -> None:
+    """Ends this process when its parent is gone.
+
+    Two ways, since either can fail: the lifeline stays open where the parent has forked, and the kernel's signal comes
+    too when only the thread that started this process has ended (hence the check).
+    """
+
+    def on_parent_signal(signum: int, frame: FrameType | None) -> None:
+        if os.getppid() != order.parent_pid:
+            raise SystemExit(0)
+
+    signal.signal(signal.SIGUSR1, on_parent_signal)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+    if os.getppid() != order.parent_pid:
+        raise SystemExit(0)
+    threading.Thread(target=_follow_parent, args=(lifeline, order), name="lifeline", daemon=True).start()
+
+
+def _follow_parent(lifeline: socket.socket, order: StartOrder) -> None:
+    with contextlib.suppress(OSError):
+        while lifeline.recv(1):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_GRACE_S)
+    shutil.rmtree(order.directory, ignore_errors=True)
+    os._exit(1)  # the main thread is inside native code and hears no signal
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""What the launcher tells the process it starts, over the socket that also shows each the other's end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack  # type: ignore[import-untyped]  # it ships no types
+
+from llmstack_engine_core.config import EngineConfig
+from llmstack_types import EngineStartError
+
+MAX_ORDER_BYTES = 2**20
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """One engine core to start.
+
+    Attributes:
+        directory: Where its socket goes; removed at its end.
+        parent_pid: The process to end with.
+    """
+
+    config: EngineConfig
+    directory: Path
+    parent_pid: int
+
+
+def send_start_order(lifeline: socket.socket, order: StartOrder) -> None:
+    """Sends the order; a receiver that has died already is not an error here."""
+    body = msgpack.packb([order.config.to_plain(), str(order.directory), order.parent_pid])
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        lifeline.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive_start_order(lifeline: socket.socket) -> StartOrder:
+    """Waits for the order.
+
+    Raises:
+        EngineStartError: It is malformed, or the sender has died.
+    """
+    (num_bytes,) = _LENGTH.unpack(_receive_exactly(lifeline, _LENGTH.size))
+    if num_bytes > MAX_ORDER_BYTES:
+        raise EngineStartError(f"the start order has {num_bytes} bytes; {MAX_ORDER_BYTES} is the limit")
+    match msgpack.unpackb(_receive_exactly(lifeline, num_bytes)):
+        case [config, str(directory), int(parent_pid)]:
+            return StartOrder(EngineConfig.from_plain(config), Path(directory), parent_pid)
+        case _:
+            raise EngineStartError("the start order is malformed")
+
+
+def _receive_exactly(lifeline: socket.socket, num_bytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < num_bytes:
+        chunk = lifeline.recv(num_bytes - len(received))
+        if not chunk:
+            raise EngineStartError("the launcher ended before it had sent the start order")
+        received += chunk
+    return bytes(received)

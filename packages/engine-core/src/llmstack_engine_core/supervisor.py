@@ -1,0 +1,94 @@
+"""Watches one engine core's process, and ends it without leaving anything behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import weakref
+from pathlib import Path
+
+
+class EngineProcess:
+    """A started engine core process; whoever holds it ends it, at the latest when it is collected or at exit.
+
+    Attributes:
+        directory: The private directory of its socket.
+        death_fd: Becomes readable when the process has ended; to be watched, not to be read.
+    """
+
+    def __init__(
+        self, popen: subprocess.Popen[bytes], lifeline: socket.socket, directory: Path, grace_s: float
+    ) -> None:
+        self.directory = directory
+        self._popen = popen
+        self._grace_s = grace_s
+        self._pidfd = _open_pidfd(popen.pid)
+        self.death_fd = lifeline.fileno() if self._pidfd is None else self._pidfd
+        self._finalizer = weakref.finalize(self, _end, popen, lifeline, directory, grace_s, self._pidfd, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._popen.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the process has ended."""
+        return self._popen.poll() is None
+
+    @property
+    def grace_s(self) -> float:
+        """How long `stop` waits before it kills."""
+        return self._grace_s
+
+    def describe_end(self) -> str:
+        """How the process ended, for a message."""
+        status = self._popen.poll()
+        if status is None:
+            return "still running"
+        return f"killed by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
+
+    def terminate(self) -> None:
+        """Asks the process to end; returns at once."""
+        self._popen.terminate()
+
+    def kill(self) -> None:
+        """Ends the process without asking."""
+        self._popen.kill()
+
+    def stop(self) -> None:
+        """Ends the process, waits for it (the grace at most, then it is killed), removes its directory. Idempotent."""
+        self._finalizer()
+
+
+def _open_pidfd(pid: int) -> int | None:
+    return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+
+
+def _end(
+    popen: subprocess.Popen[bytes],
+    lifeline: socket.socket,
+    directory: Path,
+    grace_s: float,
+    pidfd: int | None,
+    owner_pid: int,
+) -> None:
+    if os.getpid() != owner_pid:  # a fork of the owner exits: the process is not its to end
+        return
+    popen.terminate()
+    try:
+        popen.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        popen.kill()
+        popen.wait()
+    lifeline.close()
+    if pidfd is not None:
+        os.close(pidfd)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -1,0 +1,252 @@
+"""For tests of this package and of others: a model runner without a model, and what any model runner must do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
+
+from llmstack_engine_core.protocols import ModelRunner
+from llmstack_types import (
+    KVCacheSpec,
+    ModelRunnerConfig,
+    ModelRunnerOutput,
+    NewRequest,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+
+BYTES_PER_TOKEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EchoOptions:
+    """How an `EchoModelRunner` behaves; written after a `?` in the model path: `echo?step_delay_s=0.1&vocab_size=300`.
+
+    Attributes:
+        load_error: Text of the ValueError that `load_model` raises.
+        fail_at_step: The step, counted from 1, that raises a RuntimeError.
+        exit_at_step: The step that ends the whole process at once.
+        error_request_id: The row of this request fails in its first step.
+        num_available_blocks: What `available_kv_bytes` reports room for.
+    """
+
+    step_delay_s: float = 0.0
+    load_delay_s: float = 0.0
+    load_error: str = ""
+    fail_at_step: int = 0
+    exit_at_step: int = 0
+    error_request_id: str = ""
+    vocab_size: int = 50_257
+    num_available_blocks: int = 16_384
+
+    @classmethod
+    def from_model_path(cls, model_path: str) -> EchoOptions:
+        """The options after the `?`; none gives the defaults."""
+        types: dict[str, Callable[[str], float | int | str]] = {
+            name: type(getattr(cls(), name)) for name in cls.__dataclass_fields__
+        }
+        query = parse_qsl(model_path.partition("?")[2])
+        return cls(**{name: types[name](value) for name, value in query})  # type: ignore[arg-type]  # checked by name
+
+
+@dataclass(slots=True)
+class _Row:
+    request: NewRequest
+    num_block_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EchoOutput:
+    """A step that was over at once."""
+
+    output: ModelRunnerOutput
+
+    def result(self) -> ModelRunnerOutput:
+        """The step's results."""
+        return self.output
+
+
+@dataclass(slots=True)
+class _StepResults:
+    sampled_token_ids: list[list[int]] = field(default_factory=list)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+class EchoModelRunner:
+    """A model runner that says the prompt again: the k-th sampled token is prompt token k modulo the prompt's length.
+
+    It refuses rows that a real runner could not run: unknown ones, and ones whose block table is too short.
+    """
+
+    def __init__(self, config: ModelRunnerConfig) -> None:
+        self.options = EchoOptions.from_model_path(config.model_path)
+        self._block_size = config.block_size
+        self._rows: dict[str, _Row] = {}
+        self._num_steps = 0
+
+    def load_model(self) -> None:
+        """Waits or fails as the options say."""
+        time.sleep(self.options.load_delay_s)
+        if self.options.load_error:
+            raise ValueError(self.options.load_error)
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """One layer with one head of one number."""
+        return KVCacheSpec(
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=1,
+            block_size=self._block_size,
+            dtype="float32",
+            bytes_per_block=BYTES_PER_TOKEN * self._block_size,
+            vocab_size=self.options.vocab_size,
+        )
+
+    def available_kv_bytes(self) -> int:
+        """Room for `num_available_blocks`."""
+        return self.options.num_available_blocks * BYTES_PER_TOKEN * self._block_size
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """There is nothing to allocate."""
+
+    def backends(self) -> Mapping[str, str]:
+        """One operation."""
+        return {"echo": "python"}
+
+    def shutdown(self) -> None:
+        """Forgets its rows."""
+        self._rows.clear()
+
+    def execute_model(self, scheduled: SchedulerOutput) -> EchoOutput:
+        """Applies the row updates and echoes."""
+        self._num_steps += 1
+        self._misbehave()
+        for request_id in scheduled.removed_request_ids:
+            self._rows.pop(request_id, None)
+        for request in scheduled.new_requests:
+            self._rows[request.request_id] = _Row(request)
+        results = _StepResults()
+        for row in scheduled.scheduled_requests:
+            self._execute_row(row, results)
+        return EchoOutput(
+            ModelRunnerOutput(
+                [row.request_id for row in scheduled.scheduled_requests],
+                results.sampled_token_ids,
+                results.logprobs,
+                results.prompt_logprobs,
+                results.errors,
+            )
+        )
+
+    def _misbehave(self) -> None:
+        if self.options.step_delay_s:
+            time.sleep(self.options.step_delay_s)
+        if self._num_steps == self.options.exit_at_step:
+            os._exit(3)
+        if self._num_steps == self.options.fail_at_step:
+            raise RuntimeError(f"step {self._num_steps} fails, as the options say")
+
+    def _execute_row(self, scheduled: ScheduledRequest, results: _StepResults) -> None:
+        request_id, num_computed, num_scheduled, new_block_ids = scheduled
+        row = self._rows[request_id]
+        request = row.request
+        num_tokens = len(request.token_ids)
+        end = num_computed + num_scheduled
+        row.num_block_slots += len(new_block_ids) * self._block_size
+        if not 1 <= num_scheduled <= num_tokens - num_computed or end > row.num_block_slots:
+            raise ValueError(f"row {request_id} has {num_tokens} tokens and {row.num_block_slots} slots, not {end}")
+        params, num_prompt_tokens = request.sampling_params, request.num_prompt_tokens
+        if params.prompt_logprobs is not None and num_computed < num_prompt_tokens - 1:
+            positions = range(num_computed + 1, min(end, num_prompt_tokens - 1) + 1)
+            results.prompt_logprobs[request_id] = [
+                fake_logprobs(request.token_ids[position], params.prompt_logprobs) for position in positions
+            ]
+        if request_id == self.options.error_request_id:
+            results.errors[request_id] = "the row fails, as the options say"
+        if end < num_tokens or request_id in results.errors:
+            results.sampled_token_ids.append([])
+            return
+        token_id = request.token_ids[(num_tokens - num_prompt_tokens) % num_prompt_tokens]
+        request.token_ids.append(token_id)
+        results.sampled_token_ids.append([token_id])
+        if params.logprobs is not None:
+            results.logprobs[request_id] = [fake_logprobs(token_id, params.logprobs)]
+
+
+def fake_logprobs(token_id: int, num_logprobs: int) -> TokenLogprobs:
+    """The token and `num_logprobs` others, each half as likely as the one before."""
+    token_ids = (token_id, token_id, *range(num_logprobs - 1))[: 1 + max(num_logprobs, 0)]
+    return TokenLogprobs(token_ids, tuple(-0.5 * max(index, 1) for index in range(len(token_ids))), rank=1)
+
+
+def check_model_runner(
+    factory: Callable[[], ModelRunner], prompt_token_ids: tuple[int, ...] = (5, 3, 9, 2, 8, 1, 7)
+) -> None:
+    """Runs a model runner through what the engine core asks of one.
+
+    Args:
+        factory: Makes a fresh runner whose configuration allows four rows and the prompt in one step.
+        prompt_token_ids: Valid ids of the model, at least four.
+
+    Raises:
+        AssertionError: It does not keep to the protocol; the text says where.
+    """
+    runner = factory()
+    runner.load_model()
+    spec = runner.kv_cache_spec()
+    _require(min(spec.block_size, spec.bytes_per_block, spec.vocab_size) > 0, "the KV cache specification is positive")
+    _require(runner.available_kv_bytes() >= spec.bytes_per_block, "there is room for a block")
+    blocks_per_request = -(-(len(prompt_token_ids) + 4) // spec.block_size)
+    runner.initialize_kv_cache(4 * blocks_per_request)
+    _require(isinstance(runner.backends(), Mapping), "backends is a mapping")
+    probe = _Probe(runner, list(prompt_token_ids), blocks_per_request)
+    whole = probe.generate("whole", 0, [len(prompt_token_ids)])
+    chunked = probe.generate("chunked", 1, [2, len(prompt_token_ids) - 2])
+    _require(whole == chunked, "a prefill in chunks gives the same greedy tokens as a whole one")
+    _require(all(0 <= token < spec.vocab_size for token in whole), "sampled tokens lie below the vocabulary's size")
+    empty = runner.execute_model(SchedulerOutput(probe.step, removed_request_ids=["whole", "chunked"]))
+    _require(empty.result().request_ids == [], "an empty step has no rows")
+    _require(probe.generate("whole", 2, [len(prompt_token_ids)]) == whole, "a removed row's id can be used again")
+    runner.shutdown()
+    runner.shutdown()
+
+
+@dataclass(slots=True)
+class _Probe:
+    runner: ModelRunner
+    prompt_token_ids: list[int]
+    blocks_per_request: int
+    step: int = 0
+
+    def generate(self, request_id: str, place: int, chunks: list[int]) -> list[int]:
+        """Greedy tokens of one request whose prompt comes in `chunks`, followed by two decode steps."""
+        prompt = list(self.prompt_token_ids)
+        request = NewRequest(request_id, prompt, len(prompt), SamplingParams(temperature=0.0, max_tokens=4, seed=0))
+        block_ids = [place * self.blocks_per_request + index for index in range(self.blocks_per_request)]
+        sampled: list[int] = []
+        num_computed = 0
+        for num_scheduled in [*chunks, 1, 1]:
+            row = ScheduledRequest(request_id, num_computed, num_scheduled, [] if num_computed else block_ids)
+            scheduled = SchedulerOutput(self.step, [] if num_computed else [request], [row], [], num_scheduled)
+            pending = self.runner.execute_model(scheduled)
+            output = pending.result()
+            _require(output == pending.result(), "result gives the same again")
+            _require(output.request_ids == [request_id], "the output has one entry per row")
+            num_computed += num_scheduled
+            self.step += 1
+            is_sampling = num_computed >= len(self.prompt_token_ids)
+            _require(len(output.sampled_token_ids[0]) == is_sampling, "a row samples when it reaches its last token")
+            sampled += output.sampled_token_ids[0]
+        return sampled
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise AssertionError(f"not so: {text}")
