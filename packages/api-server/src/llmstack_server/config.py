@@ -1,0 +1,176 @@
+"""The configuration of one server: flags and environment, typed, in one place."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmstack_server.environment import Environment
+from llmstack_server.errors import ServeError
+from llmstack_server.flags import LOG_LEVELS
+from llmstack_server.flags import port as parse_port
+from llmstack_server.secret import Secret
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEMO_MODEL_NAME = "llmstack-demo"
+DEFAULT_MAX_NUM_QUEUED_REQS = 1024
+
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+_ENGINE_FIELDS = (
+    "tokenizer", "revision", "load_format", "chat_template", "generation_config", "seed", "max_num_seqs",
+    "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "gpu_memory_utilization",
+    "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "runner",
+    "disable_log_stats",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HTTPConfig:
+    """How the server listens, whom it lets in, and how it ends.
+
+    Attributes:
+        api_keys: Empty lets everybody in.
+        shutdown_timeout_s: How long running requests may go on after SIGTERM; 0 ends them at once.
+        max_body_bytes: Larger bodies are refused unread.
+        receive_timeout_s: How long a request may take to arrive.
+    """
+
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    api_keys: tuple[Secret, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    shutdown_timeout_s: float = 30.0
+    is_strict_params: bool = False
+    enable_control_routes: bool = False
+    has_metrics_aliases: bool = True
+    max_body_bytes: int = 4 << 20
+    receive_timeout_s: float = 60.0
+    log_level: str = "info"
+    uvicorn_log_level: str = "info"
+    has_access_log: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Everything `llmstack serve` was told.
+
+    Attributes:
+        model: Folder or repository id; None is the embedded demo model.
+        served_model_names: The names in the API; the first is reported.
+        engine: The fields of the engine's arguments, by their names there.
+        max_model_len: None is the model's own.
+        warnings: Lines for the log once it is set up.
+    """
+
+    model: str | None
+    served_model_names: tuple[str, ...]
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_queued_reqs: int = DEFAULT_MAX_NUM_QUEUED_REQS
+    engine: dict[str, Any] = field(default_factory=dict)
+    http: HTTPConfig = HTTPConfig()
+    warnings: tuple[str, ...] = ()
+
+
+def config_from(namespace: argparse.Namespace, environment: Environment) -> ServeConfig:
+    """The configuration of a parsed command line; flags win over the environment.
+
+    Raises:
+        ServeError: A combination that cannot work; the text names the flags.
+    """
+    _check_parallel(namespace)
+    model = namespace.model_tag if namespace.model_tag is not None else namespace.model
+    names = tuple(namespace.served_model_name or ()) or (model or DEMO_MODEL_NAME,)
+    http = _http_config(namespace, environment)
+    max_model_len = namespace.max_model_len
+    if max_model_len == 0:
+        raise ServeError("--max-model-len: 0 is below the minimum of 1", exit_code=2)
+    return ServeConfig(
+        model=model,
+        served_model_names=names,
+        dtype=_DTYPE_ALIASES.get(namespace.dtype, namespace.dtype),
+        max_model_len=None if max_model_len == -1 else max_model_len,
+        max_num_queued_reqs=namespace.max_num_queued_reqs
+        or max(DEFAULT_MAX_NUM_QUEUED_REQS, 4 * namespace.max_num_seqs),
+        engine={name: getattr(namespace, name) for name in _ENGINE_FIELDS},
+        http=http,
+        warnings=tuple(_warnings(namespace, environment, http)),
+    )
+
+
+def _check_parallel(namespace: argparse.Namespace) -> None:
+    for flag in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = getattr(namespace, flag)
+        if size != 1:
+            name = "--" + flag.replace("_", "-")
+            raise ServeError(f"{name} {size}: only 1 is available yet; one server runs on one device", exit_code=2)
+
+
+def _http_config(namespace: argparse.Namespace, environment: Environment) -> HTTPConfig:
+    keys = namespace.api_key or ([environment.api_key] if environment.api_key else [])
+    if any(not key for key in keys):
+        raise ServeError("--api-key: a key must not be empty", exit_code=2)
+    if namespace.require_auth and not keys:
+        raise ServeError("--require-auth needs --api-key or LLMSTACK_API_KEY", exit_code=2)
+    return HTTPConfig(
+        host=namespace.host or environment.host or DEFAULT_HOST,
+        port=namespace.port if namespace.port is not None else _environment_port(environment),
+        api_keys=tuple(Secret(key) for key in keys),
+        allowed_origins=tuple(namespace.allowed_origins or ()),
+        shutdown_timeout_s=namespace.shutdown_timeout,
+        is_strict_params=namespace.strict_params,
+        enable_control_routes=namespace.enable_control_routes,
+        has_metrics_aliases=not namespace.no_metrics_aliases,
+        log_level=namespace.log_level or _environment_log_level(environment),
+        uvicorn_log_level=namespace.uvicorn_log_level,
+        has_access_log=not namespace.disable_uvicorn_access_log,
+    )
+
+
+def _environment_port(environment: Environment) -> int:
+    if environment.port is None:
+        return DEFAULT_PORT
+    try:
+        return parse_port(environment.port)
+    except argparse.ArgumentTypeError as error:
+        raise ServeError(f"LLMSTACK_PORT or VLLM_PORT: {error}", exit_code=2) from None
+
+
+def _environment_log_level(environment: Environment) -> str:
+    level = (environment.log_level or "info").lower()
+    if level not in LOG_LEVELS:
+        raise ServeError(f"LLMSTACK_LOGGING_LEVEL: '{level[:32]}' is none of {', '.join(LOG_LEVELS)}", exit_code=2)
+    return level
+
+
+def _warnings(namespace: argparse.Namespace, environment: Environment, http: HTTPConfig) -> list[str]:
+    found = []
+    if namespace.model_tag is not None and namespace.model not in (None, namespace.model_tag):
+        found.append(f"serving {namespace.model_tag}: --model {namespace.model} is ignored")
+    if namespace.enforce_eager:
+        found.append("--enforce-eager: there is nothing to compile on a CPU, the flag changes nothing")
+    if namespace.api_key:
+        found.append("--api-key shows in the list of processes; LLMSTACK_API_KEY does not")
+    if not http.api_keys and not is_loopback(http.host):
+        found.append(
+            f"ANYBODY who can reach {http.host} may use this server: set LLMSTACK_API_KEY, or listen on 127.0.0.1 only"
+        )
+    if environment.ignored:
+        found.append(f"not understood and ignored: {', '.join(environment.ignored)}")
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

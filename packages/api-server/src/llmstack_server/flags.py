@@ -1,0 +1,183 @@
+"""The flags of `llmstack serve`: vLLM's names and defaults; the standard library only, since `--help` loads it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from llmstack_server.unavailable_flags import NOT_AVAILABLE
+
+DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class _NotAvailable(argparse.Action):
+    """A known flag that is refused with a sentence."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        """Ends the command line."""
+        parser.error(f"{option_string} is a flag of vLLM that llmstack knows but does not have: not available yet")
+
+
+def count(text: str) -> int:
+    """An integer with an optional suffix, as vLLM reads it: `4k` is 4000, `4K` is 4096; `-1` is allowed."""
+    scale = _SUFFIXES.get(text[-1:], 1)
+    digits = text[:-1] if scale > 1 else text
+    try:
+        number = float(digits) * scale if "." in digits and scale > 1 else int(digits) * scale
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number such as 4096, 4k or 4K") from None
+    return int(number)
+
+
+def at_least(minimum: int, parse: Callable[[str], int] = int) -> Callable[[str], int]:
+    """A type of argument: an integer not below `minimum`."""
+
+    def parse_bounded(text: str) -> int:
+        try:
+            number = parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+        if number < minimum:
+            raise argparse.ArgumentTypeError(f"{number} is below the minimum of {minimum}")
+        return number
+
+    return parse_bounded
+
+
+def port(text: str) -> int:
+    """A port number; 0 lets the system choose."""
+    number = at_least(0)(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{number} is above the maximum of 65535")
+    return number
+
+
+def share(text: str) -> float:
+    """A number in (0, 1]."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+    if not 0.0 < number <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, 0 or more."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
+    if not 0.0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 up")
+    return number
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares every flag of `llmstack serve`."""
+    _add_model_arguments(parser)
+    _add_engine_arguments(parser)
+    _add_http_arguments(parser)
+    for flag in sorted(NOT_AVAILABLE):
+        parser.add_argument(flag, action=_NotAvailable, nargs="?", help=argparse.SUPPRESS)
+        parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): argparse.SUPPRESS})
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("model").add_argument
+    add(
+        "model_tag",
+        nargs="?",
+        metavar="model",
+        help="Hugging Face repository id or local folder; without one the embedded demo model is served",
+    )
+    add("--model", default=None, help="the same as the positional model, which wins where both are given")
+    add(
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="names in the API; the first is reported",
+    )
+    add("--tokenizer", help="folder or repository id of the tokenizer (default: the model's)")
+    add("--revision", help="branch, tag or commit of the repository")
+    add("--load-format", choices=LOAD_FORMATS, default="auto", help="'dummy' makes random weights (default: auto)")
+    add("--dtype", choices=DTYPES, default="auto", help="'auto' is the checkpoint's (default: auto)")
+    add(
+        "--max-model-len", type=at_least(-1, count), metavar="N", help="longest request in tokens, such as 4096, 4k, 4K"
+    )
+    add("--chat-template", metavar="FILE", help="a Jinja file, or the template itself (default: the model's)")
+    add(
+        "--generation-config",
+        default="auto",
+        help="'auto' takes sampling defaults from the model's generation_config.json, 'vllm' does not (default: auto)",
+    )
+    add("--seed", type=int, default=0, help="seed of dummy weights and of unseeded requests (default: 0)")
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("engine").add_argument
+    add("--max-num-seqs", type=at_least(1), default=256, metavar="N", help="requests per step at most (default: 256)")
+    add(
+        "--max-num-batched-tokens",
+        type=at_least(1, count),
+        metavar="N",
+        help="tokens per step at most (default: 2048; the longest request without chunked prefill)",
+    )
+    add("--block-size", type=at_least(1), default=16, metavar="N", help="tokens per KV block (default: 16)")
+    add(
+        "--num-kv-blocks",
+        "--num-gpu-blocks-override",
+        type=at_least(1, count),
+        metavar="N",
+        help="blocks of the KV cache (default: from the memory at hand)",
+    )
+    add("--kv-cache-memory-bytes", type=at_least(1, count), metavar="N", help="size of the KV cache, such as 512M")
+    add("--gpu-memory-utilization", type=share, default=0.9, metavar="X", help="share of GPU memory (default: 0.9)")
+    boolean = argparse.BooleanOptionalAction
+    add("--enable-prefix-caching", action=boolean, default=True, help="reuse the KV blocks of equal prefixes")
+    add("--enable-chunked-prefill", action=boolean, default=True, help="let a long prompt span several steps")
+    add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
+    add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
+    add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
+    add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
+    add("--enforce-eager", action="store_true", help="accepted; there is nothing to compile on a CPU")
+    add("--disable-log-stats", action="store_true", help="no statistics from the engine")
+    add("--runner", default="default", help=argparse.SUPPRESS)
+
+
+def _add_http_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("HTTP").add_argument
+    add("--host", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=port, help="port to listen on; 0 lets the system choose and prints it (default: 8000)")
+    add("--api-key", nargs="+", action="extend", metavar="KEY", help="accepted keys; better in LLMSTACK_API_KEY")
+    add("--require-auth", action="store_true", help="refuse to start without an API key")
+    add("--allowed-origins", nargs="+", action="extend", metavar="ORIGIN", help="origins that browsers may call from")
+    add(
+        "--shutdown-timeout",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds that running requests get after SIGTERM; 0 aborts them (default: 30)",
+    )
+    add("--strict-params", action="store_true", help="refuse unknown request fields instead of ignoring them")
+    add("--enable-control-routes", action="store_true", help="open POST /reset_prefix_cache")
+    add("--enable-server-load-tracking", action="store_true", help="accepted; /load always counts")
+    add("--enable-prompt-tokens-details", action="store_true", help="accepted; cached tokens are always reported")
+    add("--no-metrics-aliases", action="store_true", help="export metrics as llmstack: only, without vllm: names")
+    add("--disable-log-requests", action="store_true", help="accepted; requests are not logged")
+    add("--log-level", choices=LOG_LEVELS, help="level of llmstack's log (default: info)")
+    add("--uvicorn-log-level", choices=LOG_LEVELS, default="info", help="level of uvicorn's log (default: info)")
+    add("--disable-uvicorn-access-log", action="store_true", help="no line per HTTP request")

@@ -1,0 +1,1 @@
+"""What is HTTP and not any one API: errors, bodies, middleware, metrics, routes."""

@@ -1,0 +1,154 @@
+"""ASGI middleware: request ids, errors, authentication, and the gate that is closed while starting and draining."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmstack_server.http.body import ClientDisconnected, discard_body
+from llmstack_server.http.errors import (
+    ErrorAnswer,
+    HTTPError,
+    answer_to,
+    engine_unavailable,
+    invalid_api_key,
+    missing_api_key,
+    server_shutting_down,
+)
+from llmstack_server.secret import matches_any
+from llmstack_server.state import ServerState
+
+REQUEST_ID_HEADER = "x-request-id"
+MAX_REQUEST_ID_CHARS = 128
+# Liveness and readiness are asked by machines that hold no key.
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+# What is answered whatever the engine's state: everything about the server itself.
+UNGATED_PATHS = OPEN_PATHS | {
+    "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/v1/models",
+}  # fmt: skip
+CLIENT_CLOSED_REQUEST = 499
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's `x-request-id` if it is sane, or a fresh one."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    if given and len(given) <= MAX_REQUEST_ID_CHARS and all("!" <= char <= "~" for char in given):
+        return given
+    return uuid.uuid4().hex
+
+
+class RequestContextMiddleware:
+    """Outermost: gives each request its id, renders every error, and counts answers."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = request_id
+        sender = _Sender(send, request_id)
+        try:
+            await self._app(scope, receive, sender)
+        except ClientDisconnected:
+            sender.status = CLIENT_CLOSED_REQUEST
+        except Exception as error:  # noqa: BLE001 (the one place where what nobody foresaw becomes an answer)
+            answer = answer_to(error, request_id)
+            if not sender.has_started:
+                await send_error(answer, receive, sender)
+        finally:
+            self._count(scope, sender.status)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        # The route's pattern, not the path: what clients send must not grow the number of series.
+        route = getattr(scope.get("route"), "path", "unknown")
+        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
+        self._state.metrics.http_requests.labels(method, route, str(status)).inc()
+
+
+class _Sender:
+    """`send` that adds the request id and remembers what was sent."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.has_started = False
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        """Sends one message."""
+        if message["type"] == "http.response.start":
+            self.has_started = True
+            self.status = message["status"]
+            MutableHeaders(raw=message["headers"])[REQUEST_ID_HEADER] = self._request_id
+        await self._send(message)
+
+
+async def send_error(answer: ErrorAnswer, receive: Receive, send: Send) -> None:
+    """Sends one error; where the connection is to close, the client gets a moment to finish what it is sending."""
+    content = answer.encoded()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    is_unread = answer.status == 413
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": content, "more_body": is_unread})
+    if is_unread:
+        await discard_body(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+
+class AuthenticationMiddleware:
+    """Lets in who has a key; every path but the open ones needs one."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._keys = state.config.http.api_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, or refuses it."""
+        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
+            self._check(Headers(scope=scope).get("authorization"))
+        await self._app(scope, receive, send)
+
+    def _check(self, authorization: str | None) -> None:
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise HTTPError(missing_api_key())
+        if not matches_any(self._keys, key.strip().encode("latin-1", "replace")):
+            raise HTTPError(invalid_api_key())
+
+
+class GateMiddleware:
+    """Refuses what needs the engine while there is none, or while the server ends."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, or refuses it."""
+        if scope["type"] == "http" and not self._is_ungated(scope["path"]):
+            self._check()
+        await self._app(scope, receive, send)
+
+    def _is_ungated(self, path: str) -> bool:
+        return path in UNGATED_PATHS or path.startswith("/v1/models/")
+
+    def _check(self) -> None:
+        lifecycle = self._state.lifecycle
+        if lifecycle.is_stopping:
+            raise HTTPError(server_shutting_down())
+        if not lifecycle.is_ready:
+            raise HTTPError(engine_unavailable(f"The server is not ready yet: {lifecycle.state}."))
+
+
+def health_body(answer: ErrorAnswer, status: str) -> dict[str, Any]:
+    """The body of an unhealthy answer: the error, and the state in one word."""
+    return {"status": status, **answer.body()}

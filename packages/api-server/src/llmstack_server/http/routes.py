@@ -1,0 +1,205 @@
+"""The routes: what each path calls, and what the OpenAPI document says about it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from llmstack_server.http.body import BodyLimits, read_json_object
+from llmstack_server.http.errors import HTTPError, engine_unavailable
+from llmstack_server.http.metrics import CONTENT_TYPE
+from llmstack_server.http.middleware import health_body
+from llmstack_server.lifecycle import LifecycleState
+from llmstack_server.openai.chat import prepare_chat
+from llmstack_server.openai.completions import prepare_completion
+from llmstack_server.openai.models import check_model, model_list, model_object
+from llmstack_server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from llmstack_server.openai.serving import GenerationResponse
+from llmstack_server.openai.tokenization import detokenize, tokenize
+from llmstack_server.state import ServerState
+from llmstack_server.version import server_version
+from llmstack_types import EngineDeadError
+
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    content = {"application/json": {"schema": ERROR_SCHEMA}}
+    return {status: {"description": "an error of the API's one shape", "content": content} for status in statuses}
+
+
+def _body(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    for field in schema["properties"].values():
+        for option in field.get("anyOf", ()):
+            if "$ref" in option:
+                option.update(definitions[option.pop("$ref").rpartition("/")[2]])
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "the answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
+}
+
+
+def build_router(state: ServerState) -> APIRouter:
+    """All routes of one server."""
+    router = APIRouter()
+    _add_health_routes(router, state)
+    _add_server_routes(router, state)
+    _add_generation_routes(router, state)
+    if state.config.http.enable_control_routes:
+        _add_control_routes(router, state)
+    return router
+
+
+def _add_health_routes(router: APIRouter, state: ServerState) -> None:
+    @router.get("/health", responses=_errors(503))
+    async def health() -> Response:
+        """200 once the engine can answer, and while running requests are drained."""
+        return await _health(state, (LifecycleState.READY, LifecycleState.DRAINING))
+
+    @router.get("/ready", responses=_errors(503))
+    async def ready() -> Response:
+        """200 while new requests are taken."""
+        return await _health(state, (LifecycleState.READY,))
+
+    @router.api_route("/ping", methods=["GET", "POST"])
+    async def ping() -> Response:
+        """200 while the process lives."""
+        return Response(status_code=200)
+
+
+async def _health(state: ServerState, healthy: tuple[LifecycleState, ...]) -> Response:
+    current = state.lifecycle.state
+    if current in healthy:
+        try:
+            await state.engine.check_health()
+        except EngineDeadError:
+            current = LifecycleState.STOPPED
+        else:
+            return JSONResponse({"status": str(current)})
+    answer = engine_unavailable(f"The server is not ready: {current}.")
+    return JSONResponse(health_body(answer, str(current)), status_code=503, headers=dict(answer.headers))
+
+
+def _add_server_routes(router: APIRouter, state: ServerState) -> None:
+    @router.get("/v1/models")
+    async def models() -> Response:
+        """The served names."""
+        return JSONResponse(model_list(state))
+
+    @router.get("/v1/models/{model:path}", responses=_errors(404))
+    async def model(model: str) -> Response:
+        """One served name."""
+        return JSONResponse(model_object(state, check_model(state, model)))
+
+    @router.get("/version")
+    async def version() -> Response:
+        """The server's version."""
+        return JSONResponse({"version": server_version()})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text."""
+        state.metrics.set_lifecycle_state(str(state.lifecycle.state))
+        return Response(state.metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/load")
+    async def load() -> Response:
+        """Generating requests in flight."""
+        return JSONResponse({"server_load": state.in_flight.count})
+
+    @router.get("/server_info")
+    async def info() -> Response:
+        """What is running; read only, no secrets."""
+        return JSONResponse(server_info(state))
+
+
+def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
+    errors = _STREAM | _errors(400, 401, 404, 413, 415, 500, 503)
+
+    @router.post("/v1/completions", responses=errors, openapi_extra=_body(CompletionRequest))
+    async def completions() -> Response:
+        """Continues one or several prompts."""
+        return GenerationResponse(state, prepare_completion)
+
+    @router.post("/v1/chat/completions", responses=errors, openapi_extra=_body(ChatCompletionRequest))
+    async def chat_completions() -> Response:
+        """Answers a conversation."""
+        return GenerationResponse(state, prepare_chat)
+
+    @router.post("/tokenize", responses=_errors(400), openapi_extra=_body(TokenizeRequest))
+    async def tokenize_route(request: Request) -> Response:
+        """Token ids of a prompt or of a conversation."""
+        return await _answer_json(state, request, tokenize)
+
+    @router.post("/detokenize", responses=_errors(400), openapi_extra=_body(DetokenizeRequest))
+    async def detokenize_route(request: Request) -> Response:
+        """Text of token ids."""
+        return await _answer_json(state, request, detokenize)
+
+
+def _add_control_routes(router: APIRouter, state: ServerState) -> None:
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        """Forgets cached prefixes; refused while requests are running."""
+        if await state.engine.reset_prefix_cache():
+            return Response(status_code=200)
+        raise HTTPError(engine_unavailable("The prefix cache is in use: requests are running."))
+
+
+async def _answer_json(
+    state: ServerState, request: Request, answer: Callable[[ServerState, dict[str, Any]], Awaitable[dict[str, Any]]]
+) -> Response:
+    limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
+    return JSONResponse(await answer(state, await read_json_object(request.headers, request.receive, limits)))
+
+
+def server_info(state: ServerState) -> dict[str, Any]:
+    """Configuration, state and versions; keys are counted, never shown."""
+    config, http, ready = state.config, state.config.http, state.ready
+    engine = None
+    if ready is not None:
+        engine = {
+            "dtype": ready.dtype, "device": ready.device, "max_model_len": ready.max_model_len, "pid": ready.pid,
+            "num_blocks": ready.num_blocks, "block_size": ready.block_size, "kv_cache_bytes": ready.kv_cache_bytes,
+            "vocab_size": ready.vocab_size, "backends": dict(ready.backends), "versions": dict(ready.versions),
+            "startup_s": dict(ready.phases_s),
+        }  # fmt: skip
+    return {
+        "version": server_version(),
+        "state": str(state.lifecycle.state),
+        "python": platform.python_version(),
+        "model": config.model or "(embedded demo model)",
+        "served_model_names": list(config.served_model_names),
+        "config": {**config.engine, "dtype": config.dtype, "max_model_len": config.max_model_len},
+        "http": {
+            "host": http.host, "port": http.port, "num_api_keys": len(http.api_keys),
+            "shutdown_timeout_s": http.shutdown_timeout_s, "max_body_bytes": http.max_body_bytes,
+            "strict_params": http.is_strict_params, "metrics_aliases": http.has_metrics_aliases,
+        },
+        "engine": engine,
+        **state.facts,
+    }  # fmt: skip

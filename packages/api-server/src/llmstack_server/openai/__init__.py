@@ -1,0 +1,1 @@
+"""The OpenAI API: its request fields, its answers and its event streams."""

@@ -1,0 +1,110 @@
+"""The checks and facts that completions and chat share."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from llmstack_server.http.errors import unknown_parameter
+from llmstack_server.openai.events import merge
+from llmstack_server.openai.models import check_model
+from llmstack_server.openai.protocol import GenerationFields, RequestModel, parse, unknown_fields
+from llmstack_server.openai.sampling import check_control_fields, check_stream_options
+from llmstack_server.openai.unsupported import Predicate, check_unsupported
+from llmstack_server.openai.usage import UsageCounter
+from llmstack_server.protocols import AdmittedPrompt, PromptOutput
+from llmstack_server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Generation:
+    """One checked request: its prompts, and what every answer to it carries.
+
+    Attributes:
+        id: `cmpl-` or `chatcmpl-` and a random part; the engine's request ids extend it.
+    """
+
+    state: ServerState
+    fields: GenerationFields
+    model: str
+    prompts: Sequence[AdmittedPrompt]
+    id: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def n(self) -> int:
+        """Completions per prompt."""
+        return self.prompts[0].sampling_params.n
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        return bool(self.fields.stream)
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk that counts tokens."""
+        options = self.fields.stream_options
+        return options is not None and bool(options.include_usage)
+
+    @property
+    def includes_continuous_usage(self) -> bool:
+        """Whether every chunk counts tokens; only together with the last one's."""
+        options = self.fields.stream_options
+        return self.includes_usage and options is not None and bool(options.continuous_usage_stats)
+
+    def new_usage(self) -> UsageCounter:
+        """A counter at zero."""
+        return UsageCounter(self.prompts)
+
+    def outputs(self) -> AsyncIterator[tuple[int, PromptOutput]]:
+        """Starts the request in the engine: outputs with the index of their prompt."""
+        generate = self.state.engine.generate
+        priority, cache_salt = self.fields.priority or 0, self.fields.cache_salt or ""
+        return merge(
+            [
+                generate(prompt, None, f"{self.id}-{index}", priority=priority, cache_salt=cache_salt)
+                for index, prompt in enumerate(self.prompts)
+            ]
+        )
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id; never the client's, which may come twice."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def parse_fields(
+    state: ServerState, body: dict[str, Any], model: type[RequestModel], unsupported: Mapping[str, Predicate]
+) -> RequestModel:
+    """The typed fields of a body, after the checks that need no engine.
+
+    Raises:
+        InvalidRequestError: In the order of the contract: types, model, fields that are not available.
+    """
+    fields = parse(model, body)
+    check_model(state, getattr(fields, "model", None))
+    check_unsupported(body, unsupported)
+    _count_unknown(state, fields, unsupported)
+    if isinstance(fields, GenerationFields):
+        check_stream_options(fields)
+        check_control_fields(fields)
+    return fields
+
+
+def _count_unknown(state: ServerState, fields: BaseModel, known: Mapping[str, Predicate]) -> None:
+    unknown = [name for name in unknown_fields(fields) if name not in known]
+    if not unknown:
+        return
+    if state.config.http.is_strict_params:
+        raise unknown_parameter(unknown[0])
+    state.metrics.unknown_parameters.inc(len(unknown))
+    logger.debug("ignored %d unknown request fields", len(unknown))

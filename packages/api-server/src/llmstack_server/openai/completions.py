@@ -1,0 +1,181 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llmstack_llm.admit import admit_sampling_params, check_fan_out
+from llmstack_server.openai.common import Generation, new_id, parse_fields
+from llmstack_server.openai.events import ChunkEncoder, close
+from llmstack_server.openai.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
+from llmstack_server.openai.models import check_model
+from llmstack_server.openai.protocol import CompletionRequest
+from llmstack_server.openai.sampling import check_best_of, parse_prompts, sampling_params
+from llmstack_server.openai.unsupported import COMPLETIONS
+from llmstack_server.protocols import AdmittedPrompt, Completion, PromptOutput
+from llmstack_server.state import ServerState
+from llmstack_types import SamplingParams
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def prepare_completion(state: ServerState, body: dict[str, Any]) -> CompletionAnswer:
+    """Checks a request and tokenizes its prompts.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    fields = parse_fields(state, body, CompletionRequest, COMPLETIONS)
+    values, is_list = parse_prompts(fields.prompt, body)
+    params = admit_sampling_params(_params(state, fields), state.limits, is_echo=bool(fields.echo))
+    check_best_of(fields.best_of, params.n)
+    check_fan_out(len(values), params.n, state.limits)
+    prompts = [
+        await state.engine.admit(
+            value,
+            params,
+            param=f"prompt[{index}]" if is_list else "prompt",
+            is_echo=bool(fields.echo),
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            add_special_tokens=fields.add_special_tokens is not False,
+        )
+        for index, value in enumerate(values)
+    ]
+    generation = Generation(state, fields, check_model(state, fields.model), prompts, new_id("cmpl"))
+    echoes = [await _echo(state, prompt) for prompt in prompts] if fields.echo else []
+    return CompletionAnswer(generation, fields, echoes)
+
+
+def _params(state: ServerState, fields: CompletionRequest) -> SamplingParams:
+    params = sampling_params(fields, state.engine.default_sampling_params(), logprobs=fields.logprobs)
+    if fields.echo and fields.logprobs is not None and params.prompt_logprobs is None:
+        # With `echo` the log-probabilities cover the prompt as well.
+        return replace(params, prompt_logprobs=fields.logprobs)
+    return params
+
+
+class Echo:
+    """A prompt as its answer repeats it."""
+
+    def __init__(self, text: str, first_token: str) -> None:
+        self.text = text
+        self.first_token = first_token
+
+
+async def _echo(state: ServerState, prompt: AdmittedPrompt) -> Echo:
+    tokenizer = await state.engine.get_tokenizer()
+    first_token = tokenizer.text_of(prompt.prompt_token_ids[0])
+    if prompt.prompt is not None:
+        return Echo(prompt.prompt, first_token)
+    return Echo(tokenizer.decode(prompt.prompt_token_ids, skip_special_tokens=False), first_token)
+
+
+class _ChoiceBuilder:
+    """Builds the choices of one completion; remembers what its earlier chunks have brought."""
+
+    def __init__(self, fields: CompletionRequest, echo: Echo | None) -> None:
+        self._fields = fields
+        self._echo = echo
+        self._is_first = True
+        self._logprobs = None if fields.logprobs is None else CompletionLogprobs(fields.logprobs)
+
+    def build(self, index: int, output: PromptOutput, new: Completion) -> dict[str, Any]:
+        """The choice object for what is new; the first one brings the prompt, where it is echoed."""
+        echo = self._echo if self._is_first else None
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": new.text if echo is None else echo.text + new.text,
+            "logprobs": self._build_logprobs(output, new, echo),
+            "finish_reason": new.finish_reason,
+        }
+        if new.finish_reason is not None:
+            choice["stop_reason"] = new.stop_reason
+        if self._fields.return_token_ids:
+            choice["token_ids"] = list(new.token_ids)
+            if self._is_first:
+                choice["prompt_token_ids"] = list(output.prompt_token_ids)
+        self._is_first = False
+        return choice
+
+    def is_worth_sending(self, new: Completion) -> bool:
+        """False for a token whose text is still held back, unless its id or figures are wanted."""
+        return bool(
+            new.text
+            or new.finish_reason is not None
+            or (self._is_first and self._echo is not None)
+            or self._logprobs is not None
+            or self._fields.return_token_ids
+        )
+
+    def _build_logprobs(self, output: PromptOutput, new: Completion, echo: Echo | None) -> dict[str, Any] | None:
+        if self._logprobs is None:
+            return None
+        token_ids: Sequence[int] = new.token_ids
+        positions: list[Position | None] = list(new.logprobs or ())
+        if echo is None:
+            return self._logprobs.build(token_ids, positions)
+        prompt_positions = list(output.prompt_logprobs or [None] * len(output.prompt_token_ids))
+        token_ids = [*output.prompt_token_ids, *token_ids]
+        return self._logprobs.build(token_ids, prompt_positions + positions, echo.first_token)
+
+
+class CompletionAnswer:
+    """The answer to one completion request."""
+
+    def __init__(self, generation: Generation, fields: CompletionRequest, echoes: Sequence[Echo]) -> None:
+        self._generation = generation
+        self._fields = fields
+        self._echoes = echoes
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        return self._generation.is_stream
+
+    def _builder(self, prompt_index: int) -> _ChoiceBuilder:
+        return _ChoiceBuilder(self._fields, self._echoes[prompt_index] if self._echoes else None)
+
+    async def whole(self) -> dict[str, Any]:
+        """The `text_completion` object; choices in the order of prompts, then of `n`."""
+        generation, usage = self._generation, self._generation.new_usage()
+        choices: list[dict[str, Any]] = []
+        async for prompt_index, output in generation.outputs():
+            usage.add(prompt_index, output)
+            for new in output.outputs:
+                choice = self._builder(prompt_index).build(prompt_index * generation.n + new.index, output, new)
+                if self._fields.prompt_logprobs is not None:
+                    choice["prompt_logprobs"] = prompt_logprobs_object(output.prompt_logprobs)
+                choices.append(choice)
+        return {
+            "id": generation.id,
+            "object": "text_completion",
+            "created": generation.created,
+            "model": generation.model,
+            "choices": sorted(choices, key=lambda choice: choice["index"]),
+            "usage": usage.as_object(),
+            "system_fingerprint": generation.state.system_fingerprint,
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Chunks with one choice each; the last of a choice has its finish reason."""
+        generation, usage = self._generation, self._generation.new_usage()
+        encoder = ChunkEncoder(
+            generation.id, "text_completion", generation.created, generation.model, generation.includes_usage
+        )
+        num_choices = len(generation.prompts) * generation.n
+        builders = [self._builder(index // generation.n) for index in range(num_choices)]
+        outputs = generation.outputs()
+        try:
+            async for prompt_index, output in outputs:
+                usage.add(prompt_index, output)
+                extra = {"usage": usage.as_object()} if generation.includes_continuous_usage else None
+                for new in output.outputs:
+                    index = prompt_index * generation.n + new.index
+                    if builders[index].is_worth_sending(new):
+                        yield encoder.encode([builders[index].build(index, output, new)], extra)
+        finally:
+            await close(outputs)
+        if generation.includes_usage:
+            yield encoder.encode([], {"usage": usage.as_object()})

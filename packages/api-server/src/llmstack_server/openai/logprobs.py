@@ -1,0 +1,98 @@
+"""Log-probabilities in the two forms of the OpenAI API, and the prompt's in vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from llmstack_server.protocols import TokenLogprob
+
+# JSON has no -inf; OpenAI's floor.
+LOWEST = -9999.0
+
+Position = Mapping[int, TokenLogprob]
+
+
+class CompletionLogprobs:
+    """Builds the `logprobs` objects of one choice of a completion; keeps the text offset between chunks."""
+
+    def __init__(self, num_top: int) -> None:
+        self._num_top = num_top
+        self._offset = 0
+
+    def build(
+        self, token_ids: Sequence[int], positions: Sequence[Position | None], first_token: str = ""
+    ) -> dict[str, Any]:
+        """Tokens, their log-probabilities, the most likely ones, and offsets.
+
+        A prompt's first position is None; its text is `first_token`.
+        """
+        tokens: list[str] = []
+        token_logprobs: list[float | None] = []
+        top_logprobs: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token_id, position in zip(token_ids, positions, strict=True):
+            chosen = None if position is None else position.get(token_id)
+            token = first_token if position is None else _text(chosen, token_id)
+            tokens.append(token)
+            token_logprobs.append(None if chosen is None else floor(chosen.logprob))
+            top_logprobs.append(None if position is None else self._top(position))
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": token_logprobs,
+            "tokens": tokens,
+            "top_logprobs": top_logprobs,
+        }
+
+    def _top(self, position: Position) -> dict[str, float]:
+        # The chosen token comes first in `position`, so with 0 asked for it is the one entry.
+        entries = islice(position.items(), self._num_top + 1)
+        return {_text(entry, token_id): floor(entry.logprob) for token_id, entry in entries}
+
+
+def chat_logprobs(token_ids: Sequence[int], positions: Sequence[Position], num_top: int) -> dict[str, Any]:
+    """The `logprobs` object of one choice of a chat."""
+    content = [
+        _chat_entry(token_id, position, num_top) for token_id, position in zip(token_ids, positions, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(token_id: int, position: Position, num_top: int) -> dict[str, Any]:
+    best = sorted(position.items(), key=lambda item: -item[1].logprob)[:num_top]
+    entry = _chat_token(token_id, position[token_id])
+    entry["top_logprobs"] = [_chat_token(other_id, other) for other_id, other in best]
+    return entry
+
+
+def _chat_token(token_id: int, entry: TokenLogprob) -> dict[str, Any]:
+    token = _text(entry, token_id)
+    return {"token": token, "logprob": floor(entry.logprob), "bytes": list(token.encode())}
+
+
+def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: per prompt token a map from token id to its figures, the first null."""
+    if positions is None:
+        return None
+    return [None if position is None else _prompt_entry(position) for position in positions]
+
+
+def _prompt_entry(position: Position) -> dict[str, Any]:
+    return {
+        str(token_id): {"logprob": floor(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+        for token_id, entry in position.items()
+    }
+
+
+def floor(logprob: float) -> float:
+    """The log-probability as JSON can hold it."""
+    return logprob if logprob > LOWEST else LOWEST
+
+
+def _text(entry: TokenLogprob | None, token_id: int) -> str:
+    if entry is None or entry.decoded_token is None:
+        return f"token_id:{token_id}"
+    return entry.decoded_token

@@ -1,0 +1,151 @@
+"""The fields of requests and their types; what values they may take is decided in `llmstack_llm.admit` alone."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmstack_llm import request_errors
+from llmstack_types import InvalidRequestError
+
+# Not `float`: a number of 400 digits is no float, and must still reach the check of its field's range.
+Decimal = int | float
+
+
+class StreamOptions(BaseModel):
+    """Extras of a stream."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(BaseModel):
+    """What completions and chat have in common; None means the default, everywhere."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = Field(None, description="a served name; may be left out while one model is served")
+    n: int | None = None
+    temperature: Decimal | None = None
+    top_p: Decimal | None = None
+    top_k: int | None = None
+    min_p: Decimal | None = None
+    presence_penalty: Decimal | None = None
+    frequency_penalty: Decimal | None = None
+    repetition_penalty: Decimal | None = None
+    seed: int | None = None
+    stop: Any = Field(None, description="a string, or up to 16 strings")
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    logit_bias: dict[str, Decimal] | None = None
+    allowed_token_ids: list[int] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+
+
+class CompletionRequest(GenerationFields):
+    """Body of `POST /v1/completions`."""
+
+    prompt: Any = Field(None, description="a string, strings, token ids, or lists of token ids")
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class ChatCompletionRequest(GenerationFields):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(BaseModel):
+    """Body of `POST /tokenize`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """Body of `POST /detokenize`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    tokens: list[int] | None = None
+
+
+RequestModel = TypeVar("RequestModel", bound=BaseModel)
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "float_type": "a decimal",
+    "bool_type": "a boolean",
+    "string_type": "a string",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+
+def parse(model: type[RequestModel], body: dict[str, Any]) -> RequestModel:
+    """The typed body.
+
+    Raises:
+        InvalidRequestError: Code `invalid_type`, for the first field of a wrong type.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise _invalid_type(first["loc"], first["type"], body) from None
+
+
+def _invalid_type(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> InvalidRequestError:
+    """`location` may end in the name of a member of a union, which is no part of the body."""
+    expected = _EXPECTED.get(kind, "another type")
+    value: Any = body
+    path = ""
+    for step in location:
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+            path += f".{step}" if path else str(step)
+        elif isinstance(value, list) and isinstance(step, int):
+            value = value[step]
+            path += f"[{step}]"
+        else:
+            expected = "a decimal"
+    return request_errors.invalid_type(request_errors.echo(path), expected, value)
+
+
+def unknown_fields(body: BaseModel) -> list[str]:
+    """Names of the fields that the model does not have."""
+    return list(body.model_extra or {})

@@ -1,0 +1,96 @@
+"""From the fields of a request to prompts and sampling parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_server.http.errors import missing_parameter
+from llmstack_server.openai.protocol import GenerationFields
+from llmstack_types import RequestOutputKind, SamplingParams
+
+INT32_MAX = 2**31 - 1
+MAX_CACHE_SALT_CHARS = 128
+# Fields of a request with the name and the meaning of one of `SamplingParams`.
+SAMPLING_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "max_tokens", "min_tokens",
+    "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids",
+)  # fmt: skip
+
+
+def sampling_params(fields: GenerationFields, defaults: SamplingParams, **overrides: Any) -> SamplingParams:
+    """`defaults` with what the request gives; null means the default, and falsy values are values."""
+    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(fields, name)) is not None}
+    kind = RequestOutputKind.DELTA if fields.stream else RequestOutputKind.FINAL_ONLY
+    return dataclasses.replace(defaults, **(given | overrides), output_kind=kind)
+
+
+def check_stream_options(fields: GenerationFields) -> None:
+    """Raises InvalidRequestError for options of a stream that is none, and for what a stream cannot bring."""
+    if fields.stream_options is not None and not fields.stream:
+        raise request_errors.invalid_value("stream_options", "it is only allowed together with 'stream': true")
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise request_errors.invalid_value("prompt_logprobs", "it is not available together with 'stream': true")
+
+
+def check_control_fields(fields: GenerationFields) -> None:
+    """Raises InvalidRequestError for a priority or a salt that the engine's messages cannot hold."""
+    if fields.priority is not None:
+        if fields.priority > INT32_MAX:
+            raise request_errors.above_max("priority", INT32_MAX, fields.priority, is_integer=True)
+        if fields.priority < -INT32_MAX:
+            raise request_errors.below_min("priority", -INT32_MAX, fields.priority, is_integer=True)
+    if fields.cache_salt is not None and len(fields.cache_salt) > MAX_CACHE_SALT_CHARS:
+        raise request_errors.string_too_long("cache_salt", MAX_CACHE_SALT_CHARS, len(fields.cache_salt))
+
+
+def check_best_of(best_of: int | None, n: int) -> None:
+    """Raises InvalidRequestError; choosing among more completions than are returned is not available yet."""
+    if best_of is None:
+        return
+    if best_of > 20:
+        raise request_errors.above_max("best_of", 20, best_of, is_integer=True)
+    if best_of < 1:
+        raise request_errors.below_min("best_of", 1, best_of, is_integer=True)
+    if best_of < n:
+        raise request_errors.invalid_value("best_of", "it must not be below 'n'")
+    if best_of > n:
+        raise request_errors.unsupported_parameter("best_of", "'best_of' above 'n' is not supported by this server")
+
+
+def parse_prompts(value: Any, body: dict[str, Any]) -> tuple[list[str | list[int]], bool]:
+    """The prompts of a completion request, and whether they came as a list of several.
+
+    Types only: whether an id is in the vocabulary is decided at admission.
+
+    Raises:
+        InvalidRequestError: Missing, empty, or of a wrong type.
+    """
+    if value is None:
+        message = "Either prompt or prompt_embeds must be provided and non-empty." if "prompt_embeds" in body else None
+        raise missing_parameter("prompt", message)
+    if isinstance(value, str):
+        return [value], False
+    if not isinstance(value, list):
+        raise request_errors.invalid_type("prompt", "a string or an array", value)
+    if not value:
+        raise request_errors.empty_array("prompt")
+    if all(isinstance(entry, str) for entry in value):
+        return list(value), True
+    if isinstance(value[0], list):
+        return [_token_ids(entry, f"prompt[{index}]") for index, entry in enumerate(value)], True
+    return [_token_ids(value, "prompt")], False
+
+
+def _token_ids(value: Any, param: str) -> list[int]:
+    if not isinstance(value, list):
+        raise request_errors.invalid_type(param, "an array of token ids", value)
+    if not value:
+        raise request_errors.empty_array(param)
+    if set(map(type, value)) != {int}:
+        index, entry = next((index, entry) for index, entry in enumerate(value) if type(entry) is not int)
+        reason = f"expected a token id, but got {request_errors.type_name(entry)} instead"
+        raise request_errors.invalid_value(f"{param}[{index}]", reason)
+    return value

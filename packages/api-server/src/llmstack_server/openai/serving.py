@@ -1,0 +1,124 @@
+"""Runs one generating request: reads it, answers it whole or as a stream, and ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llmstack_server.http.body import BodyLimits, ClientDisconnected, read_json_object
+from llmstack_server.http.errors import HTTPError, answer_to, server_shutting_down
+from llmstack_server.openai.events import DONE, close, encode_json, frame
+from llmstack_server.state import ServerState
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Answer(Protocol):
+    """A request that has passed every check; nothing runs before one of the two is called."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Which of the two the client asked for."""
+        ...
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer as one object."""
+        ...
+
+    def events(self) -> AsyncIterator[bytes]:
+        """The answer as framed events, without the last `[DONE]`."""
+        ...
+
+
+Prepare = Callable[[ServerState, dict[str, Any]], Awaitable[Answer]]
+
+
+class GenerationResponse(Response):
+    """The response of a generating route: everything from the body to the last event.
+
+    Headers are sent with the first output only, so what fails before has a status of its own.
+    """
+
+    def __init__(self, state: ServerState, prepare: Prepare) -> None:
+        super().__init__()
+        self._state = state
+        self._prepare = prepare
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; its errors before the first byte are raised.
+
+        Raises:
+            ClientDisconnected: The client has gone.
+        """
+        limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
+        body = await read_json_object(Headers(scope=scope), receive, limits)
+        with self._state.in_flight.track():
+            try:
+                await self._run_beside_client(self._answer(body, send), receive)
+            except ClientDisconnected:
+                raise
+            except Exception as error:
+                if not self._has_started:
+                    raise
+                await self._end_with_error(error, scope["state"]["request_id"], send)
+
+    async def _answer(self, body: dict[str, Any], send: Send) -> None:
+        answer = await self._prepare(self._state, body)
+        if answer.is_stream:
+            await self._send_events(answer.events(), send)
+        else:
+            await self._send_whole(encode_json(await answer.whole()).encode("utf-8", "replace"), send)
+
+    async def _send_whole(self, content: bytes, send: Send) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _send_events(self, events: AsyncIterator[bytes], send: Send) -> None:
+        try:
+            async for event in events:
+                if not self._has_started:
+                    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                    self._has_started = True
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        finally:
+            await close(events)
+        await send({"type": "http.response.body", "body": DONE})
+
+    async def _end_with_error(self, error: Exception, request_id: str, send: Send) -> None:
+        """The error as the last event and no `[DONE]`: nobody can take half an answer for a whole one."""
+        answer = answer_to(error, request_id)
+        await send({"type": "http.response.body", "body": frame(encode_json(answer.body()))})
+
+    async def _run_beside_client(self, work: Awaitable[None], receive: Receive) -> None:
+        """Runs `work` until it is done, its client has gone, or the server cuts what is in flight."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(_wait_until_disconnected(receive))
+        cutting = asyncio.ensure_future(self._state.in_flight.wait_until_cut())
+        try:
+            await asyncio.wait((working, leaving, cutting), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            elif leaving.done():
+                raise ClientDisconnected
+            else:
+                raise HTTPError(server_shutting_down())
+        finally:
+            for task in (working, leaving, cutting):
+                task.cancel()
+            await asyncio.gather(working, leaving, cutting, return_exceptions=True)
+
+
+async def _wait_until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,44 @@
+"""`POST /tokenize` and `POST /detokenize`, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from llmstack_llm.admit_rules import check_token_ids
+from llmstack_server.http.errors import missing_parameter
+from llmstack_server.openai.common import parse_fields
+from llmstack_server.openai.protocol import DetokenizeRequest, TokenizeRequest
+from llmstack_server.openai.unsupported import CHAT
+from llmstack_server.state import ServerState
+
+
+async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+    """`{count, max_model_len, tokens}` of a prompt, or of messages under the chat template."""
+    fields = parse_fields(state, body, TokenizeRequest, CHAT if "messages" in body else {})
+    if fields.messages is not None:
+        rendered = await state.engine.render_chat(
+            fields.messages,
+            add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
+            continue_final_message=bool(fields.continue_final_message),
+            chat_template_kwargs=fields.chat_template_kwargs,
+        )
+        token_ids = list(rendered["prompt_token_ids"])
+    elif fields.prompt is not None:
+        tokenizer = await state.engine.get_tokenizer()
+        add_special_tokens = fields.add_special_tokens is not False
+        # In a thread: a megabyte of text takes half a second.
+        token_ids = await asyncio.to_thread(tokenizer.encode, fields.prompt, add_special_tokens=add_special_tokens)
+    else:
+        raise missing_parameter("prompt")
+    return {"count": len(token_ids), "max_model_len": state.limits.max_model_len, "tokens": token_ids}
+
+
+async def detokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+    """`{prompt}` of token ids."""
+    fields = parse_fields(state, body, DetokenizeRequest, {})
+    if fields.tokens is None:
+        raise missing_parameter("tokens")
+    check_token_ids("tokens", fields.tokens, state.limits.vocab_size)
+    tokenizer = await state.engine.get_tokenizer()
+    return {"prompt": await asyncio.to_thread(tokenizer.decode, fields.tokens, skip_special_tokens=False)}

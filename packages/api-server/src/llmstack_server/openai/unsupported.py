@@ -1,0 +1,82 @@
+"""Fields that are known and not available: a value that would change the answer is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_types import InvalidRequestError
+
+Predicate = Callable[[Any], bool]
+
+
+def _one_of(*harmless: Any) -> Predicate:
+    """True for null and for these very values; `True` is not 1 here."""
+    return lambda value: value is None or any(type(value) is type(entry) and value == entry for entry in harmless)
+
+
+def _is_text_format(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and value.get("type") == "text")
+
+
+_NEVER = _one_of()
+
+# Field to the values that mean what the server does anyway.
+COMMON: Mapping[str, Predicate] = {
+    "use_beam_search": _one_of(False),
+    "length_penalty": _one_of(1, 1.0),
+    "early_stopping": _one_of(False),
+    "truncate_prompt_tokens": _NEVER,
+    "truncation_side": _NEVER,
+    "bad_words": _one_of([]),
+    "logprob_token_ids": _one_of([]),
+    "logits_processors": _one_of([]),
+    "vllm_xargs": _one_of({}),
+    "kv_transfer_params": _NEVER,
+    "return_tokens_as_token_ids": _one_of(False),
+    "response_format": _is_text_format,
+    "structured_outputs": _NEVER,
+    "guided_json": _NEVER,
+    "guided_regex": _NEVER,
+    "guided_choice": _NEVER,
+    "guided_grammar": _NEVER,
+    "guided_json_object": _one_of(False),
+    "thinking_token_budget": _NEVER,
+    "repetition_detection": _NEVER,
+    "stream_interval": _one_of(1),
+}
+COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": _one_of([]), "suffix": _one_of("")}
+CHAT: Mapping[str, Predicate] = {
+    **COMMON,
+    "tools": _NEVER,
+    "tool_choice": _one_of("none", "auto"),
+    "functions": _NEVER,
+    "function_call": _one_of("none", "auto"),
+    "audio": _NEVER,
+    "modalities": _one_of(["text"]),
+    "prediction": _NEVER,
+    "web_search_options": _NEVER,
+    "documents": _one_of([]),
+    "chat_template": _NEVER,
+    "mm_processor_kwargs": _one_of({}),
+    "best_of": _one_of(1),
+    "prompt_embeds": _one_of([]),
+}
+
+
+def check_unsupported(body: Mapping[str, Any], table: Mapping[str, Predicate]) -> None:
+    """Refuses the first field of `body` that asks for something we do not have.
+
+    Raises:
+        InvalidRequestError: Code `unsupported_parameter`.
+    """
+    for field, value in body.items():
+        is_harmless = table.get(field)
+        if is_harmless is not None and not is_harmless(value):
+            raise unsupported(field)
+
+
+def unsupported(param: str) -> InvalidRequestError:
+    """The refusal of one field."""
+    return request_errors.unsupported_parameter(param, f"'{param}' is not supported by this server")

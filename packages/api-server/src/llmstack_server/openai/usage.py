@@ -1,0 +1,32 @@
+"""Counts the tokens of a request, over all of its prompts and choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmstack_server.protocols import AdmittedPrompt, PromptOutput
+
+
+class UsageCounter:
+    """The `usage` object of one response, as far as it has come."""
+
+    def __init__(self, prompts: Sequence[AdmittedPrompt]) -> None:
+        self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+        self.num_completion_tokens = 0
+        self._prompt_index_to_num_cached = [0] * len(prompts)
+
+    def add(self, prompt_index: int, output: PromptOutput) -> None:
+        """Counts what `output` brings; outputs hold only what is new, or come once."""
+        self.num_completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        if output.num_cached_tokens is not None:
+            self._prompt_index_to_num_cached[prompt_index] = output.num_cached_tokens
+
+    def as_object(self) -> dict[str, Any]:
+        """The object of the API; a prompt counts once, whatever `n`."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._prompt_index_to_num_cached)},
+        }

@@ -1,0 +1,151 @@
+"""What the routes need of an engine front end, by shape; `llmstack_llm.AsyncLLM` satisfies it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from llmstack_types import EngineReady, SamplingParams
+
+
+class TokenLogprob(Protocol):
+    """One token's log-probability and its text."""
+
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def decoded_token(self) -> str | None: ...
+
+
+class Completion(Protocol):
+    """One completion of a prompt, or what is new in it."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[Mapping[int, TokenLogprob]] | None: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def stop_reason(self) -> int | str | None: ...
+
+
+class PromptOutput(Protocol):
+    """What one prompt has brought, in whole or since the last time."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
+    @property
+    def prompt_logprobs(self) -> Sequence[Mapping[int, TokenLogprob] | None] | None: ...
+    @property
+    def outputs(self) -> Sequence[Completion]: ...
+    @property
+    def num_cached_tokens(self) -> int | None: ...
+
+
+class AdmittedPrompt(Protocol):
+    """A prompt and its parameters after every check."""
+
+    @property
+    def prompt(self) -> str | None: ...
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
+    @property
+    def sampling_params(self) -> SamplingParams: ...
+
+
+class TextCodec(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+    def text_of(self, token_id: int) -> str: ...
+
+
+class EngineClient(Protocol):
+    """An engine front end seen from the routes; used on one event loop.
+
+    Prompts are passed through unread (`Any`): what `render_chat` returns goes into `admit`, what `admit` returns into
+    `generate`.
+    """
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Raises EngineStartError, EngineDeadError."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine core is gone."""
+        ...
+
+    def default_sampling_params(self) -> SamplingParams:
+        """The model's own defaults; `max_tokens` None means what the context has left."""
+        ...
+
+    async def admit(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        *,
+        param: str = "prompt",
+        is_echo: bool = False,
+        param_names: Mapping[str, str] = ...,
+        default_max_tokens: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> AdmittedPrompt:
+        """Tokenizes and checks.
+
+        Raises:
+            InvalidRequestError: Names the field at fault.
+        """
+        ...
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The prompt of a conversation.
+
+        Raises:
+            InvalidRequestError: The template refuses it.
+        """
+        ...
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[PromptOutput]:
+        """Streams outputs; leaving the iteration aborts the request.
+
+        Raises:
+            ServerOverloadedError: Too many requests are waiting.
+            RequestFailedError: This request failed.
+            EngineDeadError: The engine core is gone.
+        """
+        ...
+
+    async def get_tokenizer(self) -> TextCodec:
+        """Raises InvalidRequestError when started without one."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """False while requests are running."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Stops everything. Idempotent."""
+        ...

@@ -1,0 +1,160 @@
+"""One running server: uvicorn over a bound socket, the engine's readiness and death, signals and the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import uvicorn
+
+from llmstack_server.errors import ServeError
+from llmstack_server.http.app import build_app
+from llmstack_server.http.protocol import LimitedProtocol
+from llmstack_server.launcher import one_line
+from llmstack_server.lifecycle import LifecycleState
+from llmstack_server.logs import level_number
+from llmstack_server.state import ServerState
+from llmstack_types import EngineDeadError, LLMStackError
+
+logger = logging.getLogger(__name__)
+
+HEALTH_INTERVAL_S = 0.25
+# What cut requests and the last answers get to reach their clients.
+FLUSH_TIMEOUT_S = 2.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: it would stop listening at once, and we drain first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield
+
+
+class Server:
+    """Serves one application on one socket, once."""
+
+    def __init__(self, state: ServerState, listener: socket.socket) -> None:
+        self._state = state
+        self._listener = listener
+        self._uvicorn = _Uvicorn(_uvicorn_config(state))
+        self._stop = asyncio.Event()
+        self._forced_by: int | None = None
+
+    async def run(self, on_ready: Callable[[], None]) -> int:
+        """Serves until a signal or the engine's death and returns the exit code; the engine is left to the caller.
+
+        Raises:
+            ServeError: The engine could not start.
+        """
+        serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
+        with self._signal_handlers():
+            try:
+                return await self._run_until_end(serving, on_ready)
+            finally:
+                self._state.lifecycle.advance(LifecycleState.STOPPED)
+                self._uvicorn.should_exit = True
+                await asyncio.gather(serving, return_exceptions=True)
+
+    async def _run_until_end(self, serving: asyncio.Task[None], on_ready: Callable[[], None]) -> int:
+        if not await self._race(self._start(on_ready), serving):
+            logger.info("stopped while loading")
+            return 0
+        if await self._race(self._watch_engine(), serving):
+            logger.error("the engine core died: requests in flight are lost, the server stops")
+            await self._state.in_flight.wait_until_idle(FLUSH_TIMEOUT_S)
+            return 1
+        await self._drain()
+        return 0 if self._forced_by is None else 128 + self._forced_by
+
+    async def _race(self, work: Coroutine[Any, Any, None], serving: asyncio.Task[None]) -> bool:
+        """True when `work` has ended by itself, False when a stop was asked for first."""
+        working = asyncio.create_task(work)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((working, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+                raise ServeError("the HTTP server ended unexpectedly")
+            if working.done():
+                working.result()
+                return True
+            return False
+        finally:
+            working.cancel()
+            stopping.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
+    async def _start(self, on_ready: Callable[[], None]) -> None:
+        state = self._state
+        try:
+            state.ready = await state.engine.wait_until_ready()
+        except LLMStackError as error:
+            raise ServeError(one_line(error)) from error
+        state.lifecycle.advance(LifecycleState.INITIALIZING_ENGINE)
+        state.lifecycle.advance(LifecycleState.READY)
+        on_ready()
+
+    async def _watch_engine(self) -> None:
+        """Returns when the engine core is gone."""
+        while True:
+            try:
+                await self._state.engine.check_health()
+            except EngineDeadError:
+                return
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    async def _drain(self) -> None:
+        state, timeout_s = self._state, self._state.config.http.shutdown_timeout_s
+        state.lifecycle.advance(LifecycleState.DRAINING)
+        if state.in_flight.count:
+            logger.info("draining: %d requests in flight, up to %g s", state.in_flight.count, timeout_s)
+        if not await state.in_flight.wait_until_idle(timeout_s):
+            logger.warning("aborting %d requests that did not end in time", state.in_flight.count)
+            state.in_flight.cut()
+            await state.in_flight.wait_until_idle(FLUSH_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: int) -> None:
+        if not self._stop.is_set():
+            logger.info("%s: shutting down", signal.Signals(number).name)
+            self._stop.set()
+            return
+        logger.warning("%s again: aborting everything", signal.Signals(number).name)
+        self._forced_by = number
+        self._state.in_flight.cut()
+        self._uvicorn.force_exit = True
+
+
+def _uvicorn_config(state: ServerState) -> uvicorn.Config:
+    http = state.config.http
+    return uvicorn.Config(
+        build_app(state),
+        http=LimitedProtocol,
+        ws="none",
+        lifespan="off",
+        loop="none",
+        log_config=None,
+        log_level=level_number(http.uvicorn_log_level),
+        access_log=http.has_access_log,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(FLUSH_TIMEOUT_S),
+    )
