@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmstack_llm import request_errors
+from llmstack_llm.admit import AdmittedRequest
+from llmstack_llm.chat import ChatRenderer
+from llmstack_llm.chat_template import ChatTemplate, find_chat_template
+from llmstack_llm.engine_args import EngineArgs, UsageContext
+from llmstack_llm.input_processor import MAX_CHARS_ON_LOOP, InputProcessor, PromptInput
+from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.output_processor import OutputProcessor
+from llmstack_llm.outputs import RequestOutput
+from llmstack_llm.stats import StatLogger, record_all
+from llmstack_llm.tokenizer import Tokenizer, load_tokenizer
+from llmstack_types import EngineCoreRequest, EngineDeadError, EngineReady, SamplingParams, ServerOverloadedError
+
 if TYPE_CHECKING:
-    from llmstack_llm.admit import AdmittedRequest
-    from llmstack_llm.engine_args import EngineArgs
-    from llmstack_llm.input_processor import PromptInput
-    from llmstack_llm.model_config import ModelConfig
-    from llmstack_llm.outputs import RequestOutput
+    from llmstack_llm.output_collector import RequestOutputCollector
     from llmstack_llm.protocols import AsyncEngineCoreClient
-    from llmstack_llm.stats import StatLogger
-    from llmstack_llm.tokenizer import Tokenizer
-    from llmstack_types import EngineReady, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncLLM:
-    """Signatures first; bodies follow."""
+    """One model behind one engine core, for many callers on one event loop.
 
-    model_config: ModelConfig
-    ready: EngineReady | None
+    May be constructed outside of a loop; the output loop starts with the first request.
+
+    Attributes:
+        model_config: Facts about the model.
+        input_processor: Tokenizes and admits; its `limits` follow the engine core once that is ready.
+        output_processor: The requests in flight.
+        chat_template: What renders conversations; `is_fallback` where the model has no template.
+        ready: What the engine core said when it was; None before.
+    """
 
     def __init__(
         self,
@@ -30,21 +48,57 @@ class AsyncLLM:
         tokenizer: Tokenizer | None,
         *,
         stat_loggers: Sequence[StatLogger] = (),
-        chat_template: str | None = None,
+        chat_template: str | ChatTemplate | None = None,
         max_num_queued_reqs: int | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.model_config = model_config
+        self.tokenizer = tokenizer
+        self.input_processor = InputProcessor(model_config, tokenizer)
+        self.output_processor = OutputProcessor(tokenizer)
+        self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
+        self.ready: EngineReady | None = None
+        self._renderer = None if tokenizer is None else ChatRenderer(self.chat_template, tokenizer)
+        self._client = client
+        self._stat_loggers = list(stat_loggers)
+        self._max_num_queued_reqs = max_num_queued_reqs
+        self._starting: asyncio.Task[EngineReady] | None = None
+        self._output_loop: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._death: EngineDeadError | None = None
+        self._is_shut_down = False
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, *, stat_loggers: Sequence[StatLogger] = ()) -> AsyncLLM:
-        """Starts the engine-core process and returns without waiting for it."""
-        raise NotImplementedError
+        """Starts the engine-core process and returns without waiting for it.
 
-    async def admit(
-        self, prompt: PromptInput, sampling_params: SamplingParams, *, param: str = "prompt", is_echo: bool = False
-    ) -> AdmittedRequest:
-        """Tokenizes and checks; raises InvalidRequestError. `AdmittedRequest(prompt, prompt_token_ids, sampling_params)`."""
-        raise NotImplementedError
+        Raises:
+            EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError: The options or the folder are unusable.
+        """
+        from llmstack_engine_core.client import AsyncMPClient
+
+        model_config, engine_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
+        chat_template = load_chat_template(
+            model_config, tokenizer, args.chat_template
+        )  # refused before a process exists
+        return cls(
+            model_config,
+            AsyncMPClient(engine_config),
+            tokenizer,
+            stat_loggers=stat_loggers,
+            chat_template=chat_template,
+            max_num_queued_reqs=args.max_num_queued_reqs,
+        )
+
+    async def admit(self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any) -> AdmittedRequest:
+        """Tokenizes and checks one prompt, so that a server can refuse it before it answers.
+
+        `options`: Those of `InputProcessor.admit`, such as `param` and `default_max_tokens`.
+
+        Raises:
+            InvalidRequestError: Names the field at fault.
+        """
+        return await self.input_processor.admit_async(prompt, sampling_params, **options)
 
     async def render_chat(
         self,
@@ -55,10 +109,25 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """`{"prompt": text, "prompt_token_ids": ids}`, which `admit` and `generate` take; raises InvalidRequestError."""
-        raise NotImplementedError
+        """A conversation as `{"prompt": text, "prompt_token_ids": ids}`, which `admit` and `generate` take.
 
-    def generate(
+        Raises:
+            InvalidRequestError: Names the message and the field at fault.
+        """
+        if self._renderer is None:
+            raise request_errors.unsupported_value("messages", "this server has no tokenizer")
+        render = functools.partial(
+            self._renderer.render,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=chat_template_kwargs,
+        )
+        text, token_ids = await asyncio.to_thread(render) if _is_long(messages) else render()
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    async def generate(
         self,
         prompt: PromptInput | AdmittedRequest,
         sampling_params: SamplingParams | None,
@@ -66,44 +135,205 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> AsyncIterator[RequestOutput]:
-        """Streams the request's outputs; leaving the iteration aborts it."""
-        raise NotImplementedError
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Streams one request's outputs; whoever leaves the iteration, or is cancelled in it, aborts the request.
+
+        `sampling_params`: None takes the model's defaults; not looked at where `prompt` is admitted already.
+
+        Raises:
+            InvalidRequestError: The request cannot be served, or the id is in use.
+            ServerOverloadedError: Too many completions are in flight.
+            EngineDeadError: The engine core is gone.
+            RequestFailedError: This request failed inside the engine.
+        """
+        collector = await self._add_request(prompt, sampling_params, request_id, priority, cache_salt)
+        is_finished = False
+        try:
+            while not is_finished:
+                output = collector.get_nowait() or await collector.get()
+                is_finished = output.finished
+                yield output
+        finally:
+            if not is_finished:
+                self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
 
     async def abort(self, request_ids: str | Sequence[str]) -> None:
-        """Ends requests; their streams end with `finish_reason` abort."""
-        raise NotImplementedError
+        """Ends requests; their streams end with finish reason `abort`. Unknown ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        aborted = self.output_processor.abort_requests(ids)
+        if aborted:
+            await self._client.abort_requests(aborted)
 
     async def wait_until_ready(self) -> EngineReady:
-        """Raises EngineStartError, EngineDeadError."""
-        raise NotImplementedError
+        """Waits until the engine core can take requests.
+
+        Raises:
+            EngineStartError: It could not start; the text says why.
+            EngineDeadError: It is gone.
+        """
+        if self._starting is None:
+            self._check_alive()
+            self._starting = asyncio.create_task(self._client.wait_until_ready())
+        ready = await asyncio.shield(self._starting)  # one caller's cancellation is not everyone's
+        if self.ready is None:
+            self._set_ready(ready)
+        self._check_alive()
+        return ready
 
     @property
     def state(self) -> str:
         """`starting`, `ready` or `dead`."""
-        raise NotImplementedError
+        if self._death is not None or self._client.is_dead or self._has_failed_to_start():
+            return "dead"
+        return "starting" if self.ready is None else "ready"
 
     @property
     def is_ready(self) -> bool:
-        """State is ready."""
-        raise NotImplementedError
+        """True while requests are taken."""
+        return self.state == "ready"
+
+    @property
+    def num_requests_in_flight(self) -> int:
+        """Requests that have not ended."""
+        return self.output_processor.num_unfinished_requests
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the engine core is gone."""
-        raise NotImplementedError
+        """Raises EngineDeadError once the engine core is gone."""
+        self._check_alive()
 
     async def get_tokenizer(self) -> Tokenizer:
-        """Raises InvalidRequestError when started without one."""
-        raise NotImplementedError
+        """The tokenizer; raises InvalidRequestError where there is none."""
+        if self.tokenizer is None:
+            raise request_errors.unsupported_value("prompt", "this server has no tokenizer")
+        return self.tokenizer
 
     def default_sampling_params(self) -> SamplingParams:
-        """The model's own defaults (generation_config.json) over vLLM's; `max_tokens` None: what the context has left."""
-        raise NotImplementedError
+        """The model's own defaults over vLLM's; `max_tokens` None unless the model sets one."""
+        return self.model_config.default_sampling_params()
 
     async def reset_prefix_cache(self) -> bool:
-        """False while requests are running."""
-        raise NotImplementedError
+        """Forgets cached prefixes; False while requests are running."""
+        return await self._client.reset_prefix_cache()
 
     async def shutdown(self) -> None:
-        """Stops everything. Idempotent."""
-        raise NotImplementedError
+        """Ends every stream, the output loop and the engine core. Idempotent."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self._die(EngineDeadError("the engine is shut down"))
+        tasks = [task for task in (self._output_loop, self._starting, *self._background) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.shutdown()
+
+    async def _add_request(
+        self,
+        prompt: PromptInput | AdmittedRequest,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        priority: int,
+        cache_salt: str,
+    ) -> RequestOutputCollector:
+        self._check_alive()
+        await self.wait_until_ready()
+        if not isinstance(prompt, AdmittedRequest):
+            prompt = await self.admit(prompt, sampling_params or self.default_sampling_params())
+        self._check_alive()
+        self._check_room(prompt.sampling_params.n)
+        requests = self.input_processor.process_inputs(request_id, prompt, priority=priority, cache_salt=cache_salt)
+        # Registered first: an output can never arrive for a request that is not known here.
+        collector = self.output_processor.add_request(request_id, prompt.prompt, requests, prompt.sampling_params)
+        if self._output_loop is None:
+            self._output_loop = asyncio.create_task(self._run_output_loop())
+        await self._send(request_id, requests)
+        return collector
+
+    async def _send(self, request_id: str, requests: Sequence[EngineCoreRequest]) -> None:
+        is_sent = False
+        try:
+            for request in requests:
+                await self._client.add_request(request)
+            is_sent = True
+        finally:
+            if not is_sent:  # cancelled, or the engine core is gone
+                self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
+
+    async def _run_output_loop(self) -> None:
+        try:
+            while True:
+                outputs = await self._client.get_outputs()
+                processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp_s)
+                if processed.request_ids_to_abort:
+                    await self._client.abort_requests(processed.request_ids_to_abort)
+                record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)
+        except EngineDeadError as error:
+            self._die(error)
+        except Exception:  # a bug: waiting streams must end rather than hang
+            logger.exception("the output loop failed")
+            self._die(EngineDeadError("the output loop failed"))
+
+    def _die(self, error: EngineDeadError) -> None:
+        self._death = self._death or error
+        self.output_processor.fail_all(error)
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(str(self._death))
+        if self._client.is_dead:
+            raise EngineDeadError("the engine core is gone")
+
+    def _check_room(self, num_completions: int) -> None:
+        limit = self._max_num_queued_reqs
+        if limit is not None and self.output_processor.num_unfinished_completions + num_completions > limit:
+            raise ServerOverloadedError("too many requests are in flight")
+
+    def _set_ready(self, ready: EngineReady) -> None:
+        self.ready = ready
+        self.input_processor.set_ready(ready)
+        for stat_logger in self._stat_loggers:
+            stat_logger.log_engine_initialized(ready)
+
+    def _has_failed_to_start(self) -> bool:
+        task = self._starting
+        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+
+    def _abort_in_background(self, request_ids: Sequence[str]) -> None:
+        """The caller may be cancelled or closing, so it cannot wait."""
+        if request_ids and not self._is_shut_down:
+            self._spawn(self._client.abort_requests(request_ids))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def load_chat_template(
+    model_config: ModelConfig, tokenizer: Tokenizer | None, override: str | ChatTemplate | None
+) -> ChatTemplate:
+    """The model's template, the override, or the plain fallback, which is said in the log.
+
+    Raises:
+        ChatTemplateError: The template cannot be used.
+    """
+    if isinstance(override, ChatTemplate):
+        return override
+    config = {} if tokenizer is None else tokenizer.config
+    source = find_chat_template(model_config.tokenizer_path, config, override=override)
+    if source is None and tokenizer is not None:
+        logger.warning("the model has no chat template: messages are joined by newlines (chat_template sets one)")
+    return ChatTemplate(source, {} if tokenizer is None else tokenizer.named_tokens)
+
+
+def _is_long(messages: object) -> bool:
+    """Whether rendering and tokenizing would hold up the loop; looks at the contents before they are checked."""
+    if not isinstance(messages, list | tuple):
+        return False
+    num_chars = 0
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else [content]
+        texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+        num_chars += sum(len(text) for text in texts if isinstance(text, str))
+    return num_chars > MAX_CHARS_ON_LOOP or len(messages) > 256

@@ -10,7 +10,7 @@ class Logprob:
     """One token's log-probability.
 
     Attributes:
-        rank: Rank in the whole vocabulary, 1 is the most likely; None for a token of which only the probability is known.
+        rank: Rank in the whole vocabulary, 1 is the most likely; None where it is not known.
         decoded_token: The token alone as text; a broken character shows as U+FFFD.
     """
 

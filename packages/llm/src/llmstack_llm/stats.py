@@ -59,7 +59,7 @@ class IterationStats:
 
 
 class StatLogger(Protocol):
-    """Receives the figures of every step, on the event loop: it must not block, and an error of its own ends only itself."""
+    """Receives the figures of every step, on the event loop: it must not block; an error in it harms nobody else."""
 
     def log_engine_initialized(self, ready: EngineReady) -> None:
         """The engine core can take requests."""
@@ -103,7 +103,7 @@ class LoggingStatLogger:
         num_queries = stats.prefix_cache_queries - self._queries_before
         num_hits = stats.prefix_cache_hits - self._hits_before
         logger.info(
-            "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV cache %.1f %%, prefix hits %.1f %%",
+            "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV cache %.1f%%, hits %.1f%%",
             self._num_prompt_tokens / elapsed_s, self._num_generation_tokens / elapsed_s,
             stats.num_running, stats.num_waiting, 100 * stats.kv_cache_usage,
             100 * num_hits / num_queries if num_queries else 0.0,
@@ -119,5 +119,5 @@ def record_all(
     for stat_logger in stat_loggers:
         try:
             stat_logger.record(scheduler_stats, iteration_stats)
-        except Exception:  # noqa: BLE001 (a user's logger must not end the requests of all users)
+        except Exception:  # (a user's logger must not end the requests of all users)
             logger.exception("a stat logger failed")

@@ -27,7 +27,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def byte_tokenizer(special_tokens: Sequence[str] = (END_OF_TEXT,)) -> Tokenizer:
-    """A byte-level tokenizer without merges: ids 0 to 255 are single bytes (in ByteLevel's order), then the specials."""
+    """A byte-level tokenizer without merges: ids 0 to 255 are bytes (in ByteLevel's order), then the specials."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

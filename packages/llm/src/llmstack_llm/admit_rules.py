@@ -1,0 +1,198 @@
+"""The table of what each field of `SamplingParams` may hold, and the checks that read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmstack_llm import request_errors
+from llmstack_types import RequestOutputKind, SamplingParams
+
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_LOGIT_BIAS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRule:
+    """A closed range; `is_optional` allows None; the notes end the sentence where a client looks for a word there."""
+
+    minimum: int
+    maximum: int
+    is_optional: bool = False
+    above_note: str = ""
+    below_note: str = ""
+
+    def check(self, param: str, value: object) -> None:
+        """Raises InvalidRequestError."""
+        if value is None and self.is_optional:
+            return
+        if type(value) is not int:
+            raise request_errors.invalid_type(param, "an integer", value)
+        if value > self.maximum:
+            raise request_errors.above_max(param, self.maximum, value, is_integer=True, note=self.above_note)
+        if value < self.minimum:
+            raise request_errors.below_min(param, self.minimum, value, is_integer=True, note=self.below_note)
+
+
+@dataclass(frozen=True, slots=True)
+class DecimalRule:
+    """A range of finite numbers, integers welcome; the lower end may be excluded."""
+
+    minimum: float
+    maximum: float
+    is_minimum_excluded: bool = False
+
+    def check(self, param: str, value: object) -> None:
+        """Raises InvalidRequestError."""
+        if type(value) is not float and type(value) is not int:
+            raise request_errors.invalid_type(param, "a decimal", value)
+        if math.isnan(value) if type(value) is float else False:
+            raise request_errors.invalid_value(param, "expected a finite number")
+        if value > self.maximum:
+            raise request_errors.above_max(param, self.maximum, value, is_integer=False)
+        if value < self.minimum or (self.is_minimum_excluded and value == self.minimum):
+            raise request_errors.below_min(
+                param, self.minimum, value, is_integer=False, is_exclusive=self.is_minimum_excluded
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRule:
+    """One exact type."""
+
+    type_: type
+    expected: str
+
+    def check(self, param: str, value: object) -> None:
+        """Raises InvalidRequestError."""
+        if type(value) is not self.type_:
+            raise request_errors.invalid_type(param, self.expected, value)
+
+
+_BOOLEAN = InstanceRule(bool, "a boolean")
+_PENALTY = DecimalRule(-2.0, 2.0)
+
+RULES: Mapping[str, IntegerRule | DecimalRule | InstanceRule] = {
+    "n": IntegerRule(1, MAX_N),
+    "temperature": DecimalRule(0.0, 2.0),
+    "top_p": DecimalRule(0.0, 1.0, is_minimum_excluded=True),
+    "top_k": IntegerRule(-1, INT64_MAX),
+    "min_p": DecimalRule(0.0, 1.0),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    # vLLM allows anything above 0; beyond these ends float32 logits overflow and the row turns to NaN.
+    "repetition_penalty": DecimalRule(0.01, 100.0),
+    "seed": IntegerRule(
+        INT64_MIN, INT64_MAX, is_optional=True, above_note=" (less_than_equal)", below_note=" (greater_than_equal)"
+    ),
+    "max_tokens": IntegerRule(0, INT64_MAX, is_optional=True),
+    "min_tokens": IntegerRule(0, INT64_MAX),
+    "logprobs": IntegerRule(0, MAX_LOGPROBS, is_optional=True),
+    "prompt_logprobs": IntegerRule(0, MAX_LOGPROBS, is_optional=True),
+    "ignore_eos": _BOOLEAN,
+    "detokenize": _BOOLEAN,
+    "skip_special_tokens": _BOOLEAN,
+    "spaces_between_special_tokens": _BOOLEAN,
+    "include_stop_str_in_output": _BOOLEAN,
+    "output_kind": InstanceRule(RequestOutputKind, "an output kind"),
+}
+
+
+def check_stop(param: str, stop: object) -> None:
+    """At most 16 strings, none empty, each at most 1 KiB."""
+    if stop is None:
+        return
+    strings = [stop] if isinstance(stop, str) else stop
+    if not isinstance(strings, list | tuple):
+        raise request_errors.invalid_type(param, "a string or an array of strings", stop)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise request_errors.array_too_long(param, MAX_STOP_STRINGS, len(strings))
+    for string in strings:
+        if not isinstance(string, str):
+            raise request_errors.invalid_type(param, "a string or an array of strings", string)
+        if not string:
+            raise request_errors.empty_string(param)
+        check_text(param, string)
+        if len(string.encode()) > MAX_STOP_BYTES:
+            raise request_errors.string_too_long(param, MAX_STOP_BYTES, len(string.encode()))
+
+
+def check_text(param: str, text: str) -> None:
+    """Refuses half a surrogate pair, which no tokenizer and no response can hold."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise request_errors.invalid_value(param, "the text holds half a surrogate pair") from None
+
+
+def check_token_ids(param: str, token_ids: object, vocab_size: int, *, max_length: int | None = None) -> None:
+    """Integers in [0, vocab_size); the error's param is the entry, such as `prompt[3]`. Linear, in C if all is well."""
+    if not isinstance(token_ids, list | tuple):
+        raise request_errors.invalid_type(param, "an array of token ids", token_ids)
+    if max_length is not None and len(token_ids) > max_length:
+        raise request_errors.array_too_long(param, max_length, len(token_ids))
+    if not token_ids:
+        return
+    if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
+        return
+    for index, token_id in enumerate(token_ids):
+        if type(token_id) is not int:
+            article = request_errors.type_name(token_id)
+            raise request_errors.invalid_value(f"{param}[{index}]", f"expected a token id, but got {article} instead")
+        if not 0 <= token_id < vocab_size:
+            raise request_errors.out_of_vocabulary(f"{param}[{index}]", token_id, vocab_size)
+
+
+def normal_logit_bias(param: str, logit_bias: object, vocab_size: int) -> dict[int, float] | None:
+    """The checked map under integer ids; keys may be decimal strings, as JSON has no others."""
+    if logit_bias is None:
+        return None
+    if not isinstance(logit_bias, Mapping):
+        raise request_errors.invalid_type(param, "an object", logit_bias)
+    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise request_errors.too_many_properties(param, MAX_LOGIT_BIAS_ENTRIES, len(logit_bias))
+    return {_bias_token_id(param, key, vocab_size): _bias(param, value) for key, value in logit_bias.items()}
+
+
+def _bias_token_id(param: str, key: object, vocab_size: int) -> int:
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= len(str(INT64_MAX)):
+        key = int(key)
+    if type(key) is not int:
+        raise request_errors.invalid_value(param, f"'{request_errors.echo(key)}' is not a token id")
+    if not 0 <= key < vocab_size:
+        raise request_errors.out_of_vocabulary(param, key, vocab_size)
+    return key
+
+
+def _bias(param: str, value: object) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise request_errors.invalid_type(param, "an object of decimals", value)
+    if not -MAX_LOGIT_BIAS <= value <= MAX_LOGIT_BIAS:  # false for NaN too
+        raise request_errors.invalid_value(param, "every bias must lie between -100 and 100")
+    return float(value)
+
+
+def check_values(params: SamplingParams, vocab_size: int, name: Callable[[str], str]) -> None:
+    """Types and ranges of every field, in the table's order; `name` gives the name the user knows a field by."""
+    for field, rule in RULES.items():
+        rule.check(name(field), getattr(params, field))
+    check_stop(name("stop"), params.stop)
+    if params.stop_token_ids is not None:
+        check_token_ids(name("stop_token_ids"), params.stop_token_ids, vocab_size, max_length=MAX_STOP_TOKEN_IDS)
+    if params.allowed_token_ids is not None:
+        check_token_ids(name("allowed_token_ids"), params.allowed_token_ids, vocab_size)
+        _check_not_empty(name("allowed_token_ids"), params.allowed_token_ids)
+
+
+def _check_not_empty(param: str, values: Sequence[int]) -> None:
+    if not values:
+        raise request_errors.empty_array(param)

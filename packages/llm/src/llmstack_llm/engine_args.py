@@ -1,0 +1,171 @@
+"""vLLM's engine arguments, and how they become the configurations of the layers below."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from llmstack_llm.model_config import ModelConfig, load_model_config
+from llmstack_types import LLMStackError
+
+if TYPE_CHECKING:
+    from llmstack_engine_core import EngineConfig
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+
+
+class EngineArgsError(LLMStackError, ValueError):
+    """An option is out of range, or two contradict each other; the text names them."""
+
+
+class UsageContext(StrEnum):
+    """Who starts the engine; decides defaults."""
+
+    OPENAI_API_SERVER = "server"
+    LLM_CLASS = "llm"
+
+
+# A server keeps steps short for the sake of the streams beside a prefill; offline work wants few large steps.
+_DEFAULT_MAX_NUM_BATCHED_TOKENS = {UsageContext.OPENAI_API_SERVER: 2048, UsageContext.LLM_CLASS: 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """Options of one engine, under vLLM's names and with its defaults where it has them.
+
+    Attributes:
+        model: A folder, or a repository id.
+        tokenizer: The same, where it is not the model's own.
+        max_model_len: None is what the checkpoint was made for.
+        max_num_batched_tokens: None is 2048 for a server, 8192 for `LLM`.
+        num_kv_blocks: Blocks of the KV cache; `num_gpu_blocks_override` is vLLM's name for it.
+        kv_cache_memory_bytes: The size of the KV cache in another unit.
+        generation_config: `auto` applies the model's own sampling defaults, `vllm` keeps vLLM's.
+        skip_tokenizer_init: Token ids in, token ids out.
+        chat_template: A path, or the template itself; None is the model's.
+        runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
+        max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    dtype: str = "auto"
+    seed: int = 0
+    load_format: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    generation_config: str = "auto"
+    skip_tokenizer_init: bool = False
+    chat_template: str | None = None
+    disable_log_stats: bool = False
+    runner: str = "default"
+    max_num_queued_reqs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        for name in (
+            "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
+            "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_num_queued_reqs",
+        ):  # fmt: skip
+            _check_positive(name, getattr(self, name))
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise EngineArgsError(f"gpu_memory_utilization {self.gpu_memory_utilization}: must lie in (0, 1]")
+        self._check_conflicts()
+
+    def create_engine_config(
+        self, usage_context: UsageContext = UsageContext.OPENAI_API_SERVER
+    ) -> tuple[ModelConfig, EngineConfig]:
+        """Reads the model's configuration and resolves every default.
+
+        Raises:
+            EngineArgsError: Options contradict each other.
+            ModelConfigError: An option contradicts the model.
+            ModelFilesError: The model is not there.
+        """
+        model_config = load_model_config(
+            self.model,
+            tokenizer=self.tokenizer,
+            revision=self.revision,
+            dtype=_DTYPE_ALIASES.get(self.dtype, self.dtype),
+            max_model_len=self.max_model_len,
+            generation_config=self.generation_config,
+            skip_tokenizer_init=self.skip_tokenizer_init,
+        )
+        return model_config, self._engine_config(model_config, usage_context)
+
+    def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
+        from llmstack_engine_core import EngineConfig
+
+        limits = {
+            "max_model_len": model_config.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self._max_num_batched_tokens(model_config.max_model_len, usage_context),
+        }
+        model = {
+            "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
+            "seed": self.seed, "block_size": self.block_size, "device": self.device,
+            "gpu_memory_utilization": float(self.gpu_memory_utilization), **limits,
+        }  # fmt: skip
+        scheduler = {
+            "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
+            "long_prefill_token_threshold": self.long_prefill_token_threshold, **limits,
+        }  # fmt: skip
+        data: dict[str, Any] = {
+            "model": model, "runner": self.runner, "scheduler": scheduler,
+            "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
+            "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
+            "is_max_model_len_explicit": self.max_model_len is not None,
+        }  # fmt: skip
+        try:
+            return EngineConfig.from_plain(data)
+        except ValueError as error:
+            raise EngineArgsError(str(error)) from error
+
+    def _max_num_batched_tokens(self, max_model_len: int, usage_context: UsageContext) -> int:
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        default = _DEFAULT_MAX_NUM_BATCHED_TOKENS[usage_context]
+        return default if self.enable_chunked_prefill else max(default, max_model_len)
+
+    def _num_blocks(self) -> int | None:
+        return self.num_kv_blocks if self.num_kv_blocks is not None else self.num_gpu_blocks_override
+
+    def _check_conflicts(self) -> None:
+        if None not in (self.num_kv_blocks, self.num_gpu_blocks_override):
+            raise EngineArgsError("num_kv_blocks and num_gpu_blocks_override are the same option; give one of them")
+        if self._num_blocks() is not None and self.kv_cache_memory_bytes is not None:
+            raise EngineArgsError("num_kv_blocks and kv_cache_memory_bytes both set the size of the KV cache; give one")
+        if self.skip_tokenizer_init and self.tokenizer is not None:
+            raise EngineArgsError("skip_tokenizer_init and tokenizer contradict each other; give one of them")
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """Every option's name."""
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise EngineArgsError(f"{name} {str(value)[:64]!r}: expected one of {', '.join(choices)}")
+
+
+def _check_positive(name: str, value: int | None) -> None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise EngineArgsError(f"{name} {str(value)[:64]}: expected an integer of at least 1")

@@ -1,0 +1,191 @@
+"""Prompts in every form a caller may use, to the requests the engine core takes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_llm.admit import (
+    AdmissionLimits,
+    AdmittedRequest,
+    admit_request,
+    check_prompt_chars,
+)
+from llmstack_llm.admit_rules import check_text
+from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.seeds import completion_seed
+from llmstack_llm.tokenizer import Tokenizer
+from llmstack_types import EngineCoreRequest, EngineReady, SamplingParams
+
+PromptInput = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a dict with `prompt` or `prompt_token_ids` (with both, the text is only shown)."""
+
+MAX_CHARS_ON_LOOP = 8192  # about 2 ms of tokenizing
+_NO_NAMES: Mapping[str, str] = {}
+
+
+def draw_seed() -> int:
+    """A seed nobody can guess."""
+    return secrets.randbits(63)
+
+
+class InputProcessor:
+    """Tokenizes, admits, and makes engine requests.
+
+    Attributes:
+        limits: What admission allows; `set_ready` makes it what the running engine can take.
+        eos_token_ids: The model's and the tokenizer's end-of-sequence ids.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        *,
+        draw: Callable[[], int] = draw_seed,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = AdmissionLimits(model_config.max_model_len, model_config.vocab_size)
+        self.eos_token_ids = _eos_token_ids(model_config, tokenizer)
+        self._start_token_id = _start_token_id(model_config, tokenizer)
+        self._draw = draw
+        self._clock = clock
+
+    def set_ready(self, ready: EngineReady) -> None:
+        """Takes over the engine core's own limits."""
+        self.limits = dataclasses.replace(
+            self.limits,
+            max_model_len=min(self.limits.max_model_len, ready.max_model_len),
+            vocab_size=min(self.limits.vocab_size, ready.vocab_size),
+            num_kv_tokens=ready.num_blocks * ready.block_size,
+        )
+
+    def admit(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams,
+        *,
+        param: str = "prompt",
+        param_names: Mapping[str, str] = _NO_NAMES,
+        default_max_tokens: int | None = None,
+        is_echo: bool = False,
+        add_special_tokens: bool = True,
+    ) -> AdmittedRequest:
+        """Tokenizes and checks one prompt; see `admit_request` for the arguments.
+
+        Raises:
+            InvalidRequestError: Names the field at fault.
+        """
+        text, token_ids = self._text_and_ids(prompt, param)
+        if token_ids is None:
+            token_ids = self._encode(text or "", param, add_special_tokens)
+        if sampling_params.stop_strings and self.tokenizer is None:
+            raise request_errors.unsupported_value("stop", "stop strings need a tokenizer")
+        return admit_request(
+            text,
+            token_ids,
+            sampling_params,
+            self.limits,
+            param=param,
+            param_names=param_names,
+            default_max_tokens=default_max_tokens,
+            is_echo=is_echo,
+        )
+
+    async def admit_async(
+        self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any
+    ) -> AdmittedRequest:
+        """`admit`, in a thread where the text is long, so that other streams go on."""
+        if _num_chars(prompt) > MAX_CHARS_ON_LOOP:
+            return await asyncio.to_thread(self.admit, prompt, sampling_params, **options)
+        return self.admit(prompt, sampling_params, **options)
+
+    def process_inputs(
+        self,
+        request_id: str,
+        admitted: AdmittedRequest,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> list[EngineCoreRequest]:
+        """One engine request per completion; `n` above 1 gives ids `{index}_{request_id}`."""
+        params = admitted.sampling_params
+        seed = params.seed if params.seed is not None else self._draw()
+        arrival_time_s = self._clock()
+        max_tokens = params.max_tokens or 1  # nothing to generate still takes a step that computes the prompt
+        return [
+            EngineCoreRequest(
+                request_id=request_id if params.n == 1 else f"{index}_{request_id}",
+                prompt_token_ids=list(admitted.prompt_token_ids),  # in one process the engine core would share it
+                sampling_params=dataclasses.replace(
+                    params,
+                    n=1,
+                    seed=completion_seed(seed, index),
+                    max_tokens=max_tokens,
+                    prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+                ),
+                eos_token_ids=self.eos_token_ids,
+                arrival_time_s=arrival_time_s,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            for index in range(params.n)
+        ]
+
+    def _text_and_ids(self, prompt: PromptInput, param: str) -> tuple[str | None, list[int] | None]:
+        if isinstance(prompt, str):
+            return prompt, None
+        if isinstance(prompt, Mapping):
+            return _from_mapping(prompt, param)
+        if isinstance(prompt, list | tuple):
+            return None, list(prompt)
+        raise request_errors.invalid_type(param, "a string or an array of token ids", prompt)
+
+    def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+        if self.tokenizer is None:
+            raise request_errors.unsupported_value(param, "this server has no tokenizer, so it takes token ids only")
+        check_text(param, text)
+        if len(text) > MAX_CHARS_ON_LOOP:  # below that, tokenizing costs less than the bound
+            check_prompt_chars(text, self.limits, self.tokenizer.max_chars_per_token, param=param)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if not token_ids and self._start_token_id is not None:
+            return [self._start_token_id]  # an empty prompt starts a text, as at OpenAI
+        return token_ids
+
+
+def _from_mapping(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:
+    for key in prompt:
+        if key not in ("prompt", "prompt_token_ids"):
+            raise request_errors.unsupported_parameter(request_errors.echo(key), f"'{request_errors.echo(key)}'")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise request_errors.invalid_type(param, "a string", text)
+    if token_ids is None and text is None:
+        raise request_errors.invalid_type(param, "a string or an array of token ids", None)
+    if token_ids is not None and not isinstance(token_ids, list | tuple):
+        raise request_errors.invalid_type(param, "an array of token ids", token_ids)
+    return text, None if token_ids is None else list(token_ids)
+
+
+def _num_chars(prompt: PromptInput) -> int:
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
+    return len(prompt) if isinstance(prompt, str) else 0
+
+
+def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
+    found = (*model_config.eos_token_ids, *(() if eos_token_id is None else (eos_token_id,)))
+    return tuple(dict.fromkeys(token_id for token_id in found if token_id < model_config.vocab_size))
+
+
+def _start_token_id(model_config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
+    named = () if tokenizer is None else (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    found = (*named, model_config.bos_token_id, *model_config.eos_token_ids)
+    return next((token_id for token_id in found if token_id is not None), None)

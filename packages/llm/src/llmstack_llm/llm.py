@@ -1,0 +1,240 @@
+"""Offline use: a list of prompts in, a list of outputs in the same order."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from llmstack_llm import request_errors
+from llmstack_llm.admit import AdmittedRequest
+from llmstack_llm.chat import ChatRenderer
+from llmstack_llm.chat_template import ChatTemplate, find_chat_template
+from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.input_processor import PromptInput
+from llmstack_llm.llm_engine import LLMEngine
+from llmstack_llm.outputs import RequestOutput
+from llmstack_llm.stats import StatLogger
+from llmstack_llm.tokenizer import Tokenizer
+from llmstack_types import RequestOutputKind, SamplingParams
+
+Message = Mapping[str, Any]
+DEFAULT_MAX_TOKENS = 16
+
+
+class LLM:
+    """One model for offline work. A context manager; `close` gives everything back.
+
+    The engine core runs in this process, where a debugger can reach it, unless `multiprocess` is set.
+
+    `model`: A folder, or a repository id.
+    `engine_kwargs`: Any other option of `EngineArgs`.
+
+    Raises:
+        EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError, EngineStartError: The text says why.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tokenizer: str | None = None,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        seed: int = 0,
+        gpu_memory_utilization: float = 0.9,
+        multiprocess: bool = False,
+        stat_loggers: Sequence[StatLogger] = (),
+        **engine_kwargs: Any,
+    ) -> None:
+        args = EngineArgs(
+            model=model,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            seed=seed,
+            gpu_memory_utilization=gpu_memory_utilization,
+            **engine_kwargs,
+        )
+        self.llm_engine = LLMEngine.from_engine_args(args, multiprocess=multiprocess, stat_loggers=stat_loggers)
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+    ) -> list[RequestOutput]:
+        """Completes prompts; the outputs are in the prompts' order.
+
+        `prompts`: One or many: text, token ids, or dicts with `prompt` or `prompt_token_ids`.
+        `sampling_params`: One for all, or one each; None takes the model's defaults. A default `max_tokens`
+          is cut to what the context has left.
+        `use_tqdm`: Shows a progress bar, or what makes one.
+
+        Raises:
+            InvalidRequestError: Of any prompt, before the first is computed.
+        """
+        all_prompts = _prompt_list(prompts)
+        params = self._params_list(sampling_params, len(all_prompts))
+        admitted = [
+            self._admit(prompt, one, f"prompts[{index}]")
+            for index, (prompt, one) in enumerate(zip(all_prompts, params, strict=True))
+        ]
+        return self._run(admitted, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or each of many.
+
+        `chat_template`: A path or the template itself, in place of the model's.
+
+        Raises:
+            InvalidRequestError: Of any conversation, before the first is computed.
+        """
+        renderer = ChatRenderer(self._template(chat_template), self.get_tokenizer())
+        prompts = []
+        for conversation in _conversation_list(messages):
+            text, token_ids = renderer.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+            )
+            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises InvalidRequestError where there is none."""
+        if self.llm_engine.tokenizer is None:
+            raise request_errors.unsupported_value("prompt", "there is no tokenizer (skip_tokenizer_init)")
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own defaults (`generation_config.json`) over vLLM's."""
+        params = self.llm_engine.model_config.default_sampling_params()
+        return params if params.max_tokens is not None else dataclasses.replace(params, max_tokens=DEFAULT_MAX_TOKENS)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Stops the engine core. Idempotent."""
+        engine = getattr(self, "llm_engine", None)
+        if engine is not None:
+            engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # At the end of the interpreter modules may be half gone, and nobody can act on an error.
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def _template(self, chat_template: str | None) -> ChatTemplate:
+        if chat_template is None:
+            return self.llm_engine.chat_template
+        return ChatTemplate(find_chat_template(None, {}, override=chat_template), self.get_tokenizer().named_tokens)
+
+    def _params_list(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * num_prompts
+        if len(params) != num_prompts:
+            reason = f"{len(params)} sampling parameters for {num_prompts} prompts"
+            raise request_errors.invalid_value("sampling_params", reason)
+        return list(params)
+
+    def _admit(self, prompt: PromptInput, params: SamplingParams, param: str) -> AdmittedRequest:
+        default_max_tokens = None
+        if params.max_tokens == DEFAULT_MAX_TOKENS:
+            default_max_tokens, params = DEFAULT_MAX_TOKENS, dataclasses.replace(params, max_tokens=None)
+        params = dataclasses.replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+        return self.llm_engine.input_processor.admit(prompt, params, param=param, default_max_tokens=default_max_tokens)
+
+    def _run(
+        self, admitted: Sequence[AdmittedRequest], use_tqdm: bool | Callable[..., tqdm[Any]]
+    ) -> list[RequestOutput]:
+        request_ids = [str(next(self._numbers)) for _ in admitted]
+        request_id_to_output: dict[str, RequestOutput] = {}
+        try:
+            for request_id, request in zip(request_ids, admitted, strict=True):
+                self.llm_engine.add_request(request_id, request, request.sampling_params)
+            with contextlib.ExitStack() as stack:
+                bar = _Progress(stack.enter_context(_bar(use_tqdm, len(admitted)))) if use_tqdm else None
+                for output in self._outputs():
+                    request_id_to_output[output.request_id] = output
+                    if bar is not None:
+                        bar.update(output)
+        finally:  # interrupted: leave nothing behind that the next call would go on with
+            unfinished = [request_id for request_id in request_ids if request_id not in request_id_to_output]
+            self.llm_engine.abort_request(unfinished)
+        return [request_id_to_output[request_id] for request_id in request_ids]
+
+    def _outputs(self) -> Iterator[RequestOutput]:
+        while self.llm_engine.has_unfinished_requests():
+            yield from (output for output in self.llm_engine.step() if output.finished)
+
+
+class _Progress:
+    """Counts prompts; shows tokens per second of both directions beside the bar."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self._bar = bar
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+
+    def update(self, output: RequestOutput) -> None:
+        """One prompt is done."""
+        self._num_prompt_tokens += len(output.prompt_token_ids)
+        self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        elapsed_s = self._bar.format_dict.get("elapsed") or 1e-9
+        rates = (self._num_prompt_tokens / elapsed_s, self._num_output_tokens / elapsed_s)
+        self._bar.set_postfix_str("input {:.2f} toks/s, output {:.2f} toks/s".format(*rates), refresh=False)
+        self._bar.update(1)
+
+
+def _bar(use_tqdm: bool | Callable[..., tqdm[Any]], total: int) -> tqdm[Any]:
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    return make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+
+
+def _prompt_list(prompts: Any) -> list[PromptInput]:
+    """One prompt becomes a list of one; a list of integers is one prompt of token ids."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
+        return [prompts]
+    if prompts and all(isinstance(entry, int) for entry in prompts):
+        return [list(prompts)]
+    return list(prompts)
+
+
+def _conversation_list(messages: Any) -> list[Sequence[Message]]:
+    is_many = bool(messages) and not isinstance(messages[0], Mapping)
+    return list(messages) if is_many else [messages]

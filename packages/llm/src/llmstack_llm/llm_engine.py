@@ -1,0 +1,179 @@
+"""The engine front end for plain code: add requests, step by hand, look at what came."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmstack_llm.admit import AdmittedRequest
+from llmstack_llm.async_llm import load_chat_template
+from llmstack_llm.chat_template import ChatTemplate
+from llmstack_llm.engine_args import EngineArgs, UsageContext
+from llmstack_llm.input_processor import InputProcessor, PromptInput
+from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.output_processor import OutputProcessor
+from llmstack_llm.outputs import CompletionOutput, RequestOutput
+from llmstack_llm.seeds import completion_seed
+from llmstack_llm.stats import StatLogger, record_all
+from llmstack_llm.tokenizer import Tokenizer, load_tokenizer
+from llmstack_types import FinishReason, LLMStackError, RequestFailedError, SamplingParams
+
+if TYPE_CHECKING:
+    from llmstack_llm.output_collector import RequestOutputCollector
+    from llmstack_llm.protocols import SyncEngineCoreClient
+
+logger = logging.getLogger(__name__)
+
+
+class LLMEngine:
+    """One model behind one engine core, for one thread.
+
+    Attributes:
+        client: The engine core; in this process unless asked otherwise, so that a debugger can step into it.
+        input_processor: Tokenizes and admits.
+        output_processor: The requests in flight.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        client: SyncEngineCoreClient,
+        tokenizer: Tokenizer | None,
+        *,
+        seed: int = 0,
+        chat_template: str | ChatTemplate | None = None,
+        stat_loggers: Sequence[StatLogger] = (),
+    ) -> None:
+        self.model_config = model_config
+        self.client = client
+        self.tokenizer = tokenizer
+        numbers = itertools.count(1)
+        # Requests without a seed get one from the engine's, so that a script gives the same texts when it runs again.
+        self.input_processor = InputProcessor(
+            model_config, tokenizer, draw=lambda: completion_seed(seed, next(numbers))
+        )
+        self.output_processor = OutputProcessor(tokenizer)
+        self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
+        self._stat_loggers = list(stat_loggers)
+        self._request_id_to_collector: dict[str, RequestOutputCollector] = {}
+        self._ended: list[RequestOutput] = []
+        self.ready = client.wait_until_ready()
+        self.input_processor.set_ready(self.ready)
+        for stat_logger in self._stat_loggers:
+            stat_logger.log_engine_initialized(self.ready)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        args: EngineArgs,
+        usage_context: UsageContext = UsageContext.LLM_CLASS,
+        *,
+        multiprocess: bool = False,
+        stat_loggers: Sequence[StatLogger] = (),
+    ) -> LLMEngine:
+        """Builds the engine core in this process, or in one of its own, and waits until it is ready.
+
+        Raises:
+            EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError, EngineStartError: It cannot be built.
+        """
+        from llmstack_engine_core.client import InprocClient, SyncMPClient
+
+        model_config, engine_config = args.create_engine_config(usage_context)
+        tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
+        chat_template = load_chat_template(
+            model_config, tokenizer, args.chat_template
+        )  # refused before anything is built
+        client: SyncEngineCoreClient = SyncMPClient(engine_config) if multiprocess else InprocClient(engine_config)
+        try:
+            return cls(
+                model_config,
+                client,
+                tokenizer,
+                seed=args.seed,
+                chat_template=chat_template,
+                stat_loggers=stat_loggers,
+            )
+        except LLMStackError:
+            client.shutdown()
+            raise
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptInput | AdmittedRequest,
+        sampling_params: SamplingParams,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queues a request; `step` brings its outputs.
+
+        Raises:
+            InvalidRequestError: It cannot be served, or the id is in use.
+        """
+        if not isinstance(prompt, AdmittedRequest):
+            prompt = self.input_processor.admit(prompt, sampling_params)
+        requests = self.input_processor.process_inputs(request_id, prompt, priority=priority)
+        collector = self.output_processor.add_request(request_id, prompt.prompt, requests, prompt.sampling_params)
+        self._request_id_to_collector[request_id] = collector
+        try:
+            for request in requests:
+                self.client.add_request(request)
+        except LLMStackError:
+            self.client.abort_requests(self.output_processor.abort_requests([request_id], is_silent=True))
+            del self._request_id_to_collector[request_id]
+            raise
+
+    def step(self) -> list[RequestOutput]:
+        """One step of the engine core, and what it brought; does nothing while no request is unfinished.
+
+        A request that fails inside the engine comes back with finish reason `error`; the others go on.
+        """
+        ended, self._ended = self._ended, []
+        if not self.output_processor.num_unfinished_requests:
+            return ended
+        outputs = self.client.get_outputs()
+        processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp_s)
+        if processed.request_ids_to_abort:
+            self.client.abort_requests(processed.request_ids_to_abort)
+        record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)
+        found = (self._take(request_id) for request_id in processed.request_ids)
+        return ended + [output for output in found if output is not None]
+
+    def has_unfinished_requests(self) -> bool:
+        """True while `step` has something to do or to return."""
+        return bool(self.output_processor.num_unfinished_requests or self._ended)
+
+    def abort_request(self, request_ids: str | Sequence[str]) -> None:
+        """Ends requests; the next `step` returns them with finish reason `abort`. Unknown ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        aborted = self.output_processor.abort_requests(ids)
+        if aborted:
+            self.client.abort_requests(aborted)
+        found = (self._take(request_id) for request_id in ids if request_id in self._request_id_to_collector)
+        self._ended += [output for output in found if output is not None]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return self.client.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Stops the engine core. Idempotent."""
+        self.client.shutdown()
+
+    def _take(self, request_id: str) -> RequestOutput | None:
+        collector = self._request_id_to_collector[request_id]
+        try:
+            output = collector.get_nowait()
+        except RequestFailedError as error:
+            logger.error("request %s failed: %s", request_id, error)
+            output = _failed(request_id)
+        if output is not None and output.finished:
+            del self._request_id_to_collector[request_id]
+        return output
+
+
+def _failed(request_id: str) -> RequestOutput:
+    completion = CompletionOutput(0, finish_reason=FinishReason.ERROR.value)
+    return RequestOutput(request_id, None, [], outputs=[completion], finished=True)

@@ -1,0 +1,161 @@
+"""What a model's folder says about the model, as far as text and requests need it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmstack_types import LLMStackError, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+# Where each architecture writes its number of positions; the first key that is there counts.
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+_DEFAULT_MAX_MODEL_LEN = 2048
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+class ModelConfigError(LLMStackError, ValueError):
+    """The folder or an option cannot be used; the text names both in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Facts about the served model.
+
+    Attributes:
+        model: As the user named it.
+        path: Its folder.
+        tokenizer_path: The folder of its tokenizer; None for none.
+        max_position_embeddings: What the checkpoint was made for; None where it does not say.
+        max_model_len: Prompt and output together, in tokens.
+        vocab_size: Width of the logits.
+        dtype: As asked for; `auto` is the checkpoint's.
+        checkpoint_dtype: What `config.json` says; None where it does not.
+        default_sampling: From `generation_config.json`: field of `SamplingParams` to the model's own default.
+        hf_config: All of `config.json`.
+    """
+
+    model: str
+    path: Path
+    architecture: str
+    model_type: str
+    max_model_len: int
+    vocab_size: int
+    tokenizer_path: Path | None = None
+    max_position_embeddings: int | None = None
+    dtype: str = "auto"
+    checkpoint_dtype: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    hf_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def default_sampling_params(self) -> SamplingParams:
+        """vLLM's defaults under the model's own; `max_tokens` None unless the model sets one."""
+        return SamplingParams(**({"max_tokens": None} | dict(self.default_sampling)))
+
+
+def load_model_config(
+    model: str,
+    *,
+    tokenizer: str | None = None,
+    revision: str | None = None,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    generation_config: str = "auto",
+    skip_tokenizer_init: bool = False,
+) -> ModelConfig:
+    """Resolves the folders and reads their configurations.
+
+    `generation_config`: `auto` applies the model's sampling defaults, `vllm` keeps vLLM's.
+
+    Raises:
+        ModelConfigError: A needed fact is missing, or an option contradicts the model.
+        ModelFilesError: A folder or file is missing or unreadable.
+    """
+    from llmstack_model_files import read_json, resolve_model
+
+    if generation_config not in ("auto", "vllm"):
+        raise ModelConfigError(f"generation_config {generation_config!r}: expected 'auto' or 'vllm'")
+    path = resolve_model(model, revision)
+    tokenizer_path = path if tokenizer is None or tokenizer == model else _tokenizer_folder(tokenizer)
+    config = read_json(path, "config.json")
+    text_config = config.get("text_config") or config
+    generation = read_json(path, "generation_config.json", required=False) or {}
+    num_positions = _num_positions(text_config)
+    return ModelConfig(
+        model=model,
+        path=path,
+        architecture=_architecture(config),
+        model_type=str(config.get("model_type", "")),
+        max_model_len=_max_model_len(max_model_len, num_positions),
+        vocab_size=_vocab_size(text_config),
+        tokenizer_path=None if skip_tokenizer_init else tokenizer_path,
+        max_position_embeddings=num_positions,
+        dtype=dtype,
+        checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),
+        eos_token_ids=_ids(generation.get("eos_token_id", text_config.get("eos_token_id"))),
+        bos_token_id=next(iter(_ids(generation.get("bos_token_id", text_config.get("bos_token_id")))), None),
+        default_sampling=_default_sampling(generation) if generation_config == "auto" else {},
+        hf_config=config,
+    )
+
+
+def _tokenizer_folder(tokenizer: str) -> Path:
+    from llmstack_model_files import resolve_model
+
+    folder = Path(tokenizer).expanduser()
+    return folder if folder.is_dir() else resolve_model(tokenizer)  # a tokenizer's folder needs no config.json
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelConfigError("config.json: 'architectures' must name the model's class")
+    return architectures[0]
+
+
+def _vocab_size(config: Mapping[str, Any]) -> int:
+    vocab_size = config.get("vocab_size")
+    if type(vocab_size) is not int or vocab_size < 1:
+        raise ModelConfigError("config.json: 'vocab_size' must be a positive integer")
+    return vocab_size
+
+
+def _num_positions(config: Mapping[str, Any]) -> int | None:
+    for key in _POSITION_KEYS:
+        if type(config.get(key)) is int and config[key] > 0:
+            return int(config[key])
+    return None
+
+
+def _max_model_len(asked: int | None, num_positions: int | None) -> int:
+    if asked is None:
+        return num_positions or _DEFAULT_MAX_MODEL_LEN
+    if asked < 1:
+        raise ModelConfigError(f"max_model_len {asked}: must be at least 1")
+    if num_positions is not None and asked > num_positions:
+        raise ModelConfigError(f"max_model_len {asked}: the model has positions for {num_positions} tokens only")
+    return asked
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """Configurations write one id, a list, or null."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(entry for entry in values if type(entry) is int and entry >= 0))
+
+
+def _default_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: generation[key] for key in _SAMPLING_DEFAULTS if isinstance(generation.get(key), int | float)}
+    if "max_new_tokens" in found:
+        found["max_tokens"] = found.pop("max_new_tokens")
+    if found:
+        listed = ", ".join(f"{name}={value}" for name, value in found.items())
+        logger.warning(
+            "the model's generation_config.json sets sampling defaults: %s (generation_config=vllm ignores it)", listed
+        )
+    return found

@@ -1,0 +1,245 @@
+"""The way up: the engine core's outputs become text and outcomes in the streams of those who wait for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from llmstack_llm.detokenizer import Detokenizer, make_detokenizer
+from llmstack_llm.output_collector import RequestOutputCollector
+from llmstack_llm.request_state import CompletionState, RequestState, logprobs_dict
+from llmstack_llm.stats import FinishedRequestStats, IterationStats
+from llmstack_llm.stop_strings import StopStringMatcher, StopStringStream
+from llmstack_llm.tokenizer import Tokenizer
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    InvalidRequestError,
+    RequestFailedError,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ProcessedOutputs:
+    """What one step's outputs led to.
+
+    Attributes:
+        request_ids: Requests whose stream has something new, each once, in order.
+        request_ids_to_abort: Engine requests that the engine core is still working on for nothing.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    request_ids_to_abort: list[str] = field(default_factory=list)
+    iteration_stats: IterationStats = field(default_factory=IterationStats)
+
+
+class OutputProcessor:
+    """Owns the state of every request in flight; needs no engine and no event loop."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self.request_id_to_state: dict[str, RequestState] = {}
+        self.request_id_to_completion: dict[str, CompletionState] = {}
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests in flight, however many completions each has."""
+        return len(self.request_id_to_state)
+
+    @property
+    def num_unfinished_completions(self) -> int:
+        """Completions in flight."""
+        return len(self.request_id_to_completion)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | None,
+        requests: Sequence[EngineCoreRequest],
+        sampling_params: SamplingParams,
+    ) -> RequestOutputCollector:
+        """Registers a request; to be called before the engine core hears of it, so that no output can come too early.
+
+        Raises:
+            InvalidRequestError: The id, or that of a completion, is in use; the one in flight is unharmed.
+        """
+        ids = [request_id, *(request.request_id for request in requests)]
+        if any(one in self.request_id_to_state or one in self.request_id_to_completion for one in ids):
+            message = f"Invalid 'request_id': '{request_id[:64]}' is in use."
+            raise InvalidRequestError(message, param="request_id", code="invalid_value")
+        collector = RequestOutputCollector(sampling_params.output_kind)
+        parent = RequestState(request_id, prompt, requests, sampling_params, collector)
+        matcher = StopStringMatcher(sampling_params.stop_strings) if sampling_params.stop_strings else None
+        self.request_id_to_state[request_id] = parent
+        for index, request in enumerate(requests):
+            self.request_id_to_completion[request.request_id] = self._completion(parent, index, request, matcher)
+        return collector
+
+    def process_outputs(self, outputs: Iterable[EngineCoreOutput], timestamp_s: float) -> ProcessedOutputs:
+        """Takes over one step's outputs. What goes wrong with one request ends that request alone."""
+        processed = ProcessedOutputs(iteration_stats=IterationStats(timestamp_s=timestamp_s))
+        touched: dict[str, None] = {}
+        for output in outputs:
+            completion = self.request_id_to_completion.get(output.request_id)
+            if completion is None:  # aborted while this was on its way
+                continue
+            try:
+                is_new = self._process_output(completion, output, timestamp_s, processed)
+            except Exception:  # whatever it is, the other requests of this step go on
+                logger.exception("request %s failed in output processing", completion.parent.request_id)
+                self._fail(
+                    completion.parent, RequestFailedError("the request's output could not be processed"), processed
+                )
+                is_new = True
+            if is_new:
+                touched[completion.parent.request_id] = None
+        processed.request_ids = list(touched)
+        return processed
+
+    def abort_requests(self, request_ids: Iterable[str], *, is_silent: bool = False) -> list[str]:
+        """Ends requests; their streams end with finish reason `abort`, unless nobody listens. Unknown ids are ignored.
+
+        Returns:
+            The engine requests to abort.
+        """
+        aborted: list[str] = []
+        for request_id in request_ids:
+            parent = self.request_id_to_state.get(request_id)
+            if parent is None:
+                continue
+            for completion in self._unfinished(parent):
+                aborted.append(completion.request_id)
+                completion.finish(FinishReason.ABORT.value, None)
+                self._drop(completion)
+                output = None if is_silent else completion.output()
+                if output is not None:
+                    parent.deliver(output)
+        return aborted
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every stream with an error, as when the engine core is gone."""
+        for parent in list(self.request_id_to_state.values()):
+            self._fail(parent, error, ProcessedOutputs())
+
+    def _completion(
+        self, parent: RequestState, index: int, request: EngineCoreRequest, matcher: StopStringMatcher | None
+    ) -> CompletionState:
+        params = parent.sampling_params
+        detokenizer: Detokenizer | None = None
+        stop: StopStringStream | None = None
+        if self._tokenizer is not None and params.detokenize:
+            special = self._tokenizer.special_token_ids
+            detokenizer = make_detokenizer(
+                self._tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                is_continuation=not special.issuperset(request.prompt_token_ids),
+            )
+            if matcher is not None:
+                stop = StopStringStream(matcher, include_stop_string=params.include_stop_str_in_output)
+        return CompletionState(parent, index, request.request_id, self._tokenizer, detokenizer, stop)
+
+    def _process_output(
+        self, completion: CompletionState, output: EngineCoreOutput, timestamp_s: float, processed: ProcessedOutputs
+    ) -> bool:
+        """True if the request's stream has something new."""
+        parent = completion.parent
+        if output.finish_reason is FinishReason.ERROR:
+            self._fail(parent, RequestFailedError(output.error or "the request failed"), processed)
+            return True
+        self._take_prompt_facts(parent, output, processed.iteration_stats)
+        if output.new_token_ids:
+            _count_tokens(completion, len(output.new_token_ids), timestamp_s, processed.iteration_stats)
+        is_stopped = self._take_tokens(completion, output)
+        if is_stopped:
+            completion.finish_with_stop_string()
+            if output.finish_reason is None:
+                processed.request_ids_to_abort.append(completion.request_id)
+        elif output.finish_reason is not None:
+            reason = FinishReason.LENGTH if completion.is_prompt_only else output.finish_reason
+            completion.finish(reason.value, output.stop_reason)
+        if completion.finish_reason is not None:
+            self._drop(completion)
+            processed.iteration_stats.finished_requests.append(_finished_stats(completion, timestamp_s))
+        elif parent.output_kind == "final_only":
+            return False
+        news = completion.output()
+        return news is not None and parent.deliver(news)
+
+    def _take_prompt_facts(self, parent: RequestState, output: EngineCoreOutput, stats: IterationStats) -> None:
+        if output.num_cached_tokens >= 0 and parent.num_cached_tokens is None:
+            parent.num_cached_tokens = output.num_cached_tokens
+            stats.num_cached_tokens += output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            entries = output.prompt_logprobs
+            parent.prompt_logprobs = [entry and logprobs_dict(entry, self._tokenizer) for entry in entries]
+            parent.has_new_prompt_logprobs = True
+
+    def _take_tokens(self, completion: CompletionState, output: EngineCoreOutput) -> bool:
+        """True if a stop string was found; tokens after it are dropped."""
+        if completion.is_prompt_only:
+            return False
+        logprobs: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.new_token_ids)
+        last = len(output.new_token_ids) - 1
+        is_ended_by_token = output.finish_reason is FinishReason.STOP
+        is_end_shown = completion.parent.sampling_params.include_stop_str_in_output
+        for position, token_id in enumerate(output.new_token_ids):
+            is_text = is_end_shown or not (is_ended_by_token and position == last)
+            if completion.append(token_id, logprobs[position], is_text=is_text):
+                return True
+        return False
+
+    def _fail(self, parent: RequestState, error: Exception, processed: ProcessedOutputs) -> None:
+        for completion in self._unfinished(parent):
+            processed.request_ids_to_abort.append(completion.request_id)
+            self._drop(completion)
+        parent.collector.put_error(error)
+
+    def _unfinished(self, parent: RequestState) -> list[CompletionState]:
+        found = (self.request_id_to_completion.get(request_id) for request_id in parent.completion_ids)
+        return [completion for completion in found if completion is not None]
+
+    def _drop(self, completion: CompletionState) -> None:
+        if self.request_id_to_completion.pop(completion.request_id, None) is None:
+            return
+        completion.parent.num_unfinished -= 1
+        if completion.parent.num_unfinished == 0:
+            del self.request_id_to_state[completion.parent.request_id]
+
+
+def _count_tokens(completion: CompletionState, num_tokens: int, timestamp_s: float, stats: IterationStats) -> None:
+    parent = completion.parent
+    stats.num_generation_tokens += num_tokens
+    parent.num_generation_tokens += num_tokens
+    if completion.last_token_time_s is None:
+        completion.first_token_time_s = timestamp_s
+        stats.time_to_first_tokens_s.append(timestamp_s - parent.arrival_time_s)
+        if parent.first_token_time_s is None:
+            parent.first_token_time_s = timestamp_s
+            stats.num_prompt_tokens += len(parent.prompt_token_ids)
+    else:
+        stats.inter_token_latencies_s.append(timestamp_s - completion.last_token_time_s)
+    completion.last_token_time_s = parent.last_token_time_s = timestamp_s
+
+
+def _finished_stats(completion: CompletionState, timestamp_s: float) -> FinishedRequestStats:
+    parent, num_tokens = completion.parent, len(completion.token_ids)
+    first_s = completion.first_token_time_s
+    return FinishedRequestStats(
+        finish_reason=completion.finish_reason or "",
+        e2e_latency_s=timestamp_s - parent.arrival_time_s,
+        num_prompt_tokens=len(parent.prompt_token_ids),
+        num_generation_tokens=num_tokens,
+        num_cached_tokens=parent.num_cached_tokens or 0,
+        max_tokens=parent.sampling_params.max_tokens,
+        n=parent.sampling_params.n,
+        time_to_first_token_s=None if first_s is None else first_s - parent.arrival_time_s,
+        mean_time_per_output_token_s=None
+        if first_s is None or num_tokens < 2
+        else (timestamp_s - first_s) / (num_tokens - 1),
+    )

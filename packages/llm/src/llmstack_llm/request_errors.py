@@ -1,0 +1,161 @@
+"""The fixed sentences in which a request is refused: OpenAI's wording, one function per code of the error contract."""
+
+from __future__ import annotations
+
+from llmstack_types import InvalidRequestError
+
+MAX_ECHOED_CHARS = 64
+_MAX_ECHOED_BITS = 200  # 61 decimal digits; Python refuses to print integers of thousands of digits at all
+
+_TYPE_NAMES = {
+    bool: "a boolean", int: "an integer", float: "a decimal", str: "a string", list: "an array", tuple: "an array",
+    dict: "an object", type(None): "null",
+}  # fmt: skip
+
+
+def echo(value: object) -> str:
+    """A piece of the input as it may appear in a message: at most 64 characters, no line breaks."""
+    if isinstance(value, int) and value.bit_length() > _MAX_ECHOED_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str):
+        text = value[:MAX_ECHOED_CHARS].encode("utf-8", "replace").decode()
+    elif isinstance(value, int | float):
+        text = str(value)
+    else:
+        text = type_name(value)
+    return "".join(char if char.isprintable() else " " for char in text[:MAX_ECHOED_CHARS])
+
+
+def type_name(value: object) -> str:
+    """What the value is, in the words of JSON."""
+    return _TYPE_NAMES.get(type(value), "a value of another type")
+
+
+def invalid_type(param: str, expected: str, value: object) -> InvalidRequestError:
+    """Code `invalid_type`; `expected` with its article, such as `an integer`."""
+    message = f"Invalid type for '{param}': expected {expected}, but got {type_name(value)} instead."
+    return InvalidRequestError(message, param=param, code="invalid_type")
+
+
+def above_max(param: str, maximum: float, value: float, *, is_integer: bool, note: str = "") -> InvalidRequestError:
+    """Code `integer_above_max_value` or `decimal_above_max_value`."""
+    kind = "integer" if is_integer else "decimal"
+    bound = str(maximum) if is_integer else f"{maximum:g}"
+    message = (
+        f"Invalid '{param}': {kind} above maximum value. Expected a value <= {bound}, but got {echo(value)} instead."
+    )
+    return InvalidRequestError(message + note, param=param, code=f"{kind}_above_max_value")
+
+
+def below_min(
+    param: str, minimum: float, value: float, *, is_integer: bool, is_exclusive: bool = False, note: str = ""
+) -> InvalidRequestError:
+    """Code `integer_below_min_value` or `decimal_below_min_value`."""
+    kind = "integer" if is_integer else "decimal"
+    bound = str(minimum) if is_integer else f"{minimum:g}"
+    relation = ">" if is_exclusive else ">="
+    message = (
+        f"Invalid '{param}': {kind} below minimum value. "
+        f"Expected a value {relation} {bound}, but got {echo(value)} instead."
+    )
+    return InvalidRequestError(message + note, param=param, code=f"{kind}_below_min_value")
+
+
+def invalid_value(param: str, reason: str) -> InvalidRequestError:
+    """Code `invalid_value`; `reason` is a sentence of ours without its full stop."""
+    return InvalidRequestError(f"Invalid '{param}': {reason}.", param=param, code="invalid_value")
+
+
+def unsupported_value(param: str, reason: str) -> InvalidRequestError:
+    """Code `unsupported_value`: fine elsewhere, not with this model."""
+    return InvalidRequestError(f"Unsupported value: {reason}.", param=param, code="unsupported_value")
+
+
+def unsupported_parameter(param: str, reason: str) -> InvalidRequestError:
+    """Code `unsupported_parameter`."""
+    return InvalidRequestError(f"Unsupported parameter: {reason}.", param=param, code="unsupported_parameter")
+
+
+def array_too_long(param: str, maximum: int, length: int) -> InvalidRequestError:
+    """Code `array_above_max_length`."""
+    message = (
+        f"Invalid '{param}': array too long. Expected an array with maximum length {maximum}, "
+        f"but got an array with length {length} instead."
+    )
+    return InvalidRequestError(message, param=param, code="array_above_max_length")
+
+
+def empty_array(param: str) -> InvalidRequestError:
+    """Code `empty_array`."""
+    message = (
+        f"Invalid '{param}': empty array. Expected an array with minimum length 1, but got an empty array instead."
+    )
+    return InvalidRequestError(message, param=param, code="empty_array")
+
+
+def empty_string(param: str) -> InvalidRequestError:
+    """Code `string_below_min_length`."""
+    message = (
+        f"Invalid '{param}': string too short. Expected a string with minimum length 1, "
+        f"but got an empty string instead."
+    )
+    return InvalidRequestError(message, param=param, code="string_below_min_length")
+
+
+def string_too_long(param: str, maximum: int, length: int) -> InvalidRequestError:
+    """Code `string_above_max_length`."""
+    message = (
+        f"Invalid '{param}': string too long. Expected a string with maximum length {maximum}, "
+        f"but got a string with length {length} instead."
+    )
+    return InvalidRequestError(message, param=param, code="string_above_max_length")
+
+
+def too_many_properties(param: str, maximum: int, count: int) -> InvalidRequestError:
+    """Code `object_above_max_properties`."""
+    message = (
+        f"Invalid '{param}': too many properties. Expected an object with at most {maximum} properties, "
+        f"but got an object with {count} properties instead."
+    )
+    return InvalidRequestError(message, param=param, code="object_above_max_properties")
+
+
+def out_of_vocabulary(param: str, token_id: int, vocab_size: int) -> InvalidRequestError:
+    """Code `invalid_value`: a token id that the model has no logit for."""
+    return invalid_value(param, f"token id {echo(token_id)} is out of vocabulary, expected 0 <= id < {vocab_size}")
+
+
+def context_length_exceeded(
+    param: str, max_model_len: int, num_prompt_tokens: int | None, max_tokens: int | None = None
+) -> InvalidRequestError:
+    """Code `context_length_exceeded`; `num_prompt_tokens` None means too many to count."""
+    part = "messages" if param.startswith("messages") else "prompt"
+    limit = f"This model's maximum context length is {max_model_len} tokens. However, "
+    if num_prompt_tokens is None:
+        text = f"your {part} surely has more than that. Please reduce the length of the {part}."
+    elif max_tokens is None:
+        text = f"your {part} resulted in {num_prompt_tokens} tokens. Please reduce the length of the {part}."
+    else:
+        text = (
+            f"you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {part}, "
+            f"{max_tokens} in the completion). Please reduce the length of the {part} or completion."
+        )
+    return InvalidRequestError(limit + text, param=param, code="context_length_exceeded")
+
+
+def max_tokens_too_large(param: str, max_tokens: int, max_model_len: int) -> InvalidRequestError:
+    """Code `invalid_value`: more output than the model can ever hold."""
+    message = (
+        f"max_tokens is too large: {echo(max_tokens)}. This model supports at most {max_model_len} completion tokens, "
+        f"whereas you provided {echo(max_tokens)}."
+    )
+    return InvalidRequestError(message, param=param, code="invalid_value")
+
+
+def request_budget_exceeded(param: str, num_prompts: int, n: int, maximum: int) -> InvalidRequestError:
+    """Code `request_budget_exceeded`."""
+    message = (
+        f"This request asks for {num_prompts} x {n} completions; "
+        f"at most {maximum} are allowed in one request. Please send fewer prompts or a lower 'n'."
+    )
+    return InvalidRequestError(message, param=param, code="request_budget_exceeded")
