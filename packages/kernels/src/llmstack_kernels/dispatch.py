@@ -39,7 +39,9 @@ def parse_choices(text: str) -> dict[str, str]:
             if backend in known:
                 choices[name] = backend
             elif op:
-                raise ValueError(f"{ENVIRONMENT_VARIABLE}: {name} has no backend {backend!r}; it has {', '.join(known)}.")
+                raise ValueError(
+                    f"{ENVIRONMENT_VARIABLE}: {name} has no backend {backend!r}; it has {', '.join(known)}."
+                )
         if not op and backend not in choices.values():
             raise ValueError(f"{ENVIRONMENT_VARIABLE}: no operation has a backend {backend!r}.")
     return choices

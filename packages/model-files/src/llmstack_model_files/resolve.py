@@ -45,7 +45,9 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
     if name_or_path in _MISSPELT:
         raise ModelFilesError(f"There is no model {name_or_path}; did you mean {_MISSPELT[name_or_path]}?")
     if not _is_repository_id(name_or_path):
-        raise ModelFilesError(f"{name_or_path[:128]!r} is neither a folder nor a repository id such as gpt2 or org/name.")
+        raise ModelFilesError(
+            f"{name_or_path[:128]!r} is neither a folder nor a repository id such as gpt2 or org/name."
+        )
     cached = _find_cached(name_or_path, revision)
     if cached is not None and _has_weights(cached):
         return cached
@@ -71,7 +73,8 @@ def _looks_like_path(text: str) -> bool:
 def _is_repository_id(text: str) -> bool:
     parts = text.split("/")
     return len(text) <= 96 and all(
-        part and _REPOSITORY_CHARACTERS.issuperset(part) and part[0] not in "-." and part[-1] not in "-." for part in parts
+        part and _REPOSITORY_CHARACTERS.issuperset(part) and part[0] not in "-." and part[-1] not in "-."
+        for part in parts
     )
 
 

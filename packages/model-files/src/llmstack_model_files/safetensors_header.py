@@ -106,7 +106,9 @@ def _check_layout(tensors: Mapping[str, TensorInfo], data_start: int, size: int,
     position = data_start
     for key, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if info.start != position:
-            raise ModelFilesError(f"{name} is damaged: tensor {key[:64]!r} does not start where the one before it ends.")
+            raise ModelFilesError(
+                f"{name} is damaged: tensor {key[:64]!r} does not start where the one before it ends."
+            )
         position = info.end
     if position != size:
         raise ModelFilesError(f"{name} is damaged: its tensors end at byte {position}, the file at {size}.")

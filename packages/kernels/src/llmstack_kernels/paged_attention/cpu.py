@@ -29,7 +29,9 @@ class DecodeGroup:
     """Rows that compute one token each, padded to the same number of blocks."""
 
     tokens: torch.Tensor  # [group] int64, into the flat tokens
-    pieces: torch.Tensor  # [group * num_kv_heads * num_blocks] int64, into the cache as [num_blocks * num_kv_heads, ...]
+    pieces: (
+        torch.Tensor
+    )  # [group * num_kv_heads * num_blocks] int64, into the cache as [num_blocks * num_kv_heads, ...]
     mask: torch.Tensor  # [group, 1, num_slots] float32, 0 or -inf
 
 
@@ -86,7 +88,9 @@ def make_plan(
             prefill_rows.append(PrefillRow(start, end, seq_len, first_block * block_size, pieces))
     max_blocks = max(1, _MAX_GROUP_BYTES // (key_cache[0].numel() * key_cache.element_size()))
     groups = [
-        _decode_group(group, num_kv_heads, block_size, block_tables, query_start_loc_list, seq_lens_list, sliding_window)
+        _decode_group(
+            group, num_kv_heads, block_size, block_tables, query_start_loc_list, seq_lens_list, sliding_window
+        )
         for group in _similar(decode_rows, max_blocks)
     ]
     return AttentionPlan(groups, prefill_rows)

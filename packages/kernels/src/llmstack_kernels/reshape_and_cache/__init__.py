@@ -20,9 +20,13 @@ def reshape_and_cache(
     earlier owner left there (a NaN would survive a mask).
     """
     if key.shape != value.shape or key.ndim != 3:
-        raise ValueError(f"key and value must both be [num_tokens, num_kv_heads, head_dim], got {key.shape}, {value.shape}.")
+        raise ValueError(
+            f"key and value must both be [num_tokens, num_kv_heads, head_dim], got {key.shape}, {value.shape}."
+        )
     if key_cache.shape != value_cache.shape or key_cache.shape[1::2] != key.shape[1:]:
-        raise ValueError(f"caches of shape {key_cache.shape}, {value_cache.shape} do not fit keys of shape {key.shape}.")
+        raise ValueError(
+            f"caches of shape {key_cache.shape}, {value_cache.shape} do not fit keys of shape {key.shape}."
+        )
     implementation("reshape_and_cache", key.device.type).reshape_and_cache(
         key, value, key_cache, value_cache, slot_mapping
     )

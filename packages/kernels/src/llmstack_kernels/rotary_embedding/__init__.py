@@ -16,7 +16,9 @@ def rotary_embedding(
     """Query and key turned by their positions' angles; dimensions past `rotary_dim` pass through unchanged."""
     rotary_dim = cos_sin_cache.shape[-1]
     if rotary_dim % 2 or rotary_dim > query.shape[-1]:
-        raise ValueError(f"rotary dimension {rotary_dim} must be even and at most the head dimension {query.shape[-1]}.")
+        raise ValueError(
+            f"rotary dimension {rotary_dim} must be even and at most the head dimension {query.shape[-1]}."
+        )
     out: tuple[torch.Tensor, torch.Tensor] = implementation("rotary_embedding", query.device.type).rotary_embedding(
         positions, query, key, cos_sin_cache
     )

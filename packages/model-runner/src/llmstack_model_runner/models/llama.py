@@ -1,0 +1,194 @@
+"""The Llama family: rotary positions, RMS norms, grouped KV heads, gated feed-forward.
+
+Llama, Mistral, Qwen2 and Qwen3 differ in biases, norms on queries and keys, and sliding windows; each class below reads
+its configuration into `Settings`, the rest is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers import Embedding, OutputHead, RMSNorm, RotaryEmbedding, WeightSlot, plan_attention
+from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
+from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
+from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
+from llmstack_model_runner.models.llama_layer import LlamaLayer, LlamaLayerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a configuration comes down to; `layers` has one entry per layer."""
+
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    eps: float
+    rope: RopeParameters
+    is_tied: bool
+    layers: list[LlamaLayerSettings]
+
+
+class Llama(CausalLM):
+    """`LlamaForCausalLM`."""
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        settings = self.read_settings(config)
+        layer = settings.layers[0]
+        self.kv_spec = ModelKVSpec(
+            num_layers=len(settings.layers),
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            vocab_size=settings.vocab_size,
+            max_model_len=settings.max_model_len,
+        )
+        size = settings.hidden_size
+        self._tokens = Embedding("model.embed_tokens", settings.vocab_size, size, dtype=dtype, device=device)
+        self._rotary = RotaryEmbedding(settings.rope, device)
+        self._layers = [
+            LlamaLayer(f"model.layers.{index}.", entry, self._rotary, dtype, device)
+            for index, entry in enumerate(settings.layers)
+        ]
+        self._norm = RMSNorm("model.norm", size, settings.eps, dtype=dtype, device=device)
+        tied_to = self._tokens if settings.is_tied else None
+        self._head = OutputHead(settings.vocab_size, size, dtype=dtype, device=device, tied_to=tied_to)
+        self._sliding_windows = {entry.sliding_window for entry in settings.layers}
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        """The configuration, checked."""
+        has_bias = read_bool(config, "attention_bias", False)
+        return _read(
+            config,
+            has_qkv_bias=has_bias,
+            has_attention_out_bias=has_bias,
+            has_mlp_bias=read_bool(config, "mlp_bias", False),
+        )
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """All tensors."""
+        parts = [self._tokens, *self._layers, self._norm, self._head]
+        return {name: slot for part in parts for name, slot in part.slots().items()}
+
+    def is_ignored(self, name: str) -> bool:
+        """Frequencies of old checkpoints, and a copy of a tied head."""
+        return name == "lm_head.weight" or super().is_ignored(name)
+
+    def finish_loading(self) -> None:
+        """Pack the head."""
+        self._head.finish_loading()
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
+    ) -> torch.Tensor:
+        """Hidden states after the last norm."""
+        plans = plan_attention(metadata, kv_caches[0][0], self._sliding_windows)
+        hidden, residual = self._tokens(token_ids), None
+        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+            hidden, residual = layer(hidden, residual, positions, kv_cache, metadata, plans)
+        return self._norm.add(hidden, residual)[0]
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of the given rows."""
+        return self._head(hidden)
+
+
+class Mistral(Llama):
+    """`MistralForCausalLM`: no biases, one sliding window for all layers."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        """The configuration, checked."""
+        window = config.get("sliding_window")
+        return _read(config, sliding_window=None if window is None else read_int(config, "sliding_window"))
+
+
+class Qwen2(Llama):
+    """`Qwen2ForCausalLM`: biases on queries, keys and values; a sliding window on the later layers if enabled."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        """The configuration, checked."""
+        window = read_int(config, "sliding_window", 4096) if read_bool(config, "use_sliding_window", False) else None
+        return _read(config, has_qkv_bias=True, sliding_window=window)
+
+
+class Qwen3(Llama):
+    """`Qwen3ForCausalLM`: norms on each head's queries and keys, a head dimension of its own."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        """The configuration, checked."""
+        has_bias = read_bool(config, "attention_bias", False)
+        window = read_int(config, "sliding_window", 4096) if read_bool(config, "use_sliding_window", False) else None
+        return _read(
+            {"head_dim": 128, **config},
+            has_qkv_bias=has_bias,
+            has_attention_out_bias=has_bias,
+            has_qk_norm=True,
+            sliding_window=window,
+        )
+
+
+def _read(
+    config: Mapping[str, Any],
+    *,
+    has_qkv_bias: bool = False,
+    has_attention_out_bias: bool = False,
+    has_mlp_bias: bool = False,
+    has_qk_norm: bool = False,
+    sliding_window: int | None = None,
+) -> Settings:
+    refuse(config, "hidden_act", "silu")
+    refuse(config, "pretraining_tp", 1)
+    hidden_size = read_int(config, "hidden_size")
+    num_heads = read_int(config, "num_attention_heads")
+    num_kv_heads = read_int(config, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key-value heads.")
+    head_dim = read_int(config, "head_dim", hidden_size // num_heads)
+    max_model_len = read_int(config, "max_position_embeddings", 2048)
+    eps = read_float(config, "rms_norm_eps", 1e-6)
+    windows = _sliding_windows(config, read_int(config, "num_hidden_layers"), sliding_window)
+    layers = [
+        LlamaLayerSettings(
+            hidden_size=hidden_size,
+            intermediate_size=read_int(config, "intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            eps=eps,
+            has_qkv_bias=has_qkv_bias,
+            has_attention_out_bias=has_attention_out_bias,
+            has_mlp_bias=has_mlp_bias,
+            has_qk_norm=has_qk_norm,
+            sliding_window=window,
+        )
+        for window in windows
+    ]
+    return Settings(
+        hidden_size=hidden_size,
+        vocab_size=read_int(config, "vocab_size"),
+        max_model_len=max_model_len,
+        eps=eps,
+        rope=parse_rope(config, head_dim, max_model_len),
+        is_tied=read_bool(config, "tie_word_embeddings", False),
+        layers=layers,
+    )
+
+
+def _sliding_windows(config: Mapping[str, Any], num_layers: int, sliding_window: int | None) -> list[int | None]:
+    """Each layer's window: by `layer_types`, else from layer `max_window_layers` on, else everywhere."""
+    if sliding_window is None:
+        return [None] * num_layers
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == num_layers:
+        return [sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    first = config.get("max_window_layers", 0)
+    return [sliding_window if index >= first else None for index in range(num_layers)]

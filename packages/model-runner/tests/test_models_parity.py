@@ -1,0 +1,180 @@
+"""Every architecture and variant computes what transformers computes, however the tokens are cut into steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from llmstack_model_runner.models import CausalLM, load_model_class
+from llmstack_model_runner.models.testing import PagedHarness
+from llmstack_model_runner.weights import load_weights, resolve_dtype
+
+transformers = pytest.importorskip("transformers")
+
+VOCAB_SIZE = 97
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 19, 71]
+FLOAT32_TOLERANCE = 2e-5
+BFLOAT16_TOLERANCE = 0.15  # logits of about 1 in size, through two layers rounded to 8 bits each time
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+}
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "initializer_range": 0.3,
+}
+OPT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "init_std": 0.3,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 8.0,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", GPT2),
+    "gpt2 with inner size and exact gelu": ("GPT2", GPT2 | {"n_inner": 40, "activation_function": "gelu"}),
+    "gpt2 scaled by layer": ("GPT2", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt2 with its own head": ("GPT2", GPT2 | {"tie_word_embeddings": False}),
+    "opt": ("OPT", OPT),
+    "opt with projections and norms after": ("OPT", OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
+    "opt without biases": ("OPT", OPT | {"enable_bias": False}),
+    "llama 2": ("Llama", LLAMA | {"num_key_value_heads": 4}),
+    "llama with shared kv heads": ("Llama", LLAMA),
+    "llama tied with one kv head": ("Llama", LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama with biases and head size": ("Llama", LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "llama with linear rope": ("Llama", LLAMA | {"rope_parameters": LINEAR_ROPE}),
+    "llama with llama3 rope": ("Llama", LLAMA | {"rope_parameters": LLAMA3_ROPE}),
+    "llama with yarn rope": ("Llama", LLAMA | {"rope_parameters": YARN_ROPE}),
+    "mistral": ("Mistral", LLAMA | {"sliding_window": None, "head_dim": 8}),
+    "mistral with sliding window": ("Mistral", LLAMA | {"sliding_window": 7, "head_dim": 8}),
+    "qwen2": ("Qwen2", LLAMA),
+    "qwen2 with sliding window on the second layer": (
+        "Qwen2",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", LLAMA | {"head_dim": 16}),
+    "qwen3 tied with biases": ("Qwen3", LLAMA | {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A random checkpoint, and transformers' logits at every position of the prompt and 8 greedy tokens after it."""
+    family, values = CASES[request.param]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**values)
+    class_name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+    model = getattr(transformers, class_name)(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight", "ln_f.weight")):
+                parameter.add_(torch.randn_like(parameter) * 0.1)  # zeros and ones would hide a tensor that is not used
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        tokens = list(PROMPT)
+        for _ in range(8):
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
+            tokens.append(int(logits[-1].argmax()))
+    return folder, logits
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> CausalLM:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    model = load_model_class(config["architectures"][0])(config, dtype, torch.device("cpu"))
+    load_weights(model, folder)
+    return model
+
+
+def expected_tokens(logits: torch.Tensor) -> list[int]:
+    return logits[len(PROMPT) - 1 :].argmax(-1).tolist()
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = FLOAT32_TOLERANCE) -> None:
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(scale, 1.0))
+
+
+def test_a_whole_prefill_and_greedy_decodes_equal_transformers(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    harness = PagedHarness(load(folder), torch.float32)
+    close(harness.step([("whole", PROMPT)]), expected[: len(PROMPT)])
+    assert harness.greedy(PROMPT, 8) == expected_tokens(expected)
+
+
+def test_chunks_decodes_and_neighbours_in_one_batch_change_nothing(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    tokens = PROMPT + expected_tokens(expected)[:-1]
+    harness = PagedHarness(load(folder), torch.float32)
+    close(harness.step([("a", tokens[:1]), ("b", tokens[:11])]), torch.cat((expected[:1], expected[:11])))
+    close(
+        harness.step([("b", tokens[11:12]), ("a", tokens[1:8]), ("c", tokens)]),
+        torch.cat((expected[11:12], expected[1:8], expected)),
+    )
+    for position in range(12, len(tokens)):
+        rows = [("a", [tokens[position - 4]]), ("b", [tokens[position]])]
+        close(harness.step(rows), expected[[position - 4, position]])
+
+
+def test_bfloat16_stays_within_its_tolerance(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    harness = PagedHarness(load(folder, torch.bfloat16), torch.bfloat16)
+    close(harness.step([("whole", PROMPT)]), expected[: len(PROMPT)], BFLOAT16_TOLERANCE)
+
+
+def test_older_configurations_mean_the_same(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters", None)
+    if rope is None:
+        pytest.skip("no rotary embedding")
+    older = {"rope_parameters": None, "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    if rope["rope_type"] == "default":
+        older["rope_scaling"] = None
+    else:
+        older["rope_scaling"] = {"type" if key == "rope_type" else key: value for key, value in rope.items()}
+    close(PagedHarness(load(folder, **older), torch.float32).step([("a", PROMPT)]), expected[: len(PROMPT)])
+
+
+def test_the_type_is_the_checkpoints_unless_named(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, _ = checkpoint
+    config = json.loads((folder / "config.json").read_text())
+    assert resolve_dtype("auto", config, folder) is torch.float32
+    assert resolve_dtype("auto", {"torch_dtype": "bfloat16"}, folder) is torch.bfloat16
+    assert resolve_dtype("auto", {}, folder) is torch.float32
+    assert resolve_dtype("float16", config, folder) is torch.float16
