@@ -1,0 +1,112 @@
+"""The start: sizes, refusals in one line, and what the first message says."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from llmstack_engine_core import EngineConfig, SchedulerConfig, build_engine_core
+from llmstack_engine_core.testing import EchoModelRunner
+from llmstack_types import EngineStartError, ModelRunnerConfig
+
+BYTES_PER_BLOCK = 128
+
+
+def config(path: str = "echo", max_model_len: int = 256, max_num_seqs: int = 4, **changes: object) -> EngineConfig:
+    return EngineConfig(
+        ModelRunnerConfig(path, max_model_len=max_model_len, max_num_seqs=max_num_seqs),
+        scheduler=SchedulerConfig(max_model_len=max_model_len, max_num_seqs=max_num_seqs),
+        **{"runner": "echo", **changes},
+    )
+
+
+def start_error(config: EngineConfig) -> str:
+    with pytest.raises(EngineStartError) as caught:
+        build_engine_core(config)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_the_first_message_describes_the_engine_core() -> None:
+    ready = build_engine_core(config(num_blocks=20)).ready
+    assert (ready.num_blocks, ready.block_size, ready.max_model_len) == (20, 16, 256)
+    assert (ready.vocab_size, ready.dtype, ready.device) == (50_257, "float32", "cpu")
+    assert ready.kv_cache_bytes == 20 * BYTES_PER_BLOCK
+    assert ready.pid > 0
+    assert list(ready.phases_s) == [
+        "import_runner", "load_model", "size_kv_cache", "initialize_kv_cache", "build_scheduler",
+    ]  # fmt: skip
+    assert ready.backends == {"echo": "python"}
+    assert "python" in ready.versions
+    assert "torch" not in ready.versions
+
+
+def test_the_cache_takes_the_bytes_it_was_given() -> None:
+    ready = build_engine_core(config(kv_cache_bytes=100 * BYTES_PER_BLOCK + 5)).ready
+    assert ready.num_blocks == 100
+
+
+def test_a_default_cache_is_what_the_device_has_but_not_more_than_is_useful() -> None:
+    assert build_engine_core(config("echo?num_available_blocks=50")).ready.num_blocks == 50
+    assert build_engine_core(config("echo?num_available_blocks=5000")).ready.num_blocks == 2 * 4 * 16
+
+
+def test_too_many_blocks_are_refused_with_the_bytes_and_the_flag() -> None:
+    text = start_error(config("echo?num_available_blocks=50", num_blocks=51))
+    for part in ("out of memory", str(51 * BYTES_PER_BLOCK), str(50 * BYTES_PER_BLOCK), "--num-kv-blocks"):
+        assert part in text
+    assert "--kv-cache-memory-bytes" in start_error(config("echo?num_available_blocks=50", kv_cache_bytes=10**9))
+
+
+def test_a_cache_without_a_block_is_refused() -> None:
+    assert "one block" in start_error(config("echo?num_available_blocks=0"))
+    assert "--kv-cache-memory-bytes" in start_error(config(kv_cache_bytes=BYTES_PER_BLOCK - 1))
+
+
+def test_a_default_length_is_lowered_to_what_the_cache_holds(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert build_engine_core(config(num_blocks=10)).ready.max_model_len == 160
+    assert "lowered from 256 to 160" in caplog.text
+
+
+def test_a_length_the_user_asked_for_is_not_lowered() -> None:
+    text = start_error(config(num_blocks=10, is_max_model_len_explicit=True))
+    assert "--max-model-len to 160" in text
+    assert "16 blocks" in text
+
+
+class NoMemory(EchoModelRunner):
+    num_shutdowns = 0
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        raise MemoryError
+
+    def shutdown(self) -> None:
+        NoMemory.num_shutdowns += 1
+
+
+def test_a_failed_allocation_is_one_line_and_releases_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmstack_engine_core.build.load_model_runner", lambda name: NoMemory)
+    assert "out of memory" in start_error(config())
+    assert NoMemory.num_shutdowns == 1
+
+
+@pytest.mark.parametrize(
+    ("runner", "part"),
+    [
+        ("nonesuch", "there is no model runner 'nonesuch'; known are default, echo"),
+        ("no_such_module:Runner", "cannot be imported: No module named 'no_such_module'"),
+        ("llmstack_engine_core.testing:Nothing", "is not a model runner class"),
+        ("llmstack_engine_core.testing:EchoOptions", "it lacks load_model"),
+        ("llmstack_engine_core.testing:fake_logprobs", "is not a model runner class"),
+    ],
+)
+def test_a_runner_that_is_none_is_refused_in_a_sentence(runner: str, part: str) -> None:
+    assert part in start_error(config(runner=runner))
+
+
+def test_a_runner_can_be_named_by_module_and_class() -> None:
+    core = build_engine_core(config(runner="llmstack_engine_core.testing:EchoModelRunner"))
+    assert core.ready.backends == {"echo": "python"}

@@ -1,0 +1,282 @@
+"""The engine core's process: it starts, refuses, dies and ends without leaving anything behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from llmstack_engine_core import EngineConfig
+from llmstack_engine_core.engine_core_proc import EngineCoreProc
+from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
+from llmstack_engine_core.ipc.frames import AbortRequests, Hello, UtilityCall, UtilityOperation, UtilityResult
+from llmstack_engine_core.ipc.sockets import connect_client_socket
+from llmstack_engine_core.launcher import launch_engine_process
+from llmstack_engine_core.supervisor import EngineProcess
+from llmstack_types import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    FinishReason,
+    ModelRunnerConfig,
+    SamplingParams,
+)
+
+
+def request(request_id: str, max_tokens: int = 4) -> EngineCoreRequest:
+    return EngineCoreRequest(request_id, [5, 6, 7], SamplingParams(max_tokens=max_tokens, seed=0))
+
+
+def config(options: str = "", runner: str = "echo") -> EngineConfig:
+    return EngineConfig(ModelRunnerConfig(f"echo?{options}"), runner=runner, log_level="WARNING", shutdown_grace_s=3.0)
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_running(pid: int) -> bool:
+    """Alive, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Peer:
+    """A client made of nothing but a socket."""
+
+    def __init__(self, process: EngineProcess, index: int = 0) -> None:
+        self.context = zmq.Context()
+        self.socket = connect_client_socket(self.context, process.directory, index)
+
+    def send(self, message: object) -> None:
+        self.socket.send(encode(message))
+
+    def receive(self, kind: type) -> object:
+        while True:
+            assert self.socket.poll(20_000), f"no {kind.__name__} came"
+            message = decode_engine_message(self.socket.recv())
+            if isinstance(message, kind):
+                return message
+
+    def hello(self) -> EngineReady:
+        self.send(Hello())
+        return self.receive(EngineReady)
+
+    def outputs_until_finished(self, request_id: str) -> list[int]:
+        tokens: list[int] = []
+        while True:
+            for output in self.receive(EngineCoreOutputs).outputs:
+                assert output.request_id == request_id
+                tokens += output.new_token_ids
+                if output.finish_reason is not None:
+                    return tokens
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+@pytest.fixture
+def process() -> Iterator[EngineProcess]:
+    process = launch_engine_process(config())
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def peer(process: EngineProcess) -> Iterator[Peer]:
+    peer = Peer(process)
+    yield peer
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[b""], [b"garbage"], [b"\xc1"], [encode(Hello()), b"x"], [b"\x91" * 9999], [b"x", b"y", b"z"]],
+)
+def test_garbage_does_not_end_the_engine_core(process: EngineProcess, peer: Peer, frames: list[bytes]) -> None:
+    peer.hello()
+    peer.socket.send_multipart(frames)
+    peer.send(request("r"))
+    assert peer.outputs_until_finished("r") == [5, 6, 7, 5]
+
+
+def test_an_oversized_frame_does_not_end_the_engine_core(process: EngineProcess, peer: Peer) -> None:
+    peer.hello()
+    peer.socket.send(b"x" * (MAX_CLIENT_FRAME_BYTES + 1))
+    other = Peer(process, index=1)
+    other.hello()
+    other.send(request("r"))
+    assert other.outputs_until_finished("r") == [5, 6, 7, 5]
+    other.close()
+
+
+def test_a_refused_request_gets_an_error_of_its_own(process: EngineProcess, peer: Peer) -> None:
+    peer.hello()
+    peer.send(EngineCoreRequest("bad", [1], SamplingParams(temperature=-1.0)))
+    (output,) = peer.receive(EngineCoreOutputs).outputs
+    assert (output.request_id, output.finish_reason) == ("bad", FinishReason.ERROR)
+    assert "temperature" in output.error
+
+
+def test_each_client_gets_its_own_outputs_and_cannot_touch_another_ones(process: EngineProcess, peer: Peer) -> None:
+    other = Peer(process, index=1)
+    peer.hello()
+    other.hello()
+    peer.send(request("mine", max_tokens=300))
+    other.send(request("yours", max_tokens=3))
+    other.send(AbortRequests(("mine",)))
+    assert other.outputs_until_finished("yours") == [5, 6, 7]
+    other.send(request("mine"))
+    outputs = other.receive(EngineCoreOutputs)
+    while not outputs.outputs:
+        outputs = other.receive(EngineCoreOutputs)
+    assert outputs.outputs[0].error == "The request id is in use."
+    assert len(peer.outputs_until_finished("mine")) == 300
+    other.close()
+
+
+def test_requests_of_a_client_that_goes_away_are_aborted(process: EngineProcess, peer: Peer) -> None:
+    peer.hello()
+    gone = Peer(process, index=1)
+    gone.hello()
+    gone.send(request("r", max_tokens=2000))
+    gone.receive(EngineCoreOutputs)
+    gone.close()
+
+    def is_idle() -> bool:
+        peer.send(UtilityCall(1, UtilityOperation.STATS))
+        return peer.receive(UtilityResult).value.num_running == 0
+
+    assert eventually(is_idle)
+
+
+def test_a_message_before_hello_is_ignored(process: EngineProcess, peer: Peer) -> None:
+    peer.send(request("early"))
+    peer.hello()
+    peer.send(request("r"))
+    assert peer.outputs_until_finished("r") == [5, 6, 7, 5]
+
+
+def test_the_shutdown_operation_ends_the_process_cleanly(process: EngineProcess, peer: Peer) -> None:
+    ready = peer.hello()
+    assert ready.pid == process.pid
+    peer.send(UtilityCall(7, UtilityOperation.SHUTDOWN))
+    assert peer.receive(UtilityResult) == UtilityResult(7, True)
+    assert eventually(lambda: not process.is_alive)
+    assert process.describe_end() == "exit status 0"
+    assert not process.directory.exists()
+
+
+def test_the_directory_is_private_and_the_process_in_a_session_of_its_own(process: EngineProcess, peer: Peer) -> None:
+    peer.hello()
+    assert process.directory.stat().st_mode & 0o777 == 0o700
+    assert os.getsid(process.pid) == process.pid != os.getsid(0)
+    command_line = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    assert b"echo?" not in command_line
+
+
+def test_the_process_ends_on_sigterm_while_loading() -> None:
+    process = launch_engine_process(config("load_delay_s=60"))
+    assert eventually(lambda: any(process.directory.iterdir()))
+    os.kill(process.pid, signal.SIGTERM)
+    assert eventually(lambda: not process.is_alive)
+    assert process.describe_end() == "exit status 0"
+    assert not process.directory.exists()
+    process.stop()
+
+
+def test_stopping_at_once_leaves_nothing() -> None:
+    process = launch_engine_process(config("load_delay_s=60"))
+    process.stop()
+    process.stop()
+    assert not is_running(process.pid)
+    assert not process.directory.exists()
+
+
+@pytest.mark.parametrize("options", ["", "load_delay_s=60", "step_delay_s=60"])
+def test_an_engine_core_whose_parent_was_killed_ends_and_removes_its_directory(options: str, tmp_path: Path) -> None:
+    script = textwrap.dedent(f"""
+        import time
+        from llmstack_engine_core import EngineConfig
+        from llmstack_engine_core.client import SyncMPClient
+        from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
+
+        client = SyncMPClient(EngineConfig(ModelRunnerConfig("echo?{options}"), runner="echo", log_level="ERROR"))
+        if "load" not in "{options}":
+            client.wait_until_ready()
+            client.add_request(EngineCoreRequest("r", [1], SamplingParams(max_tokens=100_000, seed=0)))
+        else:
+            while not any(client._process.directory.iterdir()):
+                time.sleep(0.01)
+        print(client.pid, client._process.directory, flush=True)
+        time.sleep(600)
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    pid, directory = parent.stdout.readline().split()
+    assert is_running(int(pid))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert eventually(lambda: not is_running(int(pid)))
+    assert eventually(lambda: not Path(directory).exists())
+
+
+def test_a_parent_that_exits_without_shutdown_leaves_nothing() -> None:
+    script = textwrap.dedent("""
+        from llmstack_engine_core import EngineConfig
+        from llmstack_engine_core.client import SyncMPClient
+        from llmstack_types import ModelRunnerConfig
+
+        client = SyncMPClient(EngineConfig(ModelRunnerConfig("echo"), runner="echo", log_level="ERROR"))
+        client.wait_until_ready()
+        print(client.pid, client._process.directory, flush=True)
+    """)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    pid, directory = result.stdout.split()
+    assert not is_running(int(pid))
+    assert not Path(directory).exists()
+    assert result.stderr == ""
+
+
+def test_the_process_imports_neither_torch_nor_numpy(process: EngineProcess, peer: Peer) -> None:
+    peer.hello()
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "torch" not in maps
+    assert "numpy" not in maps
+    script = "import sys, llmstack_engine_core.process, llmstack_engine_core.client, llmstack_engine_core.testing\n"
+    script += "print(sorted({'torch', 'numpy', 'transformers', 'multiprocessing', 'pickle'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "torch" not in result.stdout
+    assert "numpy" not in result.stdout
+    assert "transformers" not in result.stdout
+
+
+def test_a_loop_over_a_socket_that_fails_tells_its_clients_and_raises() -> None:
+    process = launch_engine_process(config("fail_at_step=1"))
+    peer = Peer(process)
+    peer.hello()
+    peer.send(request("r"))
+    assert peer.socket.poll(20_000)
+    reason = decode_engine_message(peer.socket.recv()).reason
+    assert reason == "the engine core failed: RuntimeError; its log says more"
+    assert eventually(lambda: not process.is_alive)
+    assert process.describe_end() == "exit status 1"
+    peer.close()
+    process.stop()
+    assert EngineCoreProc.__doc__
