@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.models.testing import PagedHarness
 from llmstack_model_runner.weights import load_weights, resolve_dtype

@@ -1,4 +1,4 @@
-"""The one opener of model files: resolves a repository id or folder, opens and checks configurations and safetensors headers."""
+"""The one opener of model files: finds a repository or folder, opens and checks configurations and weight headers."""
 
 from llmstack_model_files.errors import ModelFilesError
 from llmstack_model_files.folder import artifact_path, open_artifact, read_json

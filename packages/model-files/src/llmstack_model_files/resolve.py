@@ -102,7 +102,7 @@ def _download(repository: str, revision: str | None) -> Path:
 
     if constants.HF_HUB_OFFLINE:
         raise ModelFilesError(
-            f"{repository} is not in the cache, and HF_HUB_OFFLINE is set; unset it or pass a folder that has the model."
+            f"{repository} is not in the cache, and HF_HUB_OFFLINE is set; unset it or name a folder with the model."
         )
     try:
         found = HfApi().repo_info(repository, revision=revision, timeout=_HUB_TIMEOUT_S)
@@ -113,7 +113,7 @@ def _download(repository: str, revision: str | None) -> Path:
             allow_patterns=list(_ALLOW_PATTERNS),
             ignore_patterns=list(_IGNORE_PATTERNS),
         )
-    except Exception as error:  # noqa: BLE001 - besides its own errors huggingface-hub lets those of its HTTP library out
+    except Exception as error:
         raise ModelFilesError(_why_not(repository, revision, error)) from error
     return Path(path)
 

@@ -5,7 +5,7 @@ from llmstack_model_runner.layers.embedding import Embedding, OutputHead
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.norm import LayerNorm, RMSNorm
 from llmstack_model_runner.layers.rotary import RotaryEmbedding
-from llmstack_model_runner.layers.weight_slot import WeightSlot
+from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
 
 __all__ = [
     "Attention",
@@ -17,5 +17,6 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "WeightSlot",
+    "collect_slots",
     "plan_attention",
 ]

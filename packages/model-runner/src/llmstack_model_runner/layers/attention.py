@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
+
 from llmstack_kernels.paged_attention import paged_attention, plan_paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
-
 from llmstack_model_runner.attention_metadata import AttentionMetadata
 
 # Sliding window to what the attention kernel wants computed once per step for it.

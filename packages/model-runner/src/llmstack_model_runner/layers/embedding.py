@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from llmstack_kernels.linear import PackedLinear, pack_linear
 
+from llmstack_kernels.linear import PackedLinear, pack_linear
 from llmstack_model_runner.layers.weight_slot import WeightSlot
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
-from llmstack_kernels.linear import PackedLinear, pack_linear
 
+from llmstack_kernels.linear import PackedLinear, pack_linear
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 

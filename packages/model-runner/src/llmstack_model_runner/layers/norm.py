@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+
 from llmstack_kernels.layer_norm import layer_norm
 from llmstack_kernels.rms_norm import fused_add_rms_norm, rms_norm
-
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 

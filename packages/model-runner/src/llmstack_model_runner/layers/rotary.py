@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from llmstack_kernels.rotary_embedding import rotary_embedding
 
 

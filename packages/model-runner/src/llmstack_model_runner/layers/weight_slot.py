@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import torch
 
@@ -29,3 +30,15 @@ class WeightSlot:
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
     kind: WeightKind = WeightKind.MATRIX
+
+
+class HasSlots(Protocol):
+    """A part of a model that owns weights."""
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Name in the checkpoint to slot."""
+
+
+def collect_slots(parts: Iterable[HasSlots | None]) -> dict[str, WeightSlot]:
+    """The slots of all parts that are there."""
+    return {name: slot for part in parts if part is not None for name, slot in part.slots().items()}

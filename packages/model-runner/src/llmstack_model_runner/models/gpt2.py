@@ -16,6 +16,7 @@ from llmstack_model_runner.layers import (
     Linear,
     OutputHead,
     WeightSlot,
+    collect_slots,
     plan_attention,
 )
 from llmstack_model_runner.layers.activation import activation
@@ -54,8 +55,7 @@ class GPT2(CausalLM):
 
     def slots(self) -> dict[str, WeightSlot]:
         """All tensors."""
-        parts = [self._tokens, self._positions, *self._layers, self._norm, self._head]
-        return {name: slot for part in parts for name, slot in part.slots().items()}
+        return collect_slots([self._tokens, self._positions, *self._layers, self._norm, self._head])
 
     def is_ignored(self, name: str) -> bool:
         """The causal mask of old checkpoints, and a copy of the tied head."""
@@ -114,15 +114,16 @@ class _Layer:
         self._mlp_out = conv1d("mlp.c_proj", inner_size, hidden_size)
 
     def slots(self) -> dict[str, WeightSlot]:
-        parts = [
-            self._attention_norm,
-            self._qkv,
-            self._attention_out,
-            self._mlp_norm,
-            self._mlp_in,
-            self._mlp_out,
-        ]
-        return {name: slot for part in parts for name, slot in part.slots().items()}
+        return collect_slots(
+            [
+                self._attention_norm,
+                self._qkv,
+                self._attention_out,
+                self._mlp_norm,
+                self._mlp_in,
+                self._mlp_out,
+            ]
+        )
 
     def __call__(
         self,

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from llmstack_model_runner.attention_metadata import AttentionMetadata
-from llmstack_model_runner.layers import Embedding, OutputHead, RMSNorm, RotaryEmbedding, WeightSlot, plan_attention
+from llmstack_model_runner.layers import (
+    Embedding,
+    OutputHead,
+    RMSNorm,
+    RotaryEmbedding,
+    WeightSlot,
+    collect_slots,
+    plan_attention,
+)
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
@@ -71,8 +79,7 @@ class Llama(CausalLM):
 
     def slots(self) -> dict[str, WeightSlot]:
         """All tensors."""
-        parts = [self._tokens, *self._layers, self._norm, self._head]
-        return {name: slot for part in parts for name, slot in part.slots().items()}
+        return collect_slots([self._tokens, *self._layers, self._norm, self._head])
 
     def is_ignored(self, name: str) -> bool:
         """Frequencies of old checkpoints, and a copy of a tied head."""

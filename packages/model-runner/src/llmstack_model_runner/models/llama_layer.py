@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from llmstack_kernels.activation import silu_and_mul
 
+from llmstack_kernels.activation import silu_and_mul
 from llmstack_model_runner.attention_metadata import AttentionMetadata
-from llmstack_model_runner.layers import Attention, AttentionPlans, Linear, RMSNorm, RotaryEmbedding, WeightSlot
+from llmstack_model_runner.layers import (
+    Attention,
+    AttentionPlans,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    WeightSlot,
+    collect_slots,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +85,18 @@ class LlamaLayer:
 
     def slots(self) -> dict[str, WeightSlot]:
         """All tensors."""
-        parts = [
-            self._attention_norm,
-            self._qkv,
-            self._query_norm,
-            self._key_norm,
-            self._attention_out,
-            self._mlp_norm,
-            self._gate_up,
-            self._down,
-        ]
-        return {name: slot for part in parts if part is not None for name, slot in part.slots().items()}
+        return collect_slots(
+            [
+                self._attention_norm,
+                self._qkv,
+                self._query_norm,
+                self._key_norm,
+                self._attention_out,
+                self._mlp_norm,
+                self._gate_up,
+                self._down,
+            ]
+        )
 
     def __call__(
         self,

@@ -16,6 +16,7 @@ from llmstack_model_runner.layers import (
     Linear,
     OutputHead,
     WeightSlot,
+    collect_slots,
     plan_attention,
 )
 from llmstack_model_runner.layers.activation import activation
@@ -60,16 +61,17 @@ class OPT(CausalLM):
 
     def slots(self) -> dict[str, WeightSlot]:
         """All tensors."""
-        parts = [
-            self._tokens,
-            self._positions,
-            self._project_in,
-            *self._layers,
-            self._norm,
-            self._project_out,
-            self._head,
-        ]
-        return {name: slot for part in parts if part is not None for name, slot in part.slots().items()}
+        return collect_slots(
+            [
+                self._tokens,
+                self._positions,
+                self._project_in,
+                *self._layers,
+                self._norm,
+                self._project_out,
+                self._head,
+            ]
+        )
 
     def is_ignored(self, name: str) -> bool:
         """A copy of a tied head."""
@@ -135,15 +137,16 @@ class _Layer:
         self._mlp_out = linear(inner_size, {"fc2": size})
 
     def slots(self) -> dict[str, WeightSlot]:
-        parts = [
-            self._attention_norm,
-            self._qkv,
-            self._attention_out,
-            self._mlp_norm,
-            self._mlp_in,
-            self._mlp_out,
-        ]
-        return {name: slot for part in parts for name, slot in part.slots().items()}
+        return collect_slots(
+            [
+                self._attention_norm,
+                self._qkv,
+                self._attention_out,
+                self._mlp_norm,
+                self._mlp_in,
+                self._mlp_out,
+            ]
+        )
 
     def __call__(
         self,

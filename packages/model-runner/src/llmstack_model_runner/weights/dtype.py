@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from llmstack_model_files import check_safetensors, safetensors_files
 
 _NAME_TO_DTYPE: Mapping[str, torch.dtype] = {

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from llmstack_model_files import check_safetensors, safetensors_files
 from safetensors import SafetensorError, safe_open
 
+from llmstack_model_files import check_safetensors, safetensors_files
 from llmstack_model_runner.models.base import CausalLM
 from llmstack_model_runner.weights.dummy import dummy_weights
 

@@ -1,0 +1,24 @@
+"""Activations follow their formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from llmstack_kernels.activation import gelu, gelu_tanh, relu, silu_and_mul
+
+
+def test_activations_follow_their_formulas() -> None:
+    x = torch.linspace(-6, 6, 101)
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    torch.testing.assert_close(gelu_tanh(x), 0.5 * x * (1 + inner.tanh()), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gelu(x), 0.5 * x * (1 + torch.erf(x / math.sqrt(2))), atol=1e-6, rtol=1e-5)
+    assert torch.equal(relu(x), x.clamp(min=0))
+
+
+def test_the_first_half_gates_the_second() -> None:
+    gate, up = torch.randn(3, 8), torch.randn(3, 8)
+    torch.testing.assert_close(silu_and_mul(torch.cat((gate, up), dim=-1)), gate * torch.sigmoid(gate) * up)
+    with pytest.raises(ValueError, match="even"):
+        silu_and_mul(torch.zeros(2, 3))

@@ -1,0 +1,72 @@
+"""Packed linear layers equal plain ones, and a row's result does not depend on the rows beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from llmstack_kernels.linear import cpu, linear, pack_linear, reference
+
+SHAPES = [(768, 2304), (768, 768), (2048, 96), (64, 172), (3072, 64), (17, 5), (1, 1)]
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+
+
+def make(in_features: int, out_features: int, dtype: torch.dtype, num_rows: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((num_rows, in_features), (out_features, in_features), (out_features,))
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes)
+    return x.to(dtype), (weight * in_features**-0.5).to(dtype), bias.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_packed_layer_equals_a_plain_one(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight, bias = make(*shape, dtype, 5)
+    tolerance = TOLERANCES[dtype]
+    for layer_bias in (bias, None):
+        expected = F.linear(x.float(), weight.float(), None if layer_bias is None else layer_bias.float())
+        packed = pack_linear(weight.clone(), layer_bias)
+        torch.testing.assert_close(linear(x, packed).float(), expected, atol=tolerance, rtol=tolerance)
+        assert packed(x).dtype == dtype
+
+
+@pytest.mark.skipif(not cpu.is_available(), reason="this build of PyTorch has no oneDNN")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_are_bit_equal_in_any_batch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight, bias = make(*shape, dtype, 65)
+    packed = pack_linear(weight, bias)
+    whole = packed(x)
+    for start, end in ((0, 1), (64, 65), (3, 5), (7, 40), (1, 65)):
+        assert torch.equal(packed(x[start:end]), whole[start:end])
+
+
+def test_leading_dimensions_and_empty_batches_pass_through() -> None:
+    x, weight, bias = make(16, 8, torch.float32, 6)
+    packed = pack_linear(weight, bias)
+    torch.testing.assert_close(packed(x.view(2, 3, 16)), F.linear(x, weight, bias).view(2, 3, 8))
+    assert packed(x[:0]).shape == (0, 8)
+
+
+def test_rows_that_are_not_contiguous_are_read_right() -> None:
+    x, weight, bias = make(16, 8, torch.float32, 6)
+    wide = torch.cat((x, x), dim=1)
+    torch.testing.assert_close(pack_linear(weight, bias)(wide[:, 16:]), F.linear(x, weight, bias))
+
+
+def test_a_packed_layer_survives_changes_to_the_weight_it_was_made_of() -> None:
+    x, weight, _ = make(16, 8, torch.float32, 4)
+    expected = F.linear(x, weight)
+    packed = pack_linear(weight)
+    if not isinstance(packed, reference.PlainLinear):
+        weight.zero_()
+    torch.testing.assert_close(packed(x), expected)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="weight"):
+        pack_linear(torch.zeros(3))
+    with pytest.raises(ValueError, match="bias"):
+        pack_linear(torch.zeros(3, 2), torch.zeros(2))
+    with pytest.raises(ValueError, match="inputs"):
+        linear(torch.zeros(1, 3), pack_linear(torch.zeros(3, 2)))

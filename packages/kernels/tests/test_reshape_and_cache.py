@@ -1,0 +1,40 @@
+"""Keys and values arrive in their slots, and a block taken over from another request is clean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from llmstack_kernels.reshape_and_cache import reshape_and_cache
+
+
+def test_tokens_are_written_to_their_slots_and_nothing_else_changes() -> None:
+    key_cache, value_cache = torch.full((5, 2, 4, 3), -1.0), torch.full((5, 2, 4, 3), -2.0)
+    key, value = torch.randn(3, 2, 3), torch.randn(3, 2, 3)
+    reshape_and_cache(key, value, key_cache, value_cache, torch.tensor([2 * 4 + 3, 4 * 4 + 1, 1]))
+    for token, (block, offset) in enumerate([(2, 3), (4, 1), (0, 1)]):
+        assert torch.equal(key_cache[block, :, offset], key[token])
+        assert torch.equal(value_cache[block, :, offset], value[token])
+    assert int((key_cache == -1).sum()) == key_cache.numel() - key.numel()
+
+
+def test_the_first_token_of_a_block_clears_what_an_earlier_owner_left() -> None:
+    cache = torch.full((3, 1, 4, 2), torch.nan)
+    key = torch.ones(3, 1, 2)
+    reshape_and_cache(key, key, cache, cache.clone(), torch.tensor([4, 5, 0]))
+    assert torch.equal(cache[1, 0, :, 0], torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    assert torch.equal(cache[0, 0, :, 0], torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    assert cache[2].isnan().all()
+
+
+def test_values_are_converted_to_the_type_of_the_storage() -> None:
+    cache = torch.zeros(1, 1, 2, 2, dtype=torch.bfloat16)
+    reshape_and_cache(torch.ones(1, 1, 2), torch.ones(1, 1, 2), cache, cache.clone(), torch.tensor([1]))
+    assert cache[0, 0, 1].tolist() == [1.0, 1.0]
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    cache, key = torch.zeros(1, 2, 4, 3), torch.zeros(1, 2, 3)
+    with pytest.raises(ValueError, match="key and value"):
+        reshape_and_cache(key, key[:, :1], cache, cache, torch.tensor([0]))
+    with pytest.raises(ValueError, match="caches"):
+        reshape_and_cache(key[:, :1], key[:, :1], cache, cache, torch.tensor([0]))
