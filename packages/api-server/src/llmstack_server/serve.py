@@ -148,6 +148,7 @@ async def _serve_and_shut_down(
             from llmstack_server.state import ServerState
         with timer.stage("build application"):
             state = ServerState(config, engine, metrics)
+            state.facts = _facts(engine)
             state.lifecycle.advance(LifecycleState.LOADING_MODEL)
             server = Server(state, listener)
         if signals.is_stop_requested:
@@ -155,6 +156,12 @@ async def _serve_and_shut_down(
         return await server.run(lambda: _note_ready(state, timer, listener))
     finally:
         await engine.shutdown()
+
+
+def _facts(engine: AsyncLLM) -> dict[str, object]:
+    template = "plain fallback (texts joined by newlines)" if engine.chat_template.is_fallback else "jinja"
+    is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
+    return {"chat_template": template, "uvloop": is_uvloop}
 
 
 def _note_ready(state: ServerState, timer: StageTimer, listener: socket.socket) -> None:

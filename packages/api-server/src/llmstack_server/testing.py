@@ -1,0 +1,278 @@
+"""A fake engine front end and a client without sockets: the API can be tested, and tried, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmstack_llm.admit import AdmissionLimits, AdmittedRequest, admit_request
+from llmstack_llm.outputs import CompletionOutput, Logprob, RequestOutput
+from llmstack_server.config import HTTPConfig, ServeConfig
+from llmstack_server.http.metrics import ServerMetrics
+from llmstack_server.lifecycle import LifecycleState
+from llmstack_server.protocols import EngineClient
+from llmstack_server.state import ServerState
+from llmstack_types import EngineDeadError, EngineReady, RequestOutputKind, SamplingParams
+
+READY = EngineReady(num_blocks=64, block_size=16, max_model_len=128, vocab_size=256, dtype="float32", device="cpu")
+
+
+class ByteTokenizer:
+    """A token is a byte."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The bytes of the text."""
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of the bytes."""
+        return bytes(token_ids).decode("utf-8", "replace")
+
+    def text_of(self, token_id: int) -> str:
+        """One byte as text."""
+        return self.decode([token_id])
+
+
+class FakeEngineClient:
+    """An `EngineClient` that repeats the prompt, one byte per token.
+
+    Attributes:
+        admitted: Everything that passed `admit`.
+        aborted_request_ids: Requests whose stream was left before its end.
+        step_delay_s: How long each token takes.
+        error: Raised by `generate` when `num_tokens_before_error` tokens have come.
+    """
+
+    def __init__(self, *, step_delay_s: float = 0.0) -> None:
+        self.admitted: list[AdmittedRequest] = []
+        self.aborted_request_ids: list[str] = []
+        self.step_delay_s = step_delay_s
+        self.error: Exception | None = None
+        self.num_tokens_before_error = 0
+        self.num_running = 0
+        self.is_dead = False
+        self.is_shut_down = False
+        self.readiness = asyncio.Event()
+        self.readiness.set()
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Returns once `readiness` is set."""
+        await self.readiness.wait()
+        return READY
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError once `is_dead`."""
+        if self.is_dead:
+            raise EngineDeadError("the fake engine is dead")
+
+    def default_sampling_params(self) -> SamplingParams:
+        """vLLM's defaults."""
+        return SamplingParams(max_tokens=None)
+
+    async def admit(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        *,
+        param: str = "prompt",
+        is_echo: bool = False,
+        param_names: Mapping[str, str] | None = None,
+        default_max_tokens: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> AdmittedRequest:
+        """The real checks over bytes."""
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = list(text.encode()) if text is not None else prompt
+        if isinstance(prompt, dict):
+            text, token_ids = prompt["prompt"], prompt["prompt_token_ids"]
+        admitted = admit_request(
+            text,
+            token_ids,
+            sampling_params,
+            AdmissionLimits(READY.max_model_len, READY.vocab_size, READY.num_blocks * READY.block_size),
+            param=param,
+            param_names=param_names or {},
+            default_max_tokens=default_max_tokens,
+            is_echo=is_echo,
+        )
+        self.admitted.append(admitted)
+        return admitted
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The contents, joined by newlines."""
+        text = "\n".join(str(message["content"]) for message in messages)
+        return {"prompt": text, "prompt_token_ids": list(text.encode())}
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[RequestOutput]:
+        """Repeats the prompt until `max_tokens`."""
+        await self.check_health()
+        params: SamplingParams = prompt.sampling_params
+        said = [prompt.prompt_token_ids[k % len(prompt.prompt_token_ids)] for k in range(params.max_tokens or 0)]
+        is_finished = False
+        self.num_running += 1
+        try:
+            for position in range(len(said)):
+                await asyncio.sleep(self.step_delay_s)
+                self._maybe_fail(position)
+                is_finished = position == len(said) - 1
+                if params.output_kind is RequestOutputKind.DELTA:
+                    yield self._output(request_id, prompt, said[position : position + 1], position == 0, is_finished)
+            if params.output_kind is not RequestOutputKind.DELTA or not said:
+                is_finished = True
+                yield self._output(request_id, prompt, said, True, True)
+        finally:
+            self.num_running -= 1
+            if not is_finished:
+                self.aborted_request_ids.append(request_id)
+
+    def _maybe_fail(self, position: int) -> None:
+        if self.is_dead:
+            raise EngineDeadError("the fake engine is dead")
+        if self.error is not None and position >= self.num_tokens_before_error:
+            raise self.error
+
+    def _output(
+        self, request_id: str, prompt: AdmittedRequest, token_ids: list[int], is_first: bool, is_finished: bool
+    ) -> RequestOutput:
+        params = prompt.sampling_params
+        completions = [
+            CompletionOutput(
+                index=index,
+                text=ByteTokenizer().decode(token_ids),
+                token_ids=token_ids,
+                logprobs=None if params.logprobs is None else [_position(t, params.logprobs) for t in token_ids],
+                finish_reason="length" if is_finished else None,
+            )
+            for index in range(params.n)
+        ]
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if is_first and params.prompt_logprobs is not None:
+            rest = [_position(token_id, params.prompt_logprobs) for token_id in prompt.prompt_token_ids[1:]]
+            prompt_logprobs = [None, *rest]
+        return RequestOutput(
+            request_id,
+            prompt.prompt,
+            prompt.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=completions,
+            finished=is_finished,
+            num_cached_tokens=0,
+        )
+
+    async def get_tokenizer(self) -> ByteTokenizer:
+        """A token is a byte."""
+        return ByteTokenizer()
+
+    async def reset_prefix_cache(self) -> bool:
+        """True while idle."""
+        return self.num_running == 0
+
+    async def shutdown(self) -> None:
+        """Ends it."""
+        self.is_shut_down = True
+
+
+def _position(token_id: int, num_top: int) -> dict[int, Logprob]:
+    """The chosen token with -0.5, then the lowest ids with less."""
+    others = [other for other in range(65, 65 + num_top + 1) if other != token_id][:num_top]
+    found = {token_id: Logprob(-0.5, 1, ByteTokenizer().text_of(token_id))}
+    return found | {other: Logprob(-1.5 - k, k + 2, ByteTokenizer().text_of(other)) for k, other in enumerate(others)}
+
+
+def ready_state(
+    engine: EngineClient, http: HTTPConfig | None = None, names: Sequence[str] = ("fake",), ready: EngineReady = READY
+) -> ServerState:
+    """The state of a server that has come up over `engine`."""
+    config = ServeConfig(model="fake", served_model_names=tuple(names), http=http or HTTPConfig())
+    metrics = ServerMetrics(names[0], has_aliases=config.http.has_metrics_aliases)
+    state = ServerState(config, engine, metrics, ready=ready)
+    for step in (LifecycleState.LOADING_MODEL, LifecycleState.INITIALIZING_ENGINE, LifecycleState.READY):
+        state.lifecycle.advance(step)
+    return state
+
+
+@dataclass(slots=True)
+class Answer:
+    """One HTTP answer; `parts` are the pieces of the body as they were sent."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: list[bytes] = field(default_factory=list)
+
+    @property
+    def body(self) -> bytes:
+        """The whole body."""
+        return b"".join(self.parts)
+
+    def json(self) -> Any:
+        """The decoded body."""
+        return json.loads(self.body)
+
+    def events(self) -> list[Any]:
+        """The decoded events of a stream, `[DONE]` as a string."""
+        texts = [part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part]
+        return [text if text == "[DONE]" else json.loads(text) for text in texts]
+
+
+async def call(
+    app: Any,
+    method: str,
+    path: str,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    disconnect_after_parts: int | None = None,
+) -> Answer:
+    """Calls an ASGI application without a socket; `body` is sent as JSON unless it is bytes.
+
+    The client stays until the answer is complete, or leaves once `disconnect_after_parts` pieces of it have come.
+    """
+    content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    all_headers = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "client": ("test", 1),
+        "server": ("test", 80), "headers": [(k.lower().encode(), v.encode()) for k, v in all_headers.items()],
+    }  # fmt: skip
+    answer = Answer()
+    has_left = asyncio.Event()
+    pending = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if pending:
+            return pending.pop()
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {k.decode().lower(): v.decode() for k, v in message["headers"]}
+            return
+        answer.parts.append(bytes(message.get("body", b"")))
+        is_complete = not message.get("more_body", False)
+        if is_complete or (disconnect_after_parts is not None and len(answer.parts) >= disconnect_after_parts):
+            has_left.set()
+
+    if disconnect_after_parts == 0:
+        asyncio.get_running_loop().call_later(0.02, has_left.set)
+    await app(scope, receive, send)
+    return answer
