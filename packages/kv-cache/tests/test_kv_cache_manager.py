@@ -50,15 +50,14 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         target=requests,
         length=st.integers(1, 150),
-        vocabulary=st.integers(1, 2),
-        seed=st.integers(0, 5),
+        pattern=st.sampled_from([[0], [1], [0, 1], [1, 0, 0], [0, 0, 0, 1]]),
         salt=st.sampled_from(["", "", "tenant", "\ud800"]),
         chunk=st.integers(1, 150),
     )
-    def add(self, length, vocabulary, seed, salt, chunk):
+    def add(self, length, pattern, salt, chunk):
         request_id = str(self.num_requests)
         self.num_requests += 1
-        tokens = [(position * seed // 7) % vocabulary for position in range(length)]
+        tokens = [pattern[position % len(pattern)] for position in range(length)]
         block_ids, num_hits = self.manager.get_computed_blocks(request_id, tokens, salt)
         size = self.manager.block_size
         assert num_hits == len(block_ids) * size <= length - 1
@@ -226,12 +225,25 @@ def test_children_of_an_evicted_block_are_unreachable_and_reclaimed():
 
 
 def test_a_block_id_used_again_never_serves_the_children_of_its_former_content():
-    manager = KVCacheManager(num_blocks=2, block_size=1)
-    run_once(manager, "a", [1, 2])
+    manager = KVCacheManager(num_blocks=3, block_size=1)
+    (reused,) = manager.allocate_slots("a", 1)
+    manager.cache_blocks("a", [1], 1)
     manager.allocate_slots("b", 2)
-    manager.cache_blocks("b", [5, 6], 2)
-    assert manager.get_computed_blocks("x", [5, 2, 0])[1] == 1
-    assert manager.get_computed_blocks("x", [1, 2, 0])[1] == 0
+    manager.cache_blocks("b", [1, 2], 2)  # its second block is a child of the block of "a"
+    manager.free("a")
+    assert manager.allocate_slots("c", 1) == [reused]
+    manager.cache_blocks("c", [5], 1)
+    assert manager.get_computed_blocks("x", [5, 2, 0]) == ([reused], 1)
+
+
+def test_what_follows_a_copy_of_a_known_block_is_found_after_the_known_one_and_nowhere_else():
+    manager = KVCacheManager(num_blocks=8, block_size=1)
+    (known,) = manager.allocate_slots("a", 1)
+    manager.cache_blocks("a", [1], 1)
+    _, child = manager.allocate_slots("b", 2)
+    manager.cache_blocks("b", [1, 2], 2)
+    assert manager.get_computed_blocks("x", [1, 2, 3]) == ([known, child], 2)
+    assert manager.get_computed_blocks("x", [2, 3]) == ([], 0)
 
 
 def test_without_prefix_caching_nothing_is_found():
