@@ -1,0 +1,60 @@
+"""Options to configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
+from llmstack_llm.testing import write_model_folder
+
+
+def test_who_starts_the_engine_decides_the_token_budget(tmp_path: Path):
+    args = EngineArgs(str(write_model_folder(tmp_path)))
+    _, server = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    _, offline = args.create_engine_config(UsageContext.LLM_CLASS)
+    assert (server.scheduler.max_num_batched_tokens, offline.scheduler.max_num_batched_tokens) == (2048, 8192)
+
+
+def test_every_option_reaches_the_layer_it_is_for(tmp_path: Path):
+    args = EngineArgs(
+        str(write_model_folder(tmp_path)), dtype="half", seed=3, load_format="dummy", max_model_len=64, max_num_seqs=4,
+        max_num_batched_tokens=32, block_size=8, num_gpu_blocks_override=99, gpu_memory_utilization=0.5,
+        enable_prefix_caching=False, scheduling_policy="priority", long_prefill_token_threshold=5,
+        disable_log_stats=True, runner="a:B", device="cpu",
+    )  # fmt: skip
+    model, engine = args.create_engine_config()
+    assert (engine.model.dtype, engine.model.seed, engine.model.load_format) == ("float16", 3, "dummy")
+    assert (engine.model.max_model_len, engine.scheduler.max_model_len, model.max_model_len) == (64, 64, 64)
+    assert (engine.model.max_num_seqs, engine.scheduler.max_num_seqs) == (4, 4)
+    assert (engine.model.block_size, engine.num_blocks, engine.model.gpu_memory_utilization) == (8, 99, 0.5)
+    assert (engine.scheduler.policy, engine.scheduler.long_prefill_token_threshold) == ("priority", 5)
+    assert (engine.enable_prefix_caching, engine.log_stats, engine.runner) == (False, False, "a:B")
+    assert (engine.is_max_model_len_explicit, engine.model.device) == (True, "cpu")
+
+
+def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(tmp_path: Path):
+    folder = write_model_folder(tmp_path, config={"n_positions": 4096})
+    _, engine = EngineArgs(str(folder), enable_chunked_prefill=False).create_engine_config()
+    assert engine.scheduler.max_num_batched_tokens == 4096
+
+
+@pytest.mark.parametrize(("options", "names"), [
+    ({"num_kv_blocks": 5, "num_gpu_blocks_override": 6}, ["num_kv_blocks", "num_gpu_blocks_override"]),
+    ({"num_kv_blocks": 5, "kv_cache_memory_bytes": 6}, ["num_kv_blocks", "kv_cache_memory_bytes"]),
+    ({"skip_tokenizer_init": True, "tokenizer": "x"}, ["skip_tokenizer_init", "tokenizer"]),
+    ({"dtype": "int8"}, ["dtype", "bfloat16"]), ({"load_format": "pt"}, ["load_format", "safetensors"]),
+    ({"max_num_seqs": 0}, ["max_num_seqs"]), ({"block_size": True}, ["block_size"]),
+    ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization"]),
+])  # fmt: skip
+def test_a_wrong_option_or_combination_is_refused_naming_all_fields(options: dict[str, Any], names: list[str]):
+    with pytest.raises(EngineArgsError) as caught:
+        EngineArgs("model", **options)
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_what_the_scheduler_refuses_names_both_fields_too(tmp_path: Path):
+    args = EngineArgs(str(write_model_folder(tmp_path)), enable_chunked_prefill=False, max_num_batched_tokens=16)
+    with pytest.raises(EngineArgsError, match=r"max_num_batched_tokens.*max_model_len"):
+        args.create_engine_config()
