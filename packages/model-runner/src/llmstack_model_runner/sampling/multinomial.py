@@ -55,5 +55,5 @@ def invert_prefix(weights: torch.Tensor, num_kept: torch.Tensor, uniforms: torch
 def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """First column above the target, at most the column that completes the row's mass (rounding may miss it)."""
     found = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1)
-    last = torch.searchsorted(cumulative, cumulative[:, -1:]).squeeze(-1)
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()).squeeze(-1)
     return torch.minimum(found, last).clamp_(max=cumulative.shape[-1] - 1)

@@ -1,0 +1,131 @@
+"""For tests and benchmarks: small GPT-2 models, and a driver that plays the scheduler by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from llmstack_model_runner.layers.weight_slot import WeightKind
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.models import load_model_class
+from llmstack_types import ModelRunnerOutput, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+
+
+def write_gpt2_config(folder: Path, **overrides: object) -> Path:
+    """Writes the config.json of a tiny GPT-2, for `load_format` dummy; returns the folder."""
+    config: dict[str, object] = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 128,
+        "vocab_size": 97,
+        **overrides,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def write_gpt2_checkpoint(folder: Path, seed: int = 0, spread: float = 0.5, **overrides: object) -> Path:
+    """Writes a tiny GPT-2 with random weights, of a spread that makes its greedy text vary; returns the folder."""
+    write_gpt2_config(folder, **overrides)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    slots = load_model_class("GPT2LMHeadModel")(config, torch.float32, torch.device("cpu")).slots()
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, slot in slots.items():
+        # Large biases would drown what the matrices say of the tokens.
+        values = torch.randn(slot.shape, generator=generator) * (spread if len(slot.shape) > 1 else 0.02)
+        weights[name] = values + 1 if slot.kind is WeightKind.SCALE else values
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+class StepDriver:
+    """Drives a runner without a scheduler: the caller says how many tokens each request computes in each step."""
+
+    def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
+        """Takes over an initialized runner; blocks are handed out in order and returned on removal."""
+        self.outputs: dict[str, list[int]] = {}
+        self.errors: dict[str, str] = {}
+        self._runner = runner
+        self._block_size = runner.kv_cache_spec().block_size
+        self._free_blocks = list(range(num_blocks - 1, -1, -1))
+        self._new: list[NewRequest] = []
+        self._removed: list[str] = []
+        self._requests: dict[str, NewRequest] = {}
+        self._blocks: dict[str, list[int]] = {}
+        self._num_computed: dict[str, int] = {}
+        self._num_steps = 0
+
+    def add(self, request_id: str, prompt: list[int], params: SamplingParams, eos: tuple[int, ...] = ()) -> None:
+        """A request for the next step."""
+        self.outputs[request_id] = []
+        self._requests[request_id] = NewRequest(request_id, list(prompt), len(prompt), params, eos)
+        self._start(request_id)
+
+    def remove(self, request_id: str) -> None:
+        """Ends a request before the next step."""
+        self._free_blocks.extend(self._blocks.pop(request_id))
+        waiting = [request for request in self._new if request.request_id != request_id]
+        if len(waiting) == len(self._new):
+            self._removed.append(request_id)
+        self._new = waiting
+
+    def preempt(self, request_id: str) -> None:
+        """Takes a request's blocks and starts it anew, with prompt and output, as a scheduler resumes it."""
+        self.remove(request_id)
+        self._start(request_id)
+
+    def num_left(self, request_id: str) -> int:
+        """Known tokens whose KV does not exist yet; 1 for a request that decodes."""
+        request = self._requests[request_id]
+        return request.num_prompt_tokens + len(self.outputs[request_id]) - self._num_computed[request_id]
+
+    def step(self, request_id_to_num_tokens: Mapping[str, int]) -> ModelRunnerOutput:
+        """Runs one step with the given rows, in the mapping's order."""
+        scheduled = [self._schedule(request_id, num) for request_id, num in request_id_to_num_tokens.items()]
+        output = self._runner.execute_model(
+            SchedulerOutput(
+                step=self._num_steps,
+                new_requests=self._new,
+                scheduled_requests=scheduled,
+                removed_request_ids=self._removed,
+                total_num_scheduled_tokens=sum(request_id_to_num_tokens.values()),
+            )
+        ).result()
+        self._new, self._removed = [], []
+        self._num_steps += 1
+        for request_id, token_ids in zip(output.request_ids, output.sampled_token_ids, strict=True):
+            self.outputs[request_id].extend(token_ids)
+        self.errors.update(output.errors)
+        return output
+
+    def run(self, num_output_tokens: int) -> dict[str, list[int]]:
+        """Steps all requests, whole prompts first, until each has so many tokens more; returns all outputs."""
+        for _ in range(num_output_tokens):
+            self.step({request_id: self.num_left(request_id) for request_id in self._blocks})
+        return self.outputs
+
+    def _start(self, request_id: str) -> None:
+        request = self._requests[request_id]
+        token_ids = request.token_ids[: request.num_prompt_tokens] + self.outputs[request_id]
+        self._blocks[request_id] = []
+        self._num_computed[request_id] = 0
+        self._new.append(
+            NewRequest(request_id, token_ids, request.num_prompt_tokens, request.sampling_params, request.eos_token_ids)
+        )
+
+    def _schedule(self, request_id: str, num_tokens: int) -> ScheduledRequest:
+        start = self._num_computed[request_id]
+        blocks = self._blocks[request_id]
+        num_new_blocks = -(-(start + num_tokens) // self._block_size) - len(blocks)
+        new_blocks = [self._free_blocks.pop() for _ in range(num_new_blocks)]
+        blocks.extend(new_blocks)
+        self._num_computed[request_id] = start + num_tokens
+        return ScheduledRequest(request_id, start, num_tokens, new_blocks)
