@@ -200,6 +200,7 @@ def test_a_killed_engine_core_is_noticed_by_everyone_who_waits(loop_factory: Any
         directory = client._process.directory
         await client.wait_until_ready()
         await client.add_request(request("r"))
+        await asyncio.sleep(0.1)  # so that the step has begun
         waiting = [asyncio.ensure_future(client.get_outputs()), asyncio.ensure_future(client.reset_prefix_cache())]
         await asyncio.sleep(0.1)
         os.kill(client.pid, signal.SIGKILL)
@@ -227,14 +228,18 @@ async def test_an_async_start_that_fails_says_why_and_leaves_nothing() -> None:
         assert is_gone(client, directory)
 
 
+async def read_endlessly(client: AsyncMPClient) -> None:
+    while True:
+        await client.get_outputs()
+
+
 async def test_an_async_client_learns_of_a_failed_step_and_of_a_process_that_just_exits() -> None:
     for options, part in (("fail_at_step=2", "RuntimeError"), ("exit_at_step=2", "exit status 3")):
         client = AsyncMPClient(config(options))
         await client.wait_until_ready()
         await client.add_request(request("r"))
         with pytest.raises(EngineDeadError, match=part):
-            for _ in range(100):
-                await client.get_outputs()
+            await read_endlessly(client)
         await client.shutdown()
 
 

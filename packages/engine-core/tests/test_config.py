@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -45,9 +46,8 @@ def test_missing_optional_fields_get_their_defaults() -> None:
     ],
 )
 def test_malformed_data_is_refused_by_field(data: Any, part: str) -> None:
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=re.escape(part)):
         EngineConfig.from_plain(data)
-    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(

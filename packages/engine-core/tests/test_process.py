@@ -22,6 +22,7 @@ from llmstack_engine_core.ipc.sockets import connect_client_socket
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import (
+    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineReady,
@@ -76,6 +77,12 @@ class Peer:
     def hello(self) -> EngineReady:
         self.send(Hello())
         return self.receive(EngineReady)
+
+    def receive_some_outputs(self) -> list[EngineCoreOutput]:
+        while True:
+            outputs = self.receive(EngineCoreOutputs).outputs
+            if outputs:
+                return outputs
 
     def outputs_until_finished(self, request_id: str) -> list[int]:
         tokens: list[int] = []
@@ -134,21 +141,23 @@ def test_a_refused_request_gets_an_error_of_its_own(process: EngineProcess, peer
     assert "temperature" in output.error
 
 
-def test_each_client_gets_its_own_outputs_and_cannot_touch_another_ones(process: EngineProcess, peer: Peer) -> None:
-    other = Peer(process, index=1)
+def test_each_client_gets_its_own_outputs_and_cannot_touch_another_ones() -> None:
+    process = launch_engine_process(config("step_delay_s=0.005"))
+    peer, other = Peer(process), Peer(process, index=1)
     peer.hello()
     other.hello()
-    peer.send(request("mine", max_tokens=300))
-    other.send(request("yours", max_tokens=3))
+    peer.send(request("mine", max_tokens=100))
+    assert peer.receive_some_outputs() == [EngineCoreOutput("mine", [5], num_cached_tokens=0)]
     other.send(AbortRequests(("mine",)))
+    other.send(request("yours", max_tokens=3))
     assert other.outputs_until_finished("yours") == [5, 6, 7]
     other.send(request("mine"))
-    outputs = other.receive(EngineCoreOutputs)
-    while not outputs.outputs:
-        outputs = other.receive(EngineCoreOutputs)
-    assert outputs.outputs[0].error == "The request id is in use."
-    assert len(peer.outputs_until_finished("mine")) == 300
-    other.close()
+    (refused,) = other.receive_some_outputs()
+    assert (refused.request_id, refused.error) == ("mine", "The request id is in use.")
+    assert len(peer.outputs_until_finished("mine")) == 99
+    for each in (peer, other):
+        each.close()
+    process.stop()
 
 
 def test_requests_of_a_client_that_goes_away_are_aborted(process: EngineProcess, peer: Peer) -> None:

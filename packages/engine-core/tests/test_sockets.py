@@ -19,9 +19,7 @@ def test_a_directory_is_made_in_the_runtime_directory(tmp_path: Path, monkeypatc
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_a_runtime_directory_the_temporary_one_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_runtime_directory_the_temporary_one_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for runtime in ("", str(tmp_path / "absent")):
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)

@@ -48,6 +48,8 @@ class EngineCoreProc:
         self.is_stopping = False
         self._core = core
         self._socket = socket
+        self._poller = zmq.Poller()  # `socket.poll` would make one each time
+        self._poller.register(socket, zmq.POLLIN)
         self._clients: dict[bytes, None] = {}  # a set would iterate in a different order each time
         self._request_id_to_client: dict[str, bytes] = {}
 
@@ -63,7 +65,7 @@ class EngineCoreProc:
             raise
 
     def _receive(self, wait_ms: int) -> None:
-        if wait_ms and not self._socket.poll(wait_ms):
+        if wait_ms and not self._poller.poll(wait_ms):
             return
         for _ in range(MAX_MESSAGES_PER_STEP):
             try:

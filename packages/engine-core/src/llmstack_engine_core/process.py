@@ -24,7 +24,7 @@ from llmstack_engine_core.ipc.sockets import bind_engine_socket
 from llmstack_engine_core.start_order import StartOrder, receive_start_order
 from llmstack_types import LLMStackError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("llmstack_engine_core.process")  # `__name__` is `__main__` here
 
 PR_SET_PDEATHSIG = 1
 # How long a process whose parent is gone may take to end by itself.

@@ -139,10 +139,14 @@ class SyncMPClient:
             self._receive(int(remaining_s * 1000) + 1)
 
     def _receive(self, timeout_ms: int | None) -> None:
-        self._poller.poll(timeout_ms)
-        is_dead = not self._process.is_alive
-        # Everything it sent before it ended counts, the reason for its end above all.
-        while self._socket.poll(LAST_WORDS_MS if is_dead else 0):
-            self._mailbox.put(self._socket.recv(zmq.NOBLOCK))
+        is_dead = any(ready == self._process.death_fd for ready, _ in self._poller.poll(timeout_ms))
+        if is_dead:
+            # Everything it sent before it ended counts, the reason for its end above all.
+            self._socket.poll(LAST_WORDS_MS)
+        while True:
+            try:
+                self._mailbox.put(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                break
         if is_dead:
             self._mailbox.set_dead(f"the engine core's process has ended: {self._process.describe_end()}")

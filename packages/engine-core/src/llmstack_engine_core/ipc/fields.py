@@ -126,7 +126,7 @@ def pack_floats(values: Iterable[float], name: str) -> bytes:
 
 def unpack_floats(value: Any, name: str, length: int | None = None) -> list[float]:
     """The inverse of `pack_floats`; refuses NaN, which compares false with every limit."""
-    values: list[float] = _checked(value, name, length, item_size=8).cast("d").tolist()
+    values = list(_checked(value, name, length, item_size=8).cast("d"))
     if any(map(math.isnan, values)):
         raise CodecError(f"{name} must not hold NaN")
     return values

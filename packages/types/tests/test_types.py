@@ -1,0 +1,132 @@
+"""The shared data is plain: immutable, of the standard library, with the defaults users know."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+import llmstack_types
+from llmstack_types import (
+    EngineCoreOutput,
+    FinishReason,
+    InvalidRequestError,
+    LLMStackError,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+    SchedulerStats,
+    TokenLogprobs,
+)
+
+PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
+DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
+NAMED_TUPLES = [EngineCoreOutput, ScheduledRequest, TokenLogprobs]
+
+# https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.
+VLLM_DEFAULTS: dict[str, Any] = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": None,
+    "stop": None,
+    "stop_token_ids": None,
+    "ignore_eos": False,
+    "max_tokens": 16,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "detokenize": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+}
+
+
+def test_the_defaults_of_sampling_params_are_vllms() -> None:
+    params = SamplingParams()
+    assert {name: getattr(params, name) for name in VLLM_DEFAULTS} == VLLM_DEFAULTS
+    assert {field.name for field in fields(params)} - set(VLLM_DEFAULTS) == {"output_kind"}
+    assert params.output_kind == "cumulative"
+
+
+def test_importing_takes_the_standard_library_only() -> None:
+    script = (
+        "import sys; import llmstack_types\n"
+        "print({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names) - "
+        "{'__main__', 'llmstack_types', 'sitecustomize', 'usercustomize'})"
+    )
+    # -S: no site packages and none of their start-up hooks; the path of the sources is handed over.
+    path = next(entry for entry in llmstack_types.__path__).rpartition("/")[0]
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path.append({path!r})\n{script}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("cls", DATACLASSES, ids=lambda cls: cls.__name__)
+def test_dataclasses_are_frozen_and_slotted(cls: Any) -> None:
+    assert cls.__dataclass_params__.frozen
+    assert not hasattr(cls, "__dict__") or "__slots__" in vars(cls)
+    instance = object.__new__(cls)
+    with pytest.raises((FrozenInstanceError, AttributeError)):
+        setattr(instance, fields(cls)[0].name, 1)
+
+
+@pytest.mark.parametrize("cls", NAMED_TUPLES, ids=lambda cls: cls.__name__)
+def test_rows_of_a_step_are_immutable_named_tuples(cls: Any) -> None:
+    instance = cls(*[None] * len(cls._fields))
+    with pytest.raises(AttributeError):
+        setattr(instance, cls._fields[0], 1)
+
+
+def test_everything_public_is_data_or_an_error() -> None:
+    for name, value in PUBLIC.items():
+        is_data = value in DATACLASSES or value in NAMED_TUPLES or issubclass(value, StrEnum)
+        assert is_data or issubclass(value, LLMStackError), name
+
+
+def test_stop_strings_have_one_form() -> None:
+    assert SamplingParams().stop_strings == ()
+    assert SamplingParams(stop="x").stop_strings == ("x",)
+    assert SamplingParams(stop=["x", "y"]).stop_strings == ("x", "y")
+
+
+def test_only_temperature_zero_is_greedy() -> None:
+    assert SamplingParams(temperature=0).is_greedy
+    assert not SamplingParams(temperature=1e-6).is_greedy
+
+
+def test_finish_reasons_are_the_openai_apis() -> None:
+    assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort", "error"]
+
+
+def test_an_invalid_request_is_a_value_error_that_names_the_field() -> None:
+    error = InvalidRequestError("Bad.", param="n", code="integer_above_max_value")
+    assert isinstance(error, ValueError)
+    assert (str(error), error.message, error.param, error.code) == ("Bad.", "Bad.", "n", "integer_above_max_value")
+
+
+def test_the_usage_of_the_cache_is_a_share() -> None:
+    assert SchedulerStats().kv_cache_usage == 0.0
+    assert SchedulerStats(num_free_blocks=3, num_blocks=4).kv_cache_usage == 0.25
+
+
+def test_a_step_without_rows_is_empty() -> None:
+    assert SchedulerOutput(1, removed_request_ids=["r"]).is_empty()
+    assert not SchedulerOutput(1, scheduled_requests=[ScheduledRequest("r", 0, 1, [0])]).is_empty()
