@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from llmstack_kernels.activation import gelu, gelu_tanh, relu, silu_and_mul
 
 

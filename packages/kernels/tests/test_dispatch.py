@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from llmstack_kernels import backends
 from llmstack_kernels.dispatch import ENVIRONMENT_VARIABLE, choose, parse_choices
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from llmstack_kernels.paged_attention import cpu, paged_attention, plan_paged_attention, reference
 
 BLOCK_SIZE = 16
@@ -143,26 +144,32 @@ def test_a_plan_made_beforehand_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_prefill_rows_are_bit_equal_alone_and_among_neighbours(dtype: torch.dtype) -> None:
-    case = make_case(MIXED_ROWS, dtype=dtype)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(12, 12), (8, 2), (32, 4)])
+@pytest.mark.parametrize("sliding_window", [None, 40])
+def test_rows_are_bit_equal_alone_and_among_neighbours(
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, sliding_window: int | None
+) -> None:
+    rows = MIXED_ROWS + [(1, seq_len) for seq_len in (3, 90, 110, 128, 200, 240, 250, 256, 300, 400)]
+    case = make_case(
+        rows,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=64,
+        dtype=dtype,
+        sliding_window=sliding_window,
+    )
     whole = case.run()
-    for row, (num_tokens, _) in enumerate(MIXED_ROWS):
-        if num_tokens > 1:
-            start, end = case.starts[row : row + 2]
-            assert torch.equal(case.only(row).run(), whole[start:end])
-
-
-def test_decodes_alone_and_among_neighbours_agree_closely() -> None:
-    case = make_case([(1, length) for length in (3, 16, 17, 90, 100, 110, 120, 128)])
-    whole = case.run()
-    for row in range(len(case.rows)):
-        torch.testing.assert_close(case.only(row).run(), whole[row : row + 1], atol=2e-6, rtol=2e-6)
+    for row in range(len(rows)):
+        start, end = case.starts[row : row + 2]
+        assert torch.equal(case.only(row).run(), whole[start:end]), rows[row]
 
 
 def test_blocks_of_others_are_never_read() -> None:
     case = make_case([(1, 5), (1, 90), (4, 20)])
     expected = case.run()
-    own = {int(block) for row, (_, n) in enumerate(case.rows) for block in case.block_tables[row, : -(-n // BLOCK_SIZE)]}
+    own = {
+        int(block) for row, (_, n) in enumerate(case.rows) for block in case.block_tables[row, : -(-n // BLOCK_SIZE)]
+    }
     for block in set(range(case.key_cache.shape[0])) - own:
         case.key_cache[block] = torch.nan
         case.value_cache[block] = torch.nan

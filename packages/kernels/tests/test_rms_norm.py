@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from llmstack_kernels.rms_norm import fused_add_rms_norm, rms_norm
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from llmstack_kernels.rotary_embedding import rotary_embedding
 
 

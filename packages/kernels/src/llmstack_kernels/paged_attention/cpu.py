@@ -7,6 +7,9 @@ head is contiguous, so a gather copies pieces of block_size * head_dim elements 
 Measured (2 cores, 32 rows of 256 tokens, 12 heads of 64, bfloat16): gather 2.3 ms, products and softmax 0.9 ms;
 PyTorch's own flash kernel takes 5.9 ms on the gathered keys, and row by row the whole takes 8 ms.
 
+A row's result is bit-equal alone and in any batch (measured, all types); a token computed by a decode and by a prefill
+may differ in the last bits, as may chunks of different length.
+
 Padded and foreign slots are masked, and are finite because `reshape_and_cache` clears a block when it is first written
 and because padding repeats a block of the same row.
 """
@@ -22,6 +25,9 @@ import torch
 _MAX_GROUP_BYTES = 4 << 20
 # Queries per tile: larger ones waste products on masked keys, smaller ones cost more calls.
 _QUERY_TILE = 128
+# Slots per partial sum where the library would otherwise cut sums by their padded length (float32 products of several
+# query heads with 208 to 368 slots, measured).
+_SUM_TILE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +178,22 @@ def _attend_decodes(
     keys = _gather(key_cache, group.pieces, num_rows * num_kv_heads)
     weights = _softmax(torch.bmm(selected, keys.transpose(1, 2)), group.mask, num_rows)
     values = _gather(value_cache, group.pieces, num_rows * num_kv_heads)
-    out.index_copy_(0, group.tokens, torch.bmm(weights, values).view(num_rows, num_heads, head_dim))
+    out.index_copy_(0, group.tokens, _weigh(weights, values).view(num_rows, num_heads, head_dim))
+
+
+def _weigh(
+    weights: torch.Tensor,  # [num_sequences, group, num_slots]
+    values: torch.Tensor,  # [num_sequences, num_slots, head_dim]
+) -> torch.Tensor:  # [num_sequences, group, head_dim]
+    """The weighted sums of values, added in an order that padding does not change."""
+    num_slots = values.shape[1]
+    if weights.dtype != torch.float32 or weights.shape[1] == 1 or num_slots <= _SUM_TILE:
+        return torch.bmm(weights, values)
+    total = torch.bmm(weights[..., :_SUM_TILE], values[:, :_SUM_TILE])
+    for start in range(_SUM_TILE, num_slots, _SUM_TILE):
+        tile = slice(start, start + _SUM_TILE)
+        total.baddbmm_(weights[..., tile], values[:, tile])
+    return total
 
 
 def _attend_prefill(

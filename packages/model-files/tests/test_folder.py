@@ -1,0 +1,93 @@
+"""Files of a model folder are opened, and nothing outside it, and nothing that could run code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmstack_model_files import ModelFilesError, artifact_path, open_artifact, read_json
+from llmstack_model_files import folder as folder_module
+
+
+def test_a_file_is_opened_for_reading_bytes(tmp_path: Path) -> None:
+    (tmp_path / "merges.txt").write_bytes(b"a b")
+    with open_artifact(tmp_path, "merges.txt") as file:
+        assert file.read() == b"a b"
+
+
+def test_a_missing_file_is_none_or_an_error_that_names_it(tmp_path: Path) -> None:
+    assert artifact_path(tmp_path, "config.json") is None
+    assert artifact_path(tmp_path / "nowhere", "config.json") is None
+    assert read_json(tmp_path, "config.json", required=False) is None
+    with pytest.raises(ModelFilesError, match=r"has no config\.json"):
+        read_json(tmp_path, "config.json")
+
+
+@pytest.mark.parametrize("name", ["../secret.json", "/etc/passwd", "a/../../secret.json", "", "a\\b", "a\0b", ".."])
+def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.json").write_text("{}")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(ModelFilesError, match="not a name of a file"):
+        open_artifact(folder, name)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "MODEL.CKPT", "a.pkl", "x.pth"])
+def test_formats_that_can_run_code_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ModelFilesError, match="can run code"):
+        open_artifact(tmp_path, name)
+
+
+def test_links_out_of_the_folder_are_refused_and_links_within_it_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("{}")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").symlink_to(tmp_path / "secret.json")
+    (folder / "real.json").write_text('{"a": 1}')
+    (folder / "alias.json").symlink_to("real.json")
+    with pytest.raises(ModelFilesError, match="leads out"):
+        read_json(folder, "config.json")
+    assert read_json(folder, "alias.json") == {"a": 1}
+
+
+def test_a_link_to_the_folder_itself_and_links_into_the_hubs_blobs_are_followed(tmp_path: Path) -> None:
+    repository = tmp_path / "models--gpt2"
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "123").write_text('{"a": 2}')
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    (snapshot / "config.json").symlink_to("../../blobs/123")
+    (snapshot / "other.json").symlink_to("../../refs/main")
+    (tmp_path / "alias").symlink_to(snapshot)
+    assert read_json(snapshot, "config.json") == {"a": 2}
+    assert read_json(tmp_path / "alias", "config.json") == {"a": 2}
+    with pytest.raises(ModelFilesError, match="leads out"):
+        read_json(snapshot, "other.json")
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ModelFilesError, match="plain file"):
+        read_json(tmp_path, "config.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"\xff", b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a": ' + b"9" * 5000 + b"}", b"[1]", b"[" * 100_000],
+)
+def test_json_that_is_wrong_is_one_line_of_error(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ModelFilesError, match=r"^config\.json [^\n]*\.$"):
+        read_json(tmp_path, "config.json")
+
+
+def test_json_over_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "MAX_JSON_BYTES", 100)
+    (tmp_path / "config.json").write_text(json.dumps({"a": "x" * 100}))
+    with pytest.raises(ModelFilesError, match="larger"):
+        read_json(tmp_path, "config.json")

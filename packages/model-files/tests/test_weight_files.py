@@ -1,0 +1,67 @@
+"""The files with a model's weights are found by name, by index, or not, and then the error says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmstack_model_files import ModelFilesError, safetensors_files
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_the_single_file_wins(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "other.safetensors").touch()
+    assert [path.name for path in safetensors_files(tmp_path)] == ["model.safetensors"]
+
+
+def test_shards_come_in_the_order_of_their_names_and_once_each(tmp_path: Path) -> None:
+    names = ["model-2.safetensors", "model-1.safetensors"]
+    for name in names:
+        (tmp_path / name).touch()
+    write_index(tmp_path, {"a": names[0], "b": names[1], "c": names[0]})
+    assert [path.name for path in safetensors_files(tmp_path)] == sorted(names)
+
+
+def test_a_file_of_another_name_serves_where_it_is_the_only_one(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").touch()
+    assert [path.name for path in safetensors_files(tmp_path)] == ["weights.safetensors"]
+    (tmp_path / "more.safetensors").touch()
+    with pytest.raises(ModelFilesError, match="several"):
+        safetensors_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "words"),
+    [
+        ({"a": "model-1.safetensors"}, "missing"),
+        ({"a": "../model.safetensors"}, "not a name"),
+        ({"a": "model.bin"}, "no safetensors file"),
+        ({"a": 1}, "weight_map"),
+        ([], "weight_map"),
+        (None, "weight_map"),
+        ({}, "no files"),
+    ],
+)
+def test_a_wrong_index_is_refused(tmp_path: Path, weight_map: object, words: str) -> None:
+    write_index(tmp_path, weight_map)
+    with pytest.raises(ModelFilesError, match=words):
+        safetensors_files(tmp_path)
+
+
+def test_weights_that_could_run_code_are_named_as_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelFilesError, match=r"pytorch_model\.bin, a format that can run code"):
+        safetensors_files(tmp_path)
+
+
+def test_no_weights_at_all_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelFilesError, match="no safetensors weights"):
+        safetensors_files(tmp_path)
+    with pytest.raises(ModelFilesError, match="no folder"):
+        safetensors_files(tmp_path / "nowhere")
