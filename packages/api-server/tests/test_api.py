@@ -54,8 +54,11 @@ async def test_a_completion_has_every_required_key(app: Any):
         {"index": 0, "text": "HelloHe", "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
     assert answer["usage"] == {
-        "prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 0},
-    }  # fmt: skip
+        "prompt_tokens": 5,
+        "completion_tokens": 7,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 async def test_a_chat_has_every_required_key(app: Any):
@@ -92,8 +95,11 @@ async def test_choices_are_numbered_over_prompts_and_n(app: Any):
     answer = await complete(app, prompt=["ab", "cd"], n=2, max_tokens=2, temperature=1)
     assert [(c["index"], c["text"]) for c in choices(answer)] == [(0, "ab"), (1, "ab"), (2, "cd"), (3, "cd")]
     assert answer.json()["usage"] == {
-        "prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 0},
-    }  # fmt: skip
+        "prompt_tokens": 4,
+        "completion_tokens": 8,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 @pytest.mark.parametrize("fields", [{"model": None}, {"model": "fake"}, {"model": "alias"}])
@@ -228,7 +234,7 @@ async def test_a_stream_brings_token_ids_and_logprobs(app: Any):
     own = [event["choices"][0] for event in events]
     assert len(own[0]["prompt_token_ids"]) == 5
     assert all("prompt_token_ids" not in choice for choice in own[1:])
-    assert sum((choice["logprobs"]["text_offset"] for choice in own), []) == list(range(7))
+    assert [offset for choice in own for offset in choice["logprobs"]["text_offset"]] == list(range(7))
     assert sum(len(choice["token_ids"]) for choice in own) == 7
     events = (await chat(app, stream=True, logprobs=True, return_token_ids=True)).events()[:-1]
     assert len(events[0]["prompt_token_ids"]) == 5
@@ -238,13 +244,34 @@ async def test_a_stream_brings_token_ids_and_logprobs(app: Any):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"best_of": 1}, {"suffix": None}, {"suffix": ""}, {"response_format": {"type": "text"}}, {"top_k": -1}, {"top_k": 0},
-        {"use_beam_search": False}, {"length_penalty": 1.0}, {"user": "me"}, {"extra_field": 1, "min_characters": 3},
-        {"stop": None}, {"stop": []}, {"seed": -1}, {"logit_bias": {}}, {"logit_bias": {"5": 1}}, {"temperature": 0.0},
-        {"stream": False}, {"stream_options": None}, {"n": None}, {"cache_salt": "a"}, {"priority": 3}, {"top_p": 1},
-        {"skip_special_tokens": False}, {"ignore_eos": True}, {"min_tokens": 2}, {"add_special_tokens": False},
+        {"best_of": 1},
+        {"suffix": None},
+        {"suffix": ""},
+        {"response_format": {"type": "text"}},
+        {"top_k": -1},
+        {"top_k": 0},
+        {"use_beam_search": False},
+        {"length_penalty": 1.0},
+        {"user": "me"},
+        {"extra_field": 1, "min_characters": 3},
+        {"stop": None},
+        {"stop": []},
+        {"seed": -1},
+        {"logit_bias": {}},
+        {"logit_bias": {"5": 1}},
+        {"temperature": 0.0},
+        {"stream": False},
+        {"stream_options": None},
+        {"n": None},
+        {"cache_salt": "a"},
+        {"priority": 3},
+        {"top_p": 1},
+        {"skip_special_tokens": False},
+        {"ignore_eos": True},
+        {"min_tokens": 2},
+        {"add_special_tokens": False},
     ],
-)  # fmt: skip
+)
 async def test_harmless_fields_are_accepted(app: Any, fields: dict[str, Any]):
     assert choices(await complete(app, **fields))[0]["text"] == "HelloHe"
 

@@ -111,7 +111,13 @@ ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
     (COMPLETIONS, completion(logit_bias={"1": 101}), 400, "invalid_value", "logit_bias"),
     (COMPLETIONS, completion(logit_bias=[1]), 400, "invalid_type", "logit_bias"),
     (COMPLETIONS, completion(logit_bias={"1": "a"}), 400, "invalid_type", "logit_bias.1"),
-    (COMPLETIONS, completion(logit_bias={str(i): 1 for i in range(1025)}), 400, "object_above_max_properties", "logit_bias"),
+    (
+        COMPLETIONS,
+        completion(logit_bias={str(i): 1 for i in range(1025)}),
+        400,
+        "object_above_max_properties",
+        "logit_bias",
+    ),
     (COMPLETIONS, completion(stop_token_ids=["a"]), 400, "invalid_type", "stop_token_ids[0]"),
     (COMPLETIONS, completion(stop_token_ids=[9999]), 400, "invalid_value", "stop_token_ids[0]"),
     (COMPLETIONS, completion(allowed_token_ids=[]), 400, "empty_array", "allowed_token_ids"),
@@ -123,7 +129,10 @@ ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
     (COMPLETIONS, completion(stream_options={"include_usage": None}), 400, "invalid_value", "stream_options"),
     (COMPLETIONS, completion(stream=True, stream_options=1), 400, "invalid_type", "stream_options"),
     (
-        COMPLETIONS, completion(stream=True, stream_options={"include_usage": 1}), 400, "invalid_type",
+        COMPLETIONS,
+        completion(stream=True, stream_options={"include_usage": 1}),
+        400,
+        "invalid_type",
         "stream_options.include_usage",
     ),
     (COMPLETIONS, completion(suffix="end"), 400, "unsupported_parameter", "suffix"),
@@ -137,23 +146,33 @@ ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
     (CHAT, chat(modalities=["audio"]), 400, "unsupported_parameter", "modalities"),
     ("/tokenize", {}, 400, "missing_required_parameter", "prompt"),
     ("/detokenize", {"tokens": [9999]}, 400, "invalid_value", "tokens[0]"),
-]  # fmt: skip
+]
 # What only the real front end checks.
 FRONT_END_ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
     (CHAT, chat(messages=[]), 400, "empty_array", "messages"),
     (CHAT, chat(messages=[{"content": "a"}]), 400, "missing_required_parameter", "messages[0].role"),
     (CHAT, chat(messages=[USER, {"role": "user"}]), 400, "missing_required_parameter", "messages[1].content"),
     (CHAT, chat(messages=[{"role": "user", "content": 3}]), 400, "invalid_type", "messages[0].content"),
-    (CHAT, part(type="image_url", image_url={"url": "data:,"}), 400, "unsupported_parameter", "messages[1].content[1].type"),
+    (
+        CHAT,
+        part(type="image_url", image_url={"url": "data:,"}),
+        400,
+        "unsupported_parameter",
+        "messages[1].content[1].type",
+    ),
     (CHAT, part(type="nonsense"), 400, "invalid_value", "messages[1].content[1].type"),
     (CHAT, part(type="text", text=3), 400, "invalid_type", "messages[1].content[1].text"),
     (CHAT, chat(messages=[{"role": "user", "content": "x" * 500}]), 400, "context_length_exceeded", "messages"),
     (CHAT, chat(chat_template_kwargs={"a": {}}), 400, "invalid_type", "chat_template_kwargs.a"),
     (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "invalid_value", "chat_template_kwargs.messages"),
     (
-        CHAT, chat(continue_final_message=True, add_generation_prompt=True), 400, "invalid_value", "continue_final_message",
+        CHAT,
+        chat(continue_final_message=True, add_generation_prompt=True),
+        400,
+        "invalid_value",
+        "continue_final_message",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(params=["fake", "async_llm"])
@@ -220,10 +239,13 @@ async def test_unknown_paths_and_methods_are_named(app: Any):
 @pytest.mark.parametrize(
     "headers",
     [
-        {"content-type": "text/plain"}, {"content-type": ""}, {"content-encoding": "gzip"},
-        {"content-type": "application/json; charset=latin-1"}, {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "text/plain"},
+        {"content-type": ""},
+        {"content-encoding": "gzip"},
+        {"content-type": "application/json; charset=latin-1"},
+        {"content-type": "application/x-www-form-urlencoded"},
     ],
-)  # fmt: skip
+)
 async def test_other_media_types_are_refused(app: Any, headers: dict[str, str]):
     answer = await call(app, "POST", COMPLETIONS, completion(), headers)
     check(answer, 415, "invalid_request_error", "unsupported_media_type", None)

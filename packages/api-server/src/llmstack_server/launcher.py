@@ -113,6 +113,7 @@ def resolve_engine_args(config: ServeConfig) -> EngineArgs:
         ServeError: It cannot be found, or an argument contradicts it; one line.
     """
     from llmstack_llm import EngineArgs
+    from llmstack_model_files import ModelFilesError
 
     model = config.model if config.model is not None else demo_model_path()
     try:
@@ -124,7 +125,7 @@ def resolve_engine_args(config: ServeConfig) -> EngineArgs:
             **config.engine,
         )
         model_config, _ = arguments.create_engine_config()
-    except LLMStackError as error:
+    except (LLMStackError, ModelFilesError) as error:
         raise ServeError(one_line(error)) from error
     return replace(arguments, model=str(model_config.path))
 
@@ -136,10 +137,11 @@ def start_engine(arguments: EngineArgs, stat_loggers: Sequence[Any]) -> AsyncLLM
         ServeError: It cannot even be started.
     """
     from llmstack_llm import AsyncLLM
+    from llmstack_model_files import ModelFilesError
 
     try:
         return AsyncLLM.from_engine_args(arguments, stat_loggers=stat_loggers)
-    except (LLMStackError, OSError) as error:
+    except (LLMStackError, ModelFilesError, OSError) as error:
         raise ServeError(one_line(error)) from error
 
 

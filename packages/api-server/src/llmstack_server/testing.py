@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -276,3 +276,10 @@ async def call(
         asyncio.get_running_loop().call_later(0.02, has_left.set)
     await app(scope, receive, send)
     return answer
+
+
+async def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """Returns once `condition` holds; raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (any condition: there is no event to wait for)
+            await asyncio.sleep(0.001)

@@ -14,6 +14,7 @@ from llmstack_server.http.errors import ErrorAnswer, headers_too_large, request_
 MAX_HEADER_BYTES = 64 << 10
 MAX_NUM_HEADERS = 128
 HEADERS_TIMEOUT_S = 15.0
+LINGER_S = 1.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -52,13 +53,14 @@ class LimitedProtocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._is_in_headers = True
-        self._num_header_bytes = 0
+        self._num_header_bytes = max(self._num_header_bytes, 1)  # a request has begun, if behind another one
         if self._headers_timer is None:
             self._start_timer()
 
     def on_headers_complete(self) -> None:
         """All headers are here: checks them before anything runs."""
         self._is_in_headers = False
+        self._num_header_bytes = 0
         self._stop_timer()
         num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_NUM_HEADERS:
@@ -100,4 +102,6 @@ class LimitedProtocol(HttpToolsProtocol):
         }
         lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
         self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", content]))
-        self.transport.close()
+        # Closed at once, what the client still sends would reset the connection before it has read the answer.
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)

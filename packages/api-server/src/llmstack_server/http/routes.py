@@ -85,7 +85,8 @@ def _add_health_routes(router: APIRouter, state: ServerState) -> None:
         """200 while new requests are taken."""
         return await _health(state, (LifecycleState.READY,))
 
-    @router.api_route("/ping", methods=["GET", "POST"])
+    @router.post("/ping", include_in_schema=False)
+    @router.get("/ping")
     async def ping() -> Response:
         """200 while the process lives."""
         return Response(status_code=200)

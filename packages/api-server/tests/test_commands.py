@@ -1,0 +1,208 @@
+"""The command line of `llmstack serve`: flags, environment, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from llmstack_server.commands import ServeCommand
+from llmstack_server.config import ServeConfig, config_from, is_loopback
+from llmstack_server.environment import Environment, read_environment
+from llmstack_server.errors import ServeError
+from llmstack_server.unavailable_flags import NOT_AVAILABLE
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "fastapi",
+    "starlette",
+    "pydantic",
+    "uvicorn",
+    "zmq",
+    "prometheus_client",
+)
+
+
+def parse(*line: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ServeCommand().add_arguments(parser)
+    return parser.parse_args(line)
+
+
+def config(*line: str, **variables: str) -> ServeConfig:
+    return config_from(parse(*line), read_environment(variables))
+
+
+def test_the_defaults_are_those_of_vllm_where_it_has_them():
+    found = config()
+    assert (found.model, found.served_model_names) == (None, ("llmstack-demo",))
+    assert (found.http.host, found.http.port, found.http.shutdown_timeout_s) == ("127.0.0.1", 8000, 30.0)
+    engine = found.engine
+    assert (engine["max_num_seqs"], engine["block_size"], engine["gpu_memory_utilization"]) == (256, 16, 0.9)
+    assert engine["enable_prefix_caching"]
+    assert engine["enable_chunked_prefill"]
+    assert (engine["seed"], engine["load_format"], engine["scheduling_policy"]) == (0, "auto", "fcfs")
+    assert found.http.has_metrics_aliases
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        (["--max-num-seqs", "4"], "max_num_seqs", 4),
+        (["--num-gpu-blocks-override", "9"], "num_kv_blocks", 9),
+        (["--num-kv-blocks", "9"], "num_kv_blocks", 9),
+        (["--kv-cache-memory-bytes", "1G"], "kv_cache_memory_bytes", 2**30),
+        (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--no-enable-chunked-prefill"], "enable_chunked_prefill", False),
+        (["--seed", "-3"], "seed", -3),
+        (["--runner", "echo"], "runner", "echo"),
+        (["--scheduling-policy", "priority"], "scheduling_policy", "priority"),
+        (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
+        (["--disable-log-stats"], "disable_log_stats", True),
+    ],
+)
+def test_engine_flags_reach_the_engine(line: list[str], name: str, value: Any):
+    assert config(*line).engine[name] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "length"), [("4096", 4096), ("4k", 4000), ("4K", 4096), ("1.5k", 1500), ("-1", None), ("1M", 2**20)]
+)
+def test_lengths_may_have_suffixes(text: str, length: int | None):
+    assert config("--max-model-len", text).max_model_len == length
+
+
+def test_dtype_aliases_and_names():
+    assert config("--dtype", "half").dtype == "float16"
+    assert config("gpt2", "--served-model-name", "a", "b").served_model_names == ("a", "b")
+    assert config("gpt2").served_model_names == ("gpt2",)
+    assert config("--model", "gpt2").model == "gpt2"
+
+
+def test_the_positional_model_wins_with_one_warning():
+    found = config("a", "--model", "b")
+    assert found.model == "a"
+    assert [line for line in found.warnings if "b is ignored" in line] == list(found.warnings)
+    assert config("a", "--model", "a").warnings == ()
+
+
+def test_flags_come_before_our_variables_and_those_before_vllms():
+    variables = {"LLMSTACK_PORT": "1", "VLLM_PORT": "2", "VLLM_HOST_IP": "127.0.0.2", "VLLM_API_KEY": "k"}
+    found = config(**variables)
+    assert (found.http.port, found.http.host, len(found.http.api_keys)) == (1, "127.0.0.2", 1)
+    assert config("--port", "3", **variables).http.port == 3
+    assert config(VLLM_LOGGING_LEVEL="DEBUG").http.log_level == "debug"
+
+
+def test_other_variables_of_vllm_are_named_in_one_warning():
+    found = config(VLLM_PLUGINS="x", VLLM_CACHE_ROOT="y", VLLM_USE_V1="1", VLLM_PORT="5")
+    assert len(found.warnings) == 1
+    assert "VLLM_CACHE_ROOT, VLLM_PLUGINS" in found.warnings[0]
+    assert read_environment({"HOME": "x"}) == Environment()
+
+
+def test_keys_are_kept_as_digests_and_argv_warns():
+    found = config("--api-key", "sk-a", "sk-b")
+    assert len(found.http.api_keys) == 2
+    assert "sk-a" not in repr(found)
+    assert any("LLMSTACK_API_KEY" in line for line in found.warnings)
+
+
+def test_an_open_server_warns_loudly_and_require_auth_refuses():
+    assert any("ANYBODY" in line for line in config("--host", "0.0.0.0").warnings)
+    assert not config("--host", "0.0.0.0", LLMSTACK_API_KEY="k").warnings
+    with pytest.raises(ServeError, match="--require-auth"):
+        config("--require-auth")
+    assert config("--require-auth", LLMSTACK_API_KEY="k").http.api_keys
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("a.example", False)],
+)
+def test_loopback_is_recognised(host: str, expected: bool):
+    assert is_loopback(host) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size"),
+        (["-pp", "4"], "--pipeline-parallel-size"),
+        (["--max-model-len", "0"], "--max-model-len"),
+        (["--api-key", ""], "--api-key"),
+    ],
+)
+def test_combinations_that_cannot_work_name_their_flag(line: list[str], word: str):
+    with pytest.raises(ServeError, match=word) as caught:
+        config(*line)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "variables", [{"LLMSTACK_PORT": "x"}, {"VLLM_PORT": "70000"}, {"LLMSTACK_LOGGING_LEVEL": "loud"}]
+)
+def test_wrong_variables_are_refused(variables: dict[str, str]):
+    with pytest.raises(ServeError):
+        config(**variables)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--port", "70000"],
+        ["--port", "x"],
+        ["--max-num-seqs", "0"],
+        ["--gpu-memory-utilization", "0"],
+        ["--dtype", "int8"],
+        ["--gpu-memory-utilization", "nan"],
+        ["--shutdown-timeout", "-1"],
+        ["--shutdown-timeout", "inf"],
+        ["--block-size", "1.5"],
+        ["--max-model-len", "k"],
+        ["--max-model-len", "-2"],
+        ["--gpu-memory-utilization", "x"],
+        ["--shutdown-timeout", "x"],
+    ],
+)
+def test_values_out_of_range_end_with_exit_code_2(line: list[str]):
+    with pytest.raises(SystemExit) as caught:
+        parse(*line)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("flag", sorted(NOT_AVAILABLE))
+def test_a_known_flag_without_an_implementation_is_refused(flag: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse(flag, "1")
+    assert f"{flag} is a flag of vLLM" in capsys.readouterr().err
+
+
+def test_flags_that_change_nothing_are_accepted():
+    assert any("nothing to compile" in line for line in config("--enforce-eager").warnings)
+    assert config("--disable-log-requests", "-tp", "1", "-pp", "1", "--enable-server-load-tracking").warnings == ()
+
+
+def test_an_unusable_configuration_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]):
+    assert ServeCommand().run(parse("-tp", "2")) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import argparse, json, sys\n"
+        "from llmstack_server.commands import ServeCommand\n"
+        "parser = argparse.ArgumentParser()\n"
+        "ServeCommand().add_arguments(parser)\n"
+        "parser.format_help()\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [name for name in HEAVY if name in json.loads(ran.stdout)] == []
