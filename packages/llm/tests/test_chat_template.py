@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from llmstack_llm.chat import ChatRenderer
 from llmstack_llm.chat_template import ChatTemplate, ChatTemplateError, find_chat_template
 from llmstack_llm.testing import byte_tokenizer
@@ -26,7 +27,8 @@ CHATML = """
 {% endfor %}{% endif %}
 {%- for message in messages %}
     {%- if not loop.first or message.role != 'system' %}
-        {%- if message.role == 'assistant' and loop.last %}{% generation %}{{ message.content }}{% endgeneration %}{% continue %}{% endif %}
+        {%- if message.role == 'assistant' and loop.last %}{% generation %}
+        {{- message.content }}{% endgeneration %}{% continue %}{% endif %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
     {%- endif %}
 {%- endfor %}
@@ -34,13 +36,14 @@ CHATML = """
 """
 LLAMA3 = """{% set loop_messages = messages %}
 {% for message in loop_messages %}
-{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' %}
+{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim %}
+{% set content = content + '<|eot_id|>' %}
 {% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}
 {{ content }}{% endfor %}
 {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
 MISTRAL = """{{ bos_token }}{% set ns = namespace(count=0) %}
 {%- for message in messages %}
-{%- if message.role not in ['user', 'assistant', 'system'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
+{%- if message.role not in ['user', 'assistant', 'system'] %}{{ raise_exception('unknown role') }}{% endif %}
 {%- if message.role == 'assistant' %}{{ ' ' + message.content + eos_token }}
 {%- else %}{% set ns.count = ns.count + 1 %}{{ '[INST] ' + message.content + ' [/INST]' }}{% endif %}
 {%- endfor %}"""
@@ -157,7 +160,10 @@ def test_text_parts_are_joined():
     ([{"role": "user", "content": "\udc00"}], "messages[0].content", "invalid_value"),
     ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0].type", "invalid_value"),
     ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "invalid_type"),
-    ([{"role": "user", "content": ["a", {"type": "image_url"}]}], "messages[0].content[1].type", "unsupported_parameter"),
+    (
+        [{"role": "user", "content": ["a", {"type": "image_url"}]}],
+        "messages[0].content[1].type", "unsupported_parameter",
+    ),
     ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0].type", "unsupported_parameter"),
 ])  # fmt: skip
 def test_malformed_messages_are_refused_by_their_place(messages: object, param: str, code: str):

@@ -9,6 +9,8 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+
 from llmstack_llm.detokenizer import (
     ByteFallbackDetokenizer,
     ByteLevelDetokenizer,
@@ -16,7 +18,6 @@ from llmstack_llm.detokenizer import (
     make_detokenizer,
 )
 from llmstack_llm.tokenizer import Tokenizer
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
 MODELS = Path(__file__).resolve().parents[4] / "shared" / "models"
 TEXTS = [

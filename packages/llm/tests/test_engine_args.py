@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
 from llmstack_llm.testing import write_model_folder
 

@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 
-import llmstack_llm
 import pytest
+
+import llmstack_llm
 
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "huggingface_hub")
 

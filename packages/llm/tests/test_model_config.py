@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from llmstack_llm.model_config import ModelConfigError, load_model_config
 from llmstack_llm.testing import write_model_folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from llmstack_llm.stop_strings import StopStringMatcher, StopStringStream
 
 ALPHABET = "ab\n😀"

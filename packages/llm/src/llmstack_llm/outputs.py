@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMetrics:
+class RequestMetrics(NamedTuple):
     """When things happened to a request, in monotonic seconds of the front end.
 
     Attributes:

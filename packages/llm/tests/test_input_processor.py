@@ -1,0 +1,130 @@
+"""Prompts in every form, to requests."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.testing import byte_tokenizer
+from llmstack_llm.tokenizer import Tokenizer
+from llmstack_types import EngineReady, InvalidRequestError, SamplingParams
+
+CONFIG = ModelConfig("m", Path(), "GPT2LMHeadModel", "gpt2", 128, 257, eos_token_ids=(256,))
+
+
+def processor(**options: Any) -> InputProcessor:
+    return InputProcessor(CONFIG, Tokenizer(byte_tokenizer(), {"eos_token": "<|endoftext|>"}), **options)
+
+
+def refusal(prompt: Any, **fields: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        processor().admit(prompt, SamplingParams(**fields))
+    return caught.value
+
+
+def test_text_ids_and_dicts_mean_the_same():
+    ids = processor().tokenizer.encode("Hi")
+    for prompt in (
+        "Hi",
+        ids,
+        tuple(ids),
+        {"prompt": "Hi"},
+        {"prompt_token_ids": ids},
+        {"prompt": "Hi", "prompt_token_ids": ids},
+    ):
+        assert processor().admit(prompt, SamplingParams()).prompt_token_ids == ids
+    assert processor().admit("Hi", SamplingParams()).prompt == "Hi"
+    assert processor().admit(ids, SamplingParams()).prompt is None
+
+
+def test_an_empty_text_starts_with_the_end_of_text_as_at_openai():
+    assert processor().admit("", SamplingParams()).prompt_token_ids == [256]
+
+
+@pytest.mark.parametrize(("prompt", "param", "code"), [
+    (5, "prompt", "invalid_type"), (None, "prompt", "invalid_type"), ([], "prompt", "empty_array"),
+    ({}, "prompt", "invalid_type"), ({"prompt": 5}, "prompt", "invalid_type"),
+    ({"prompt_token_ids": "x"}, "prompt", "invalid_type"),
+    ({"prompt_embeds": []}, "prompt_embeds", "unsupported_parameter"), ([1, 257], "prompt[1]", "invalid_value"),
+    ("\ud800", "prompt", "invalid_value"), ("x" * 200, "prompt", "context_length_exceeded"),
+    ("x" * 100_000, "prompt", "context_length_exceeded"),
+])  # fmt: skip
+def test_other_prompts_are_refused(prompt: object, param: str, code: str):
+    error = refusal(prompt)
+    assert (error.param, error.code) == (param, code)
+
+
+def test_without_a_tokenizer_ids_work_and_text_is_refused():
+    bare = InputProcessor(CONFIG, None)
+    assert bare.admit([1, 2], SamplingParams()).prompt_token_ids == [1, 2]
+    for prompt, params in (("Hi", SamplingParams()), ([1], SamplingParams(stop="x"))):
+        with pytest.raises(InvalidRequestError) as caught:
+            bare.admit(prompt, params)
+        assert caught.value.code == "unsupported_value"
+
+
+def test_a_long_text_is_not_tokenized_on_the_loop():
+    async def run() -> int:
+        num_ticks = 0
+
+        async def tick() -> None:
+            nonlocal num_ticks
+            while True:
+                num_ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        long = InputProcessor(ModelConfig("m", Path(), "A", "a", 2**21, 257), Tokenizer(byte_tokenizer()))
+        await long.admit_async("hello " * 50_000, SamplingParams())
+        ticking.cancel()
+        return num_ticks
+
+    assert asyncio.run(run()) > 10
+
+
+def test_the_engine_cores_limits_hold_once_it_is_ready():
+    ours = processor()
+    ours.set_ready(EngineReady(2, 16, 64, 200, "float32", "cpu"))
+    assert (ours.limits.max_model_len, ours.limits.vocab_size, ours.limits.max_request_tokens) == (64, 200, 32)
+
+
+def test_one_completion_keeps_the_id_and_the_seed_of_its_request():
+    ours = processor(clock=lambda: 5.0)
+    (request,) = ours.process_inputs("r", ours.admit("Hi", SamplingParams(seed=9)), priority=2, cache_salt="s")
+    assert (request.request_id, request.sampling_params.seed, request.sampling_params.n) == ("r", 9, 1)
+    assert (request.eos_token_ids, request.arrival_time_s, request.priority, request.cache_salt) == (
+        (256,),
+        5.0,
+        2,
+        "s",
+    )
+
+
+def test_several_completions_have_seeds_of_their_own_that_repeat():
+    ours = processor()
+    params = SamplingParams(n=3, seed=42, prompt_logprobs=1)
+    first = ours.process_inputs("r", ours.admit("Hi", params))
+    again = ours.process_inputs("q", ours.admit("Hi", params))
+    seeds = [request.sampling_params.seed for request in first]
+    assert [request.request_id for request in first] == ["0_r", "1_r", "2_r"]
+    assert len(set(seeds)) == 3
+    assert seeds == [request.sampling_params.seed for request in again]
+    assert all(isinstance(seed, int) and 0 <= seed < 2**63 for seed in seeds)
+    assert [request.sampling_params.prompt_logprobs for request in first] == [1, None, None]
+
+
+def test_a_seed_is_drawn_where_none_is_given():
+    ours = processor()
+    seeds = {ours.process_inputs("r", ours.admit("Hi", SamplingParams()))[0].sampling_params.seed for _ in range(8)}
+    assert len(seeds) == 8
+
+
+def test_a_request_for_no_output_takes_one_step():
+    ours = processor()
+    (request,) = ours.process_inputs("r", ours.admit("Hi", SamplingParams(max_tokens=0), is_echo=True))
+    assert request.sampling_params.max_tokens == 1
