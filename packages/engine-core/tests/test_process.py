@@ -15,7 +15,6 @@ import pytest
 import zmq
 
 from llmstack_engine_core import EngineConfig
-from llmstack_engine_core.engine_core_proc import EngineCoreProc
 from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
 from llmstack_engine_core.ipc.frames import AbortRequests, Hello, UtilityCall, UtilityOperation, UtilityResult
 from llmstack_engine_core.ipc.sockets import connect_client_socket
@@ -276,7 +275,7 @@ def test_the_process_imports_neither_torch_nor_numpy(process: EngineProcess, pee
     assert "transformers" not in result.stdout
 
 
-def test_a_loop_over_a_socket_that_fails_tells_its_clients_and_raises() -> None:
+def test_a_step_that_fails_tells_the_clients_and_ends_the_process() -> None:
     process = launch_engine_process(config("fail_at_step=1"))
     peer = Peer(process)
     peer.hello()
@@ -288,4 +287,3 @@ def test_a_loop_over_a_socket_that_fails_tells_its_clients_and_raises() -> None:
     assert process.describe_end() == "exit status 1"
     peer.close()
     process.stop()
-    assert EngineCoreProc.__doc__

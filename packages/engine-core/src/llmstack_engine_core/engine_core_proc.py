@@ -21,6 +21,7 @@ from llmstack_engine_core.ipc.frames import (
     UtilityOperation,
     UtilityResult,
 )
+from llmstack_engine_core.ipc.sockets import has_message
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -68,10 +69,9 @@ class EngineCoreProc:
         if wait_ms and not self._poller.poll(wait_ms):
             return
         for _ in range(MAX_MESSAGES_PER_STEP):
-            try:
-                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not has_message(self._socket):
                 return
+            client, *frames = self._socket.recv_multipart()
             self._receive_frames(client, frames)
 
     def _receive_frames(self, client: bytes, frames: list[bytes]) -> None:

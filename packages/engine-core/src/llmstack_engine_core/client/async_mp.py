@@ -11,7 +11,7 @@ from llmstack_engine_core.client.mailbox import Mailbox
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.codec import encode
 from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, Hello, UtilityCall, UtilityOperation
-from llmstack_engine_core.ipc.sockets import connect_client_socket
+from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, EngineStartError, SchedulerStats
 
@@ -23,7 +23,8 @@ RESEND_S = 0.002
 class AsyncMPClient:
     """Starts the process at once, also outside a running loop; the loop of the first call is the one that uses it.
 
-    The socket's descriptor is watched by the loop itself: that halves the round trip of `zmq.asyncio`.
+    The loop itself watches the socket's descriptor: a round trip then takes a third less processor time here than over
+    `zmq.asyncio` (100 against 145 microseconds, both loops), and a process that dies wakes everyone who waits.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -156,7 +157,6 @@ class AsyncMPClient:
 
     async def _wait_for(self, is_done: Callable[[], bool]) -> None:
         self._attach()
-        self._on_readable()
         while not is_done():
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)
@@ -175,6 +175,7 @@ class AsyncMPClient:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._socket_fd, self._on_readable)
             self._loop.add_reader(self._process.death_fd, self._on_death)
+            self._on_readable()
 
     def _detach(self) -> None:
         if self._loop is not None:
@@ -185,11 +186,8 @@ class AsyncMPClient:
         if self._socket.closed:
             return
         has_news = False
-        while True:
-            try:
-                self._mailbox.put(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                break
+        while has_message(self._socket):
+            self._mailbox.put(self._socket.recv())
             has_news = True
         if has_news:
             self._wake()

@@ -11,7 +11,7 @@ from llmstack_engine_core.client.mailbox import Mailbox
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.codec import encode
 from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, Hello, UtilityCall, UtilityOperation
-from llmstack_engine_core.ipc.sockets import connect_client_socket
+from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, EngineStartError, SchedulerStats
 
@@ -143,10 +143,7 @@ class SyncMPClient:
         if is_dead:
             # Everything it sent before it ended counts, the reason for its end above all.
             self._socket.poll(LAST_WORDS_MS)
-        while True:
-            try:
-                self._mailbox.put(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                break
+        while has_message(self._socket):
+            self._mailbox.put(self._socket.recv())
         if is_dead:
             self._mailbox.set_dead(f"the engine core's process has ended: {self._process.describe_end()}")
