@@ -52,6 +52,8 @@ ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
     (COMPLETIONS, completion(model=3), 400, "invalid_type", "model"),
     (COMPLETIONS, completion(model="x", temperature="1"), 400, "invalid_type", "temperature"),
     (COMPLETIONS, completion(model="x", temperature=9), 404, "model_not_found", "model"),
+    (COMPLETIONS, {"model": "x"}, 400, "missing_required_parameter", "prompt"),
+    (CHAT, {"model": "x"}, 400, "missing_required_parameter", "messages"),
     (COMPLETIONS, {"max_tokens": 1}, 400, "missing_required_parameter", "prompt"),
     (COMPLETIONS, completion(prompt=None, prompt_embeds=[]), 400, "missing_required_parameter", "prompt"),
     (COMPLETIONS, completion(prompt_embeds="AAA"), 400, "unsupported_parameter", "prompt_embeds"),

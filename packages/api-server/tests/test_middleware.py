@@ -94,6 +94,7 @@ async def test_a_dead_engine_is_unhealthy():
     engine = FakeEngineClient()
     app = build_app(ready_state(engine))
     assert (await call(app, "GET", "/health")).status == 200
+    assert (await call(app, "HEAD", "/health")).status == 200
     engine.is_dead = True
     answer = await call(app, "GET", "/health")
     assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")

@@ -75,6 +75,7 @@ def build_router(state: ServerState) -> APIRouter:
 
 
 def _add_health_routes(router: APIRouter, state: ServerState) -> None:
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses=_errors(503))
     async def health() -> Response:
         """200 once the engine can answer, and while running requests are drained."""

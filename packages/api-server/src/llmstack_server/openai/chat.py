@@ -8,11 +8,11 @@ from typing import Any
 from llmstack_llm import request_errors
 from llmstack_llm.admit import admit_sampling_params
 from llmstack_server.http.errors import missing_parameter
-from llmstack_server.openai.common import Generation, new_id, parse_fields
+from llmstack_server.openai.common import Generation, check_fields, new_id
 from llmstack_server.openai.events import ChunkEncoder, close
 from llmstack_server.openai.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
-from llmstack_server.openai.protocol import ChatCompletionRequest
+from llmstack_server.openai.protocol import ChatCompletionRequest, parse
 from llmstack_server.openai.sampling import sampling_params
 from llmstack_server.openai.unsupported import CHAT
 from llmstack_server.protocols import Completion, PromptOutput
@@ -26,9 +26,10 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatAnswer:
     Raises:
         InvalidRequestError: Names the first field at fault.
     """
-    fields = parse_fields(state, body, ChatCompletionRequest, CHAT)
+    fields = parse(ChatCompletionRequest, body)
     if fields.messages is None:
         raise missing_parameter("messages")
+    check_fields(state, body, fields, CHAT)
     param_names = {"logprobs": "top_logprobs"}
     if fields.max_completion_tokens is not None:
         param_names["max_tokens"] = "max_completion_tokens"
@@ -53,7 +54,7 @@ def _generation_prompt(fields: ChatCompletionRequest) -> bool:
 
 
 def _params(state: ServerState, fields: ChatCompletionRequest) -> SamplingParams:
-    if fields.top_logprobs is not None and not fields.logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise request_errors.invalid_value("top_logprobs", "it is only allowed together with 'logprobs': true")
     logprobs = None if not fields.logprobs else fields.top_logprobs or 0
     params = sampling_params(fields, state.engine.default_sampling_params(), logprobs=logprobs)

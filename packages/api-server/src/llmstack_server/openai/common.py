@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from llmstack_server.http.errors import unknown_parameter
 from llmstack_server.openai.events import merge
 from llmstack_server.openai.models import check_model
-from llmstack_server.openai.protocol import GenerationFields, RequestModel, parse, unknown_fields
+from llmstack_server.openai.protocol import GenerationFields, unknown_fields
 from llmstack_server.openai.sampling import check_control_fields, check_stream_options
-from llmstack_server.openai.unsupported import Predicate, check_unsupported
+from llmstack_server.openai.unsupported import IGNORED, Predicate, check_unsupported
 from llmstack_server.openai.usage import UsageCounter
 from llmstack_server.protocols import AdmittedPrompt, PromptOutput
 from llmstack_server.state import ServerState
@@ -82,26 +82,24 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def parse_fields(
-    state: ServerState, body: dict[str, Any], model: type[RequestModel], unsupported: Mapping[str, Predicate]
-) -> RequestModel:
-    """The typed fields of a body, after the checks that need no engine.
+def check_fields(
+    state: ServerState, body: dict[str, Any], fields: BaseModel, unsupported: Mapping[str, Predicate]
+) -> None:
+    """The checks after those of types that need no engine.
 
     Raises:
-        InvalidRequestError: In the order of the contract: types, model, fields that are not available.
+        InvalidRequestError: In the order of the contract: model, fields that are not available, combinations.
     """
-    fields = parse(model, body)
     check_model(state, getattr(fields, "model", None))
     check_unsupported(body, unsupported)
     _count_unknown(state, fields, unsupported)
     if isinstance(fields, GenerationFields):
         check_stream_options(fields)
         check_control_fields(fields)
-    return fields
 
 
 def _count_unknown(state: ServerState, fields: BaseModel, known: Mapping[str, Predicate]) -> None:
-    unknown = [name for name in unknown_fields(fields) if name not in known]
+    unknown = [name for name in unknown_fields(fields) if name not in known and name not in IGNORED]
     if not unknown:
         return
     if state.config.http.is_strict_params:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from llmstack_llm.admit import admit_sampling_params, check_fan_out
-from llmstack_server.openai.common import Generation, new_id, parse_fields
+from llmstack_server.openai.common import Generation, check_fields, new_id
 from llmstack_server.openai.events import ChunkEncoder, close
 from llmstack_server.openai.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
-from llmstack_server.openai.protocol import CompletionRequest
+from llmstack_server.openai.protocol import CompletionRequest, parse
 from llmstack_server.openai.sampling import check_best_of, parse_prompts, sampling_params
 from llmstack_server.openai.unsupported import COMPLETIONS
 from llmstack_server.protocols import AdmittedPrompt, Completion, PromptOutput
@@ -27,8 +27,9 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     Raises:
         InvalidRequestError: Names the first field at fault.
     """
-    fields = parse_fields(state, body, CompletionRequest, COMPLETIONS)
+    fields = parse(CompletionRequest, body)
     values, is_list = parse_prompts(fields.prompt, body)
+    check_fields(state, body, fields, COMPLETIONS)
     params = admit_sampling_params(_params(state, fields), state.limits, is_echo=bool(fields.echo))
     check_best_of(fields.best_of, params.n)
     check_fan_out(len(values), params.n, state.limits)

@@ -88,7 +88,7 @@ class GenerationResponse(Response):
         try:
             async for event in events:
                 if not self._has_started:
-                    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                    await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
                     self._has_started = True
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:

@@ -7,15 +7,16 @@ from typing import Any
 
 from llmstack_llm.admit_rules import check_token_ids
 from llmstack_server.http.errors import missing_parameter
-from llmstack_server.openai.common import parse_fields
-from llmstack_server.openai.protocol import DetokenizeRequest, TokenizeRequest
+from llmstack_server.openai.common import check_fields
+from llmstack_server.openai.protocol import DetokenizeRequest, TokenizeRequest, parse
 from llmstack_server.openai.unsupported import CHAT
 from llmstack_server.state import ServerState
 
 
 async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
     """`{count, max_model_len, tokens}` of a prompt, or of messages under the chat template."""
-    fields = parse_fields(state, body, TokenizeRequest, CHAT if "messages" in body else {})
+    fields = parse(TokenizeRequest, body)
+    check_fields(state, body, fields, CHAT if "messages" in body else {})
     if fields.messages is not None:
         rendered = await state.engine.render_chat(
             fields.messages,
@@ -36,7 +37,8 @@ async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
 
 async def detokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
     """`{prompt}` of token ids."""
-    fields = parse_fields(state, body, DetokenizeRequest, {})
+    fields = parse(DetokenizeRequest, body)
+    check_fields(state, body, fields, {})
     if fields.tokens is None:
         raise missing_parameter("tokens")
     check_token_ids("tokens", fields.tokens, state.limits.vocab_size)

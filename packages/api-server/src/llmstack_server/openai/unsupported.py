@@ -65,6 +65,13 @@ CHAT: Mapping[str, Predicate] = {
 }
 
 
+# Known fields that change nothing here, whatever their value: not worth counting as unknown.
+IGNORED = frozenset(
+    ("parallel_tool_calls", "store", "metadata", "service_tier", "reasoning_effort", "verbosity", "prompt_cache_key",
+     "prompt_cache_retention", "safety_identifier", "include_reasoning", "session_id", "request_id")
+)  # fmt: skip
+
+
 def check_unsupported(body: Mapping[str, Any], table: Mapping[str, Predicate]) -> None:
     """Refuses the first field of `body` that asks for something we do not have.
 
