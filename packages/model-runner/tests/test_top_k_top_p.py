@@ -61,6 +61,6 @@ def test_the_mask_is_the_smallest_set_that_reaches_the_mass(row: list[float], to
 def test_the_prefix_of_candidates_is_the_same_set(row: list[float], top_k: int, top_p: float) -> None:
     top_k = min(top_k, len(row))
     weights, token_ids = exact_top_k(torch.tensor([row]), len(row))
-    total = weights[:, :top_k].double().sum(dim=-1)
-    kept = num_kept(weights, torch.tensor([top_k]), torch.tensor([top_p]).double(), total)
+    cumulative = weights.double().cumsum(dim=-1)
+    kept = num_kept(cumulative, torch.tensor([top_k]), torch.tensor([top_p]).double(), cumulative[:, top_k - 1])
     assert set(token_ids[0, : int(kept)].tolist()) == reference_set(row, top_k, top_p)

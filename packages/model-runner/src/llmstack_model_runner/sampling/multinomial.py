@@ -35,25 +35,32 @@ def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         uniforms: In [0, 1), float64. [num_rows]
     """
     cumulative = block_sums(weights).cumsum(dim=-1)
-    target = uniforms * cumulative[:, -1]
-    block = _first_above(cumulative, target)
+    mass = cumulative[:, -1].contiguous()
+    target = uniforms * mass
+    block = _first_above(cumulative, target, mass)
     before = (cumulative.gather(-1, (block - 1).clamp_(min=0)[:, None]).squeeze(-1)).where(block > 0, 0.0)
     columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     entries = weights.gather(-1, columns.clamp(max=weights.shape[-1] - 1)).double()
     entries = entries.where(columns < weights.shape[-1], 0.0)
-    chosen = block * _BLOCK + _first_above(entries.cumsum(dim=-1), target - before)
+    sums = entries.cumsum(dim=-1)
+    chosen = block * _BLOCK + _first_above(sums, target - before, sums[:, -1].contiguous())
     return chosen.clamp_(max=weights.shape[-1] - 1)
 
 
-def invert_prefix(weights: torch.Tensor, num_kept: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Like `invert` over the first `num_kept` entries of each row: int64 [num_rows]."""
-    columns = torch.arange(weights.shape[-1], device=weights.device)
-    cumulative = weights.double().where(columns < num_kept[:, None], 0.0).cumsum(dim=-1)
-    return _first_above(cumulative, uniforms * cumulative[:, -1])
+def invert_prefix(cumulative: torch.Tensor, num_kept: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Like `invert` over the first `num_kept` candidates, whose sums are given: int64 [num_rows].
+
+    Args:
+        cumulative: Sums of the weights up to and with each candidate, float64. [num_rows, width]
+        num_kept: From 1 to width. [num_rows]
+        uniforms: In [0, 1), float64. [num_rows]
+    """
+    mass = cumulative.gather(-1, (num_kept - 1)[:, None]).squeeze(-1)
+    return _first_above(cumulative, uniforms * mass, mass)
 
 
-def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """First column above the target, at most the column that completes the row's mass (rounding may miss it)."""
-    found = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(-1)
-    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()).squeeze(-1)
-    return torch.minimum(found, last).clamp_(max=cumulative.shape[-1] - 1)
+def _first_above(cumulative: torch.Tensor, target: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """First column above the target, at most the one that completes the mass: rounding may lift a target up to it."""
+    found = torch.searchsorted(cumulative, target[:, None], right=True)
+    last = torch.searchsorted(cumulative, mass[:, None])
+    return torch.minimum(found, last).clamp_(max=cumulative.shape[-1] - 1).squeeze(-1)

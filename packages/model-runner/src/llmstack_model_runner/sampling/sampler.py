@@ -141,11 +141,10 @@ def _draw_whole(group: _RandomGroup) -> torch.Tensor:
 
 def _draw_top_k(group: _RandomGroup) -> torch.Tensor:
     values, token_ids = exact_top_k(group.logits, group.max_top_k)
-    weights = group.weights(values)
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    cumulative = group.weights(values).cumsum(dim=-1, dtype=torch.float64)
     total = cumulative.gather(-1, (group.top_k - 1)[:, None]).squeeze(-1)
-    kept = num_kept(weights, group.top_k, group.top_p, total)
-    chosen = multinomial.invert_prefix(weights, kept, group.uniforms)
+    kept = num_kept(cumulative, group.top_k, group.top_p, total)
+    chosen = multinomial.invert_prefix(cumulative, kept, group.uniforms)
     return token_ids.gather(-1, chosen[:, None]).squeeze(-1)
 
 
@@ -153,13 +152,12 @@ def _draw_nucleus(group: _RandomGroup) -> torch.Tensor:
     """The nucleus is sought among the best candidates first; only rows with a larger one are sorted."""
     all_weights = group.weights(group.logits)
     values, token_ids = exact_top_k(group.logits, MAX_CANDIDATES)
-    weights = group.weights(values)
-    total = multinomial.total_mass(all_weights)
-    kept = num_kept(weights, group.top_k, group.top_p, total)
-    chosen = multinomial.invert_prefix(weights, kept, group.uniforms)
+    cumulative = group.weights(values).cumsum(dim=-1, dtype=torch.float64)
+    kept = num_kept(cumulative, group.top_k, group.top_p, multinomial.total_mass(all_weights))
+    chosen = multinomial.invert_prefix(cumulative, kept, group.uniforms)
     result = token_ids.gather(-1, chosen[:, None]).squeeze(-1)
     # Full width: the nucleus may be larger. A top-k of its own changes the mass that top-p refers to.
-    is_larger = (kept == weights.shape[-1]) | (group.top_k < group.logits.shape[-1])
+    is_larger = (kept == cumulative.shape[-1]) | (group.top_k < group.logits.shape[-1])
     rows = is_larger.nonzero().squeeze(-1)
     if len(rows):
         kept_weights = all_weights[rows]

@@ -48,24 +48,21 @@ def _repair_cut(values: torch.Tensor, top: torch.Tensor, indices: torch.Tensor) 
     return indices
 
 
-def num_kept(
-    sorted_weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor
-) -> torch.Tensor:
+def num_kept(cumulative: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Size of the smallest prefix whose mass reaches top_p of `total`, at most top_k and at least 1: [num_rows].
 
-    A result of the full width may mean that the prefix is too short to tell.
+    A result of the full width may mean that the candidates are too few to tell.
 
     Args:
-        sorted_weights: Weights, largest first. [num_rows, width]
+        cumulative: Sums of the weights up to and with each candidate, best first, float64. [num_rows, width]
         top_k: At least 1. [num_rows]
         top_p: 1 or more keeps everything. [num_rows]
         total: Mass that top_p refers to, float64. [num_rows]
     """
-    width = sorted_weights.shape[-1]
-    mass_before = sorted_weights.cumsum(dim=-1, dtype=torch.float64) - sorted_weights
-    is_kept = (mass_before < (top_p * total)[:, None]) | (top_p >= 1.0)[:, None]
-    kept = torch.minimum(is_kept.sum(dim=-1), top_k).clamp_(1, width)
-    return kept
+    width = cumulative.shape[-1]
+    kept = torch.searchsorted(cumulative, (top_p * total)[:, None]).squeeze(-1) + 1
+    kept = kept.where(top_p < 1.0, width)
+    return torch.minimum(kept, top_k).clamp_(1, width)
 
 
 def top_k_top_p_mask(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -76,12 +73,16 @@ def top_k_top_p_mask(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Te
     ordered = _sort_descending(weights)
     cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative.gather(-1, (top_k - 1)[:, None]).squeeze(-1)
-    kept = num_kept(ordered, top_k, top_p, total)
+    kept = num_kept(cumulative, top_k, top_p, total)
     threshold = ordered.gather(-1, (kept - 1)[:, None])
-    is_greater = weights > threshold
-    is_equal = weights == threshold
-    num_equal_kept = (kept - is_greater.sum(dim=-1))[:, None]
-    return is_greater | (is_equal & (is_equal.cumsum(dim=-1) <= num_equal_kept))
+    mask = weights >= threshold
+    num_surplus = mask.sum(dim=-1) - kept
+    rows = (num_surplus > 0).nonzero().squeeze(-1)
+    if len(rows):  # More tokens have the last one's weight than fit: the highest ids go.
+        is_equal = weights[rows] == threshold[rows]
+        num_equal_kept = is_equal.sum(dim=-1) - num_surplus[rows]
+        mask[rows] &= ~is_equal | (is_equal.cumsum(dim=-1) <= num_equal_kept[:, None])
+    return mask
 
 
 def _sort_descending(weights: torch.Tensor) -> torch.Tensor:
