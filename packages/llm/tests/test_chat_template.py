@@ -135,6 +135,11 @@ def test_roles_tool_texts_and_template_kwargs_are_no_way_in_either():
     assert ours.tokenizer.special_token_ids.isdisjoint(token_ids)
 
 
+def test_half_a_surrogate_pair_anywhere_is_refused():
+    with pytest.raises(InvalidRequestError):
+        renderer("{{ messages[0].name }}").render([{"role": "user", "content": "x", "name": "\ud800"}])
+
+
 def test_the_fallback_gives_one_message_as_it_is_and_joins_several():
     ours = renderer(None)
     assert ours.template.is_fallback
@@ -190,7 +195,7 @@ def test_template_kwargs_are_scalars_under_names_of_their_own(kwargs: dict[str, 
 
 @pytest.mark.parametrize("source", [
     "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ messages[0].missing.deeper }}", "{{ 1 / 0 }}",
-    "{% for i in range(10 ** 9) %}x{% endfor %}",
+    "{% for i in range(10 ** 9) %}x{% endfor %}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
 ])  # fmt: skip
 def test_a_template_cannot_leave_the_sandbox_nor_end_the_server(source: str):
     with pytest.raises(InvalidRequestError):

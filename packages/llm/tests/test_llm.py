@@ -12,6 +12,7 @@ import pytest
 from tqdm import tqdm
 
 from llmstack_llm import LLM, EngineArgs, LLMEngine, SamplingParams
+from llmstack_llm.engine_args import EngineArgsError
 from llmstack_llm.testing import write_model_folder
 from llmstack_types import EngineCoreOutput, EngineCoreOutputs, FinishReason, InvalidRequestError
 
@@ -146,6 +147,11 @@ def test_closing_twice_is_fine_and_an_object_that_never_came_to_be_can_be_delete
     llm.close()
     llm.close()
     LLM.__new__(LLM).__del__()
+
+
+def test_an_option_nobody_knows_is_refused_by_its_name(folder: Path):
+    with pytest.raises(EngineArgsError, match="tensor_parallel_size"):
+        LLM(str(folder), tensor_parallel_size=2)
 
 
 def test_the_engine_can_be_stepped_by_hand(folder: Path):

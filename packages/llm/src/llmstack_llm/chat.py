@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.admit_rules import check_text
 from llmstack_llm.chat_messages import check_template_kwargs, normal_messages
 from llmstack_llm.chat_template import ChatTemplate
 from llmstack_llm.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class ChatRenderer:
             tools=given[1],
             template_kwargs=given[2],
         )
+        check_text("messages", text)  # tools and names have not been looked at
         add_special_tokens = self.template.is_fallback
         if not guard.hidden:
             return text, self.tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -85,7 +85,15 @@ class ChatTemplate:
         except InvalidRequestError:
             raise
         # A template is a program of the model's author: whatever it runs into is about these messages.
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise _rejected(messages) from error
         return "".join(pieces)
 

@@ -15,7 +15,7 @@ from llmstack_llm import request_errors
 from llmstack_llm.admit import AdmittedRequest
 from llmstack_llm.chat import ChatRenderer
 from llmstack_llm.chat_template import ChatTemplate, find_chat_template
-from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.input_processor import PromptInput
 from llmstack_llm.llm_engine import LLMEngine
 from llmstack_llm.outputs import RequestOutput
@@ -52,6 +52,9 @@ class LLM:
         stat_loggers: Sequence[StatLogger] = (),
         **engine_kwargs: Any,
     ) -> None:
+        unknown = sorted(set(engine_kwargs) - set(EngineArgs.field_names()))
+        if unknown:
+            raise EngineArgsError(f"unknown or not yet supported options: {', '.join(unknown)}")
         args = EngineArgs(
             model=model,
             tokenizer=tokenizer,
