@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmstack_server.config import ServeConfig
@@ -110,31 +109,29 @@ def resolve_engine_args(config: ServeConfig) -> EngineArgs:
     """The engine's arguments with the model found: a folder, the hub's cache, or the hub.
 
     Raises:
-        ServeError: It cannot be found, or an argument contradicts it; one line.
+        ServeError: It cannot be found; one line.
     """
     from llmstack_llm import EngineArgs
-    from llmstack_model_files import ModelFilesError
+    from llmstack_model_files import ModelFilesError, resolve_model
 
     model = config.model if config.model is not None else demo_model_path()
     try:
-        arguments = EngineArgs(
-            model=model,
+        return EngineArgs(
+            model=str(resolve_model(model, config.engine["revision"])),
             dtype=config.dtype,
             max_model_len=config.max_model_len,
             max_num_queued_reqs=config.max_num_queued_reqs,
             **config.engine,
         )
-        model_config, _ = arguments.create_engine_config()
     except (LLMStackError, ModelFilesError) as error:
         raise ServeError(one_line(error)) from error
-    return replace(arguments, model=str(model_config.path))
 
 
 def start_engine(arguments: EngineArgs, stat_loggers: Sequence[Any]) -> AsyncLLM:
     """Starts the engine-core process and returns without waiting for it.
 
     Raises:
-        ServeError: It cannot even be started.
+        ServeError: It cannot even be started, or an argument contradicts the model.
     """
     from llmstack_llm import AsyncLLM
     from llmstack_model_files import ModelFilesError
