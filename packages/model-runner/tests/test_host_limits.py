@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
-from llmstack_model_runner import device_memory
 from llmstack_model_runner.host_limits import available_memory_bytes, num_usable_cpus
 
 MIB = 1 << 20
@@ -71,13 +68,3 @@ def test_a_container_whose_group_lies_outside_its_view_uses_the_top(tmp_path: Pa
 def test_without_any_limit_all_processors_of_the_affinity_are_usable(tmp_path: Path) -> None:
     assert num_usable_cpus(tmp_path) == len(os.sched_getaffinity(0))
     assert available_memory_bytes(tmp_path) is None
-
-
-@pytest.mark.parametrize(("available", "expected"), [(None, 4 << 30), (100 << 30, 4 << 30), (1000, 400), (0, 0)])
-def test_a_cpu_gives_forty_percent_up_to_four_gib(available: int | None, expected: int) -> None:
-    assert device_memory.host_kv_bytes(available) == expected
-
-
-def test_a_gpu_gives_what_is_left_of_the_share() -> None:
-    assert device_memory.gpu_kv_bytes(free_bytes=90, total_bytes=100, utilization=0.5, working_bytes=15) == 25
-    assert device_memory.gpu_kv_bytes(free_bytes=10, total_bytes=100, utilization=0.5, working_bytes=15) == 0

@@ -1,0 +1,17 @@
+"""What KV storage may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmstack_model_runner import device_memory
+
+
+@pytest.mark.parametrize(("available", "expected"), [(None, 4 << 30), (100 << 30, 4 << 30), (1000, 400), (0, 0)])
+def test_a_cpu_gives_forty_percent_up_to_four_gib(available: int | None, expected: int) -> None:
+    assert device_memory.host_kv_bytes(available) == expected
+
+
+def test_a_gpu_gives_what_is_left_of_the_share() -> None:
+    assert device_memory.gpu_kv_bytes(free_bytes=90, total_bytes=100, utilization=0.5, working_bytes=15) == 25
+    assert device_memory.gpu_kv_bytes(free_bytes=10, total_bytes=100, utilization=0.5, working_bytes=15) == 0
