@@ -316,3 +316,39 @@ def test_metrics_of_an_output_name_arrival_first_and_last_token():
     assert metrics is not None
     assert (metrics.arrival_time_s, metrics.first_token_time_s, metrics.last_token_time_s) == (10.0, 11.0, 12.0)
     assert metrics.num_generation_tokens == 2
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 256), min_size=1, max_size=4), min_size=1, max_size=12),
+    st.lists(st.text("abc é", min_size=1, max_size=3), max_size=2),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_every_kind_of_output_tells_the_same_story(
+    steps: list[list[int]], stop: list[str], include: bool, min_tokens: int
+):
+    stories = set()
+    for kind in RequestOutputKind:
+        bench = Bench()
+        stream = bench.add(
+            stop=stop, include_stop_str_in_output=include, min_tokens=min_tokens, output_kind=kind, max_tokens=None
+        )
+        text, token_ids, reason = "", [], None
+        for index, new_token_ids in enumerate(steps):
+            is_last = index == len(steps) - 1
+            finish_reason = FinishReason.LENGTH if is_last else None
+            bench.step(EngineCoreOutput("r", new_token_ids, finish_reason=finish_reason))
+            output = stream.get_nowait()
+            if output is None:
+                continue
+            (completion,) = output.outputs
+            is_delta = kind is DELTA
+            text = text + completion.text if is_delta else completion.text
+            token_ids = token_ids + completion.token_ids if is_delta else completion.token_ids
+            reason = (completion.finish_reason, completion.stop_reason)
+        stories.add((text, tuple(token_ids), reason))
+    assert len(stories) == 1
+    ((text, told_ids, told_reason),) = stories
+    assert told_reason is not None
+    if told_reason[0] == "length":
+        assert text == TOKENIZER.decode(told_ids, skip_special_tokens=True)
