@@ -189,6 +189,13 @@ def test_first_come_first_served_keeps_the_order_of_arrival_among_equals():
     assert [list(step(scheduler)[0]) for _ in range(3)] == [["10"], ["9"], ["8"]]
 
 
+def test_first_come_goes_by_the_senders_time_of_arrival():
+    scheduler = make_scheduler(max_num_seqs=1)
+    for request_id, arrival_time_s in (("second", 2.0), ("first", 1.0)):
+        scheduler.add_request(make_request(request_id, 1, max_tokens=1, arrival_time_s=arrival_time_s))
+    assert [list(step(scheduler)[0]) for _ in range(2)] == [["first"], ["second"]]
+
+
 def test_priority_goes_before_arrival():
     scheduler = make_scheduler(max_num_seqs=1, policy="priority")
     for request_id, priority, arrival_time_s in (("low", 5, 0.0), ("late", 0, 2.0), ("early", 0, 1.0)):
@@ -275,6 +282,19 @@ def test_cached_tokens_are_those_of_the_first_admission():
     assert rows == {"hit": 1}
     assert messages["hit"].num_cached_tokens == 4
     assert step(scheduler)[1]["hit"].num_cached_tokens == -1
+
+
+def test_cached_tokens_do_not_count_what_a_preempted_request_finds_of_its_own():
+    scheduler = make_scheduler(num_blocks=4, block_size=4, max_num_batched_tokens=8)
+    scheduler.add_request(make_request("old", 4, max_tokens=12))
+    scheduler.add_request(make_request("young", 12, max_tokens=1))
+    told = []
+    while scheduler.has_unfinished_requests():
+        told += step(scheduler)[1].values()
+        if scheduler.stats().num_preemptions:
+            scheduler.abort_requests(["old"])
+    (young,) = [message for message in told if message.request_id == "young"]
+    assert young.num_cached_tokens == 0
 
 
 # --- ends ---------------------------------------------------------------------------------------------------------
