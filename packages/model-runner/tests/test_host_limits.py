@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from llmstack_model_runner.host_limits import available_memory_bytes, num_usable_cpus
+from llmstack_model_runner.host_limits import available_memory_bytes, num_compute_threads, num_usable_cpus
 
 MIB = 1 << 20
 
@@ -68,3 +68,9 @@ def test_a_container_whose_group_lies_outside_its_view_uses_the_top(tmp_path: Pa
 def test_without_any_limit_all_processors_of_the_affinity_are_usable(tmp_path: Path) -> None:
     assert num_usable_cpus(tmp_path) == len(os.sched_getaffinity(0))
     assert available_memory_bytes(tmp_path) is None
+
+
+def test_a_small_model_computes_on_one_thread_and_a_large_one_on_all(tmp_path: Path) -> None:
+    assert num_compute_threads(10 * MIB, max_threads=1000, root=tmp_path) == 1
+    assert num_compute_threads(1000 * MIB, max_threads=1000, root=tmp_path) == num_usable_cpus(tmp_path)
+    assert num_compute_threads(1000 * MIB, max_threads=1, root=tmp_path) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from llmstack_kernels.dispatch import backends
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import read_json
 from llmstack_model_runner.device_memory import available_kv_bytes, working_bytes
-from llmstack_model_runner.host_limits import num_usable_cpus
+from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.input_batch import InputBatch, StepRows
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
@@ -62,15 +63,17 @@ class ModelRunner:
         """
         config = self._config
         self._device = resolve_device(config.device)
-        if self._device.type == "cpu":
-            # Torch's own default knows affinity and OMP_NUM_THREADS, not the quota of a control group.
-            torch.set_num_threads(min(torch.get_num_threads(), num_usable_cpus()))
         model_path = Path(config.model_path)
         model_config = read_json(model_path, "config.json")
         model_class = load_model_class(_architecture(model_config))
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
         model = model_class(model_config, dtype, self._device)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
+        if self._device.type == "cpu":
+            # Torch's own default knows affinity and OMP_NUM_THREADS, not the quota of a control group.
+            num_threads = num_compute_threads(num_weight_bytes(model, dtype), torch.get_num_threads())
+            torch.set_num_threads(num_threads)
+            logger.info("computing on %d CPU threads", num_threads)
         load_weights(model, model_path, config.load_format, dtype, config.seed)
         self._model = model
         self._spec = _kv_cache_spec(model, dtype, config.block_size, self._device)
@@ -183,6 +186,11 @@ def check_max_model_len(max_model_len: int, num_positions: int) -> None:
         raise ValueError(
             f"max_model_len {max_model_len} is more than the {num_positions} positions that the model was made for"
         )
+
+
+def num_weight_bytes(model: CausalLM, dtype: torch.dtype) -> int:
+    """Size of the model's weights in `dtype`."""
+    return sum(math.prod(slot.shape) for slot in model.slots().values()) * dtype.itemsize
 
 
 def _architecture(model_config: Mapping[str, Any]) -> str:
