@@ -11,9 +11,9 @@ _UNLIMITED = 1 << 60
 """Version 1 writes a huge number where there is no limit."""
 
 _MAX_ONE_THREAD_BYTES = 32 << 20
-"""Weights up to here stay in the processor's caches, and two threads bring next to nothing (demo model, 10 MB: 3.0 against
-2.9 ms a step), but on a busy machine each of a step's hundred operations waits for the thread that is not running (11
-against 118 ms)."""
+"""Weights up to here stay in the processor's caches, where two threads bring next to nothing (demo model of 10 MB: 2.9
+instead of 3.0 ms a step); but on a busy machine each of a step's hundred operations waits for the thread that is not
+running (118 instead of 11 ms)."""
 
 
 def num_usable_cpus(root: Path = Path("/")) -> int:
@@ -28,7 +28,7 @@ def num_usable_cpus(root: Path = Path("/")) -> int:
 
 
 def num_compute_threads(num_weight_bytes: int, max_threads: int, root: Path = Path("/")) -> int:
-    """Threads that a model of this size computes on: one for a small model, else all that may run, up to `max_threads`."""
+    """Threads that a model of this size computes on: one for a small one, else all usable ones up to `max_threads`."""
     return 1 if num_weight_bytes <= _MAX_ONE_THREAD_BYTES else min(max_threads, num_usable_cpus(root))
 
 
