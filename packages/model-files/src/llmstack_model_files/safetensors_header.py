@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmstack_model_files.errors import ModelFilesError
 from llmstack_model_files.folder import parse_json_object
@@ -41,8 +40,7 @@ _DTYPE_TO_BITS: Mapping[str, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):  # no dataclass: that import alone costs as much as this package
     """One tensor of a file; `start` and `end` are byte offsets from the beginning of the file."""
 
     dtype: str

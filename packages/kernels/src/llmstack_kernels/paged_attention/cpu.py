@@ -104,7 +104,7 @@ def make_plan(
         )
         for group in _similar(decode_rows, max_blocks)
     ]
-    num_pieces = max((len(part.pieces) for part in (*groups, *prefill_rows)), default=0)
+    num_pieces = max(map(len, [*(group.pieces for group in groups), *(row.pieces for row in prefill_rows)]), default=0)
     scratch = key_cache.new_empty(2, num_pieces * block_size * key_cache.shape[3])
     return AttentionPlan(groups, prefill_rows, scratch)
 
