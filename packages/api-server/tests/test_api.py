@@ -142,6 +142,18 @@ async def test_logprobs_have_the_form_of_completions(app: Any):
     assert all(len(top) >= 2 for top in logprobs["top_logprobs"][1:])
 
 
+async def test_every_streamed_choice_repeats_the_prompt_with_its_logprobs(app: Any):
+    answer = await complete(app, logprobs=1, echo=True, n=2, temperature=1, seed=1, stream=True)
+    firsts = {}
+    for event in answer.events()[:-1]:
+        firsts.setdefault(event["choices"][0]["index"], event["choices"][0])
+    assert sorted(firsts) == [0, 1]
+    for choice in firsts.values():
+        assert choice["text"].startswith("Hello")
+        assert choice["logprobs"]["tokens"][:5] == list("Hello")
+        assert choice["logprobs"]["token_logprobs"][:5] == [None, *[-0.5] * 4]
+
+
 async def test_no_top_logprobs_still_name_the_chosen_token(app: Any):
     logprobs = choices(await complete(app, logprobs=0))[0]["logprobs"]
     assert [len(top) for top in logprobs["top_logprobs"]] == [1] * 7

@@ -45,7 +45,8 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         for index, value in enumerate(values)
     ]
     generation = Generation(state, fields, check_model(state, fields.model), prompts, new_id("cmpl"))
-    echoes = [await _echo(state, prompt) for prompt in prompts] if fields.echo else []
+    has_logprobs = fields.logprobs is not None
+    echoes = [await _echo(state, prompt, has_logprobs) for prompt in prompts] if fields.echo else []
     return CompletionAnswer(generation, fields, echoes)
 
 
@@ -58,19 +59,31 @@ def _params(state: ServerState, fields: CompletionRequest) -> SamplingParams:
 
 
 class Echo:
-    """A prompt as its answer repeats it."""
+    """A prompt as the answer repeats it, for all of its choices.
 
-    def __init__(self, text: str, first_token: str) -> None:
+    Attributes:
+        token_texts: One per token; empty unless log-probabilities are asked for.
+        positions: The prompt's log-probabilities; they come once, with the first output.
+    """
+
+    def __init__(self, text: str, token_texts: Sequence[str]) -> None:
         self.text = text
-        self.first_token = first_token
+        self.token_texts = token_texts
+        self.positions: Sequence[Position | None] = [None] * len(token_texts)
+
+    def note(self, output: PromptOutput) -> None:
+        """Keeps what an output says about the prompt."""
+        if output.prompt_logprobs is not None:
+            self.positions = output.prompt_logprobs
 
 
-async def _echo(state: ServerState, prompt: AdmittedPrompt) -> Echo:
+async def _echo(state: ServerState, prompt: AdmittedPrompt, has_logprobs: bool) -> Echo:
     tokenizer = await state.engine.get_tokenizer()
-    first_token = tokenizer.text_of(prompt.prompt_token_ids[0])
-    if prompt.prompt is not None:
-        return Echo(prompt.prompt, first_token)
-    return Echo(tokenizer.decode(prompt.prompt_token_ids, skip_special_tokens=False), first_token)
+    token_ids = prompt.prompt_token_ids
+    text = prompt.prompt
+    if text is None:
+        text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    return Echo(text, [tokenizer.text_of(token_id) for token_id in token_ids] if has_logprobs else ())
 
 
 class _ChoiceBuilder:
@@ -117,9 +130,8 @@ class _ChoiceBuilder:
         positions: list[Position | None] = list(new.logprobs or ())
         if echo is None:
             return self._logprobs.build(token_ids, positions)
-        prompt_positions = list(output.prompt_logprobs or [None] * len(output.prompt_token_ids))
         token_ids = [*output.prompt_token_ids, *token_ids]
-        return self._logprobs.build(token_ids, prompt_positions + positions, echo.first_token)
+        return self._logprobs.build(token_ids, [*echo.positions, *positions], echo.token_texts)
 
 
 class CompletionAnswer:
@@ -138,12 +150,17 @@ class CompletionAnswer:
     def _builder(self, prompt_index: int) -> _ChoiceBuilder:
         return _ChoiceBuilder(self._fields, self._echoes[prompt_index] if self._echoes else None)
 
+    def _note_prompt(self, prompt_index: int, output: PromptOutput) -> None:
+        if self._echoes:
+            self._echoes[prompt_index].note(output)
+
     async def whole(self) -> dict[str, Any]:
         """The `text_completion` object; choices in the order of prompts, then of `n`."""
         generation, usage = self._generation, self._generation.new_usage()
         choices: list[dict[str, Any]] = []
         async for prompt_index, output in generation.outputs():
             usage.add(prompt_index, output)
+            self._note_prompt(prompt_index, output)
             for new in output.outputs:
                 choice = self._builder(prompt_index).build(prompt_index * generation.n + new.index, output, new)
                 if self._fields.prompt_logprobs is not None:
@@ -171,6 +188,7 @@ class CompletionAnswer:
         try:
             async for prompt_index, output in outputs:
                 usage.add(prompt_index, output)
+                self._note_prompt(prompt_index, output)
                 extra = {"usage": usage.as_object()} if generation.includes_continuous_usage else None
                 for new in output.outputs:
                     index = prompt_index * generation.n + new.index

@@ -22,19 +22,19 @@ class CompletionLogprobs:
         self._offset = 0
 
     def build(
-        self, token_ids: Sequence[int], positions: Sequence[Position | None], first_token: str = ""
+        self, token_ids: Sequence[int], positions: Sequence[Position | None], prompt_texts: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Tokens, their log-probabilities, the most likely ones, and offsets.
 
-        A prompt's first position is None; its text is `first_token`.
+        A position is None where nothing is known, as for a prompt's first token; its text is in `prompt_texts`.
         """
         tokens: list[str] = []
         token_logprobs: list[float | None] = []
         top_logprobs: list[dict[str, float] | None] = []
         offsets: list[int] = []
-        for token_id, position in zip(token_ids, positions, strict=True):
+        for index, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
             chosen = None if position is None else position.get(token_id)
-            token = first_token if position is None else _text(chosen, token_id)
+            token = prompt_texts[index] if position is None else _text(chosen, token_id)
             tokens.append(token)
             token_logprobs.append(None if chosen is None else floor(chosen.logprob))
             top_logprobs.append(None if position is None else self._top(position))

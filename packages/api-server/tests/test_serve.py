@@ -1,0 +1,68 @@
+"""The start before there is an event loop: signals, the model's name, the stages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from llmstack_server.config import ServeConfig
+from llmstack_server.errors import ServeError
+from llmstack_server.launcher import StageTimer, demo_model_path, one_line, resolve_engine_args
+from llmstack_server.secret import Secret, matches_any
+from llmstack_server.serve import EarlySignals, StopRequestedError
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_interruptible_stage_at_once(number: int):
+    signals = EarlySignals()
+    with signals.installed():
+        with pytest.raises(StopRequestedError), signals.interruptible():
+            signal.raise_signal(number)
+        assert signals.is_stop_requested
+
+
+def test_a_signal_elsewhere_is_remembered_until_it_can_end_something():
+    signals = EarlySignals()
+    before = signal.getsignal(signal.SIGTERM)
+    with signals.installed():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.is_stop_requested
+        with pytest.raises(StopRequestedError), signals.interruptible():
+            raise AssertionError("not interrupted")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    missing = str(tmp_path / "absent")
+    with pytest.raises(ServeError, match="absent"):
+        resolve_engine_args(ServeConfig(missing, (missing,), engine={"revision": None}))
+
+
+def test_without_the_demo_model_a_model_has_to_be_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "llmstack_demo_model", None)
+    with pytest.raises(ServeError, match="pip install llmstack-demo-model"):
+        demo_model_path()
+
+
+def test_stages_are_timed_in_order_even_when_they_fail():
+    timer = StageTimer()
+    with timer.stage("a"):
+        pass
+    with pytest.raises(ZeroDivisionError), timer.stage("b"):
+        raise ZeroDivisionError
+    assert list(timer.stage_to_s) == ["a", "b"]
+    assert timer.total_s >= sum(timer.stage_to_s.values())
+
+
+def test_errors_become_one_line():
+    assert one_line(ValueError("a\n  b")) == "a b"
+    assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_secrets_compare_and_do_not_show():
+    keys = (Secret("a"), Secret("b"))
+    assert [matches_any(keys, key) for key in (b"a", b"b", b"c", b"")] == [True, True, False, False]
+    assert repr(keys[0]) == "Secret(***)"
