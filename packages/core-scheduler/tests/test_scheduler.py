@@ -583,9 +583,7 @@ def test_the_prefix_cache_is_reset_only_while_nothing_runs():
 def test_an_answer_is_the_same_alone_and_in_a_crowd_that_preempts():
     def run(request_ids, num_blocks):
         runner = FakeModelRunner(num_blocks, 4)
-        scheduler = Scheduler(
-            SchedulerConfig(max_num_batched_tokens=9, max_model_len=64), FakeKVCacheManager(num_blocks, 4)
-        )
+        scheduler = make_scheduler(num_blocks, 4, max_num_batched_tokens=9, max_model_len=64)
         answers = {request_id: [] for request_id in request_ids}
         for request_id in request_ids:
             scheduler.add_request(make_request(request_id, 10, max_tokens=12))
