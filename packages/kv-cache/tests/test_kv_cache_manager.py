@@ -14,12 +14,20 @@ class CacheMachine(RuleBasedStateMachine):
     """Requests over a small pool; `slots` plays the tensors and holds what was last written where."""
 
     requests = Bundle("requests")
+    swapped_requests = Bundle("swapped_requests")
 
     @initialize(
-        num_blocks=st.integers(2, 50), block_size=st.integers(1, 64), enabled=st.sampled_from([True] * 4 + [False])
+        num_blocks=st.integers(2, 50),
+        block_size=st.integers(1, 64),
+        enabled=st.sampled_from([True] * 4 + [False]),
+        num_host_blocks=st.integers(0, 30),
+        num_reserved_blocks=st.integers(0, 1),
+        watermark=st.sampled_from([0.0, 0.0, 0.1]),
     )
-    def start(self, num_blocks, block_size, enabled):
-        self.manager = KVCacheManager(num_blocks, block_size, enabled)
+    def start(self, num_blocks, block_size, enabled, **options):
+        self.manager = KVCacheManager(num_blocks, block_size, enabled, **options)
+        self.host_slots = {}
+        self.swapped = {}
         self.enabled = enabled
         self.slots = {}
         self.tokens = {}
@@ -86,6 +94,61 @@ class CacheMachine(RuleBasedStateMachine):
         self.tokens[request_id].append(token)
         self.compute(request_id, 1)
 
+    @rule(target=requests, request_id=requests, num_tokens=st.integers(1, 150))
+    def fork(self, request_id, num_tokens):
+        child_id = str(self.num_requests)
+        self.num_requests += 1
+        num_tokens = min(num_tokens, self.num_computed[request_id])
+        assume(num_tokens)
+        before, table = self.manager.stats(), self.manager.block_table(request_id)
+        copies = self.manager.fork(request_id, child_id, num_tokens)
+        if copies is None:
+            assert self.manager.stats() == before
+            assume(False)
+        size = self.manager.block_size
+        for source, destination in copies:
+            assert source == table[num_tokens // size]
+            for offset in range(size):
+                self.slots[destination, offset] = self.slots.get((source, offset))
+        assert len(copies) == (num_tokens % size > 0)
+        self.tokens[child_id] = self.tokens[request_id][:num_tokens]
+        self.salts[child_id], self.num_computed[child_id] = self.salts[request_id], num_tokens
+        return child_id
+
+    @rule(request_id=consumes(requests), target=swapped_requests)
+    def swap_out(self, request_id):
+        before, table = self.manager.stats(), self.manager.block_table(request_id)
+        copies = self.manager.swap_out(request_id)
+        if copies is None:
+            assert self.manager.stats() == before
+            assume(False)
+        assert [block_id for block_id, _ in copies] == table
+        for block_id, host_block_id in copies:
+            for offset in range(self.manager.block_size):
+                self.host_slots[host_block_id, offset] = self.slots.get((block_id, offset))
+        self.swapped[request_id] = self.tokens.pop(request_id), self.salts.pop(request_id)
+        return request_id
+
+    @rule(request_id=consumes(swapped_requests), target=requests)
+    def swap_in(self, request_id):
+        before = self.manager.stats()
+        copies = self.manager.swap_in(request_id)
+        if copies is None:
+            assert self.manager.stats() == before
+            assume(False)
+        for host_block_id, block_id in copies:
+            for offset in range(self.manager.block_size):
+                self.slots[block_id, offset] = self.host_slots[host_block_id, offset]
+        assert [block_id for _, block_id in copies] == self.manager.block_table(request_id)
+        self.tokens[request_id], self.salts[request_id] = self.swapped.pop(request_id)
+        return request_id
+
+    @rule(request_id=consumes(swapped_requests))
+    def free_swapped(self, request_id):
+        self.manager.free(request_id)
+        self.manager.free(request_id)
+        del self.swapped[request_id], self.num_computed[request_id]
+
     @rule(request_id=consumes(requests))
     def free(self, request_id):
         self.manager.free(request_id)
@@ -114,8 +177,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "manager"):
-            for request_id in self.tokens:
+            for request_id in [*self.tokens, *self.swapped]:
                 self.manager.free(request_id)
+            assert self.manager.num_free_host_blocks == self.manager.num_host_blocks
             assert self.manager.num_free_blocks == self.manager.num_blocks
             assert self.manager.reset_prefix_cache()
             self.manager.check_integrity()

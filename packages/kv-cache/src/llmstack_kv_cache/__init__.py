@@ -4,11 +4,12 @@ Standard library only; `llmstack_kv_cache.storage` and `llmstack_kv_cache.slot_m
 """
 
 from llmstack_kv_cache.block import num_blocks_for
-from llmstack_kv_cache.errors import KVCacheError, KVCacheIntegrityError, UnknownRequestError
+from llmstack_kv_cache.errors import DuplicateRequestError, KVCacheError, KVCacheIntegrityError, UnknownRequestError
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
 from llmstack_kv_cache.stats import KVCacheStats
 
 __all__ = [
+    "DuplicateRequestError",
     "KVCacheError",
     "KVCacheIntegrityError",
     "KVCacheManager",

@@ -11,20 +11,55 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def check_sizes(
+    num_blocks: int, block_size: int, num_host_blocks: int, num_reserved_blocks: int, watermark: float
+) -> None:
+    """Refuses sizes that make no cache.
+
+    Raises:
+        ValueError: The text names the argument.
+    """
+    for name, size, least in (
+        ("num_blocks", num_blocks, 1),
+        ("block_size", block_size, 1),
+        ("num_host_blocks", num_host_blocks, 0),
+        ("num_reserved_blocks", num_reserved_blocks, 0),
+    ):
+        if size < least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
+    if num_reserved_blocks >= num_blocks:
+        raise ValueError(f"num_reserved_blocks {num_reserved_blocks} leaves none of num_blocks {num_blocks}")
+    if not 0.0 <= watermark < 1.0:
+        raise ValueError(f"watermark must be in [0, 1), got {watermark}")
+
+
 class BlockTable:
     """The blocks of one request.
 
     Attributes:
         block_ids: Block i holds tokens [i * block_size, (i + 1) * block_size).
         salt: The prefixes are shared with requests of the same salt only.
+        num_full_blocks: Leading blocks that nobody may write any more, since others may read them.
         num_cached_blocks: Leading blocks that need no further look: findable themselves, or copies of findable ones.
         identity: Content identity of the last of them, to which the next one is chained.
     """
 
-    __slots__ = ("block_ids", "identity", "num_cached_blocks", "salt")
+    __slots__ = ("block_ids", "identity", "num_cached_blocks", "num_full_blocks", "salt")
 
     def __init__(self, salt: str) -> None:
         self.block_ids: list[int] = []
         self.salt = salt
+        self.num_full_blocks = 0
         self.num_cached_blocks = 0
         self.identity = ROOT_IDENTITY
+
+    def fork(self, num_full_blocks: int) -> BlockTable:
+        """A table that shares this one's first `num_full_blocks` blocks, which both then only read."""
+        child = BlockTable(self.salt)
+        child.block_ids = self.block_ids[:num_full_blocks]
+        child.num_full_blocks = num_full_blocks
+        self.num_full_blocks = max(self.num_full_blocks, num_full_blocks)
+        # The identity is known of the last cached block only; a child that begins before it looks its blocks up anew.
+        if self.num_cached_blocks <= num_full_blocks:
+            child.num_cached_blocks, child.identity = self.num_cached_blocks, self.identity
+        return child

@@ -18,21 +18,29 @@ class BlockPool:
         num_evictions: Counter of contents given up to make room.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_reserved_blocks: int = 0) -> None:
+        self._num_reserved_blocks = num_reserved_blocks
         self.prefix_index = PrefixIndex(num_blocks, block_size)
         self.num_evictions = 0
         self._free = FreeBlockQueue(num_blocks)
         self._num_references = [0] * num_blocks
+        self._free.take(num_reserved_blocks)
+        self._num_references[:num_reserved_blocks] = [1] * num_reserved_blocks
 
     @property
     def num_blocks(self) -> int:
-        """All blocks."""
-        return len(self._num_references)
+        """All blocks but the reserved ones."""
+        return len(self._num_references) - self._num_reserved_blocks
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody references."""
         return len(self._free)
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that somebody references, the reserved ones left out."""
+        return self.num_blocks - self.num_free_blocks
 
     def num_references(self, block_id: int) -> int:
         """How many requests hold the block."""
@@ -80,11 +88,6 @@ class BlockPool:
             problems.append("the links of the free blocks disagree")
         if sorted(free) != [block_id for block_id, count in enumerate(self._num_references) if not count]:
             problems.append("the free blocks are not those without references")
-        if any(
-            count > 1 and self.prefix_index.keys[block_id] is None
-            for block_id, count in enumerate(self._num_references)
-        ):
-            problems.append("a block that is still written has several owners")
         return problems
 
     def _unreferenced(self, block_ids: Sequence[int]) -> list[int]:

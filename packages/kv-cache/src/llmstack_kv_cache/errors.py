@@ -20,3 +20,14 @@ class UnknownRequestError(KVCacheError, KeyError):
 
     def __str__(self) -> str:
         return f"request_id {self.request_id[:64]!r} holds no blocks"
+
+
+class DuplicateRequestError(KVCacheError, ValueError):
+    """A request that holds blocks was named where a new one is needed."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return f"request_id {self.request_id[:64]!r} holds blocks already"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from llmstack_kv_cache.block import BlockTable, num_blocks_for
+from llmstack_kv_cache.block import BlockTable, check_sizes, num_blocks_for
 from llmstack_kv_cache.block_pool import BlockPool
-from llmstack_kv_cache.errors import KVCacheIntegrityError, UnknownRequestError
+from llmstack_kv_cache.errors import DuplicateRequestError, KVCacheIntegrityError, UnknownRequestError
 from llmstack_kv_cache.stats import KVCacheStats
+from llmstack_kv_cache.swap import HostBlockPool
 
 _NO_LOOKUP = ("", 0)
 
@@ -18,16 +19,37 @@ class KVCacheManager:
 
     Knows block ids and token ids only; the tensors are somebody else's. Having no room is an answer (None), never an
     exception. Equal calls give equal answers: no clock, no randomness, no order of a set.
+
+    Args:
+        num_blocks: Blocks of the storage.
+        block_size: Tokens per block.
+        enable_prefix_caching: Whether anything is ever found.
+        num_host_blocks: Blocks of the host storage, to which requests can be swapped out.
+        num_reserved_blocks: Leading blocks that are never handed out (for padding rows, say).
+        watermark: Share of the blocks that must be left free when a request begins or is swapped in; without effect
+            while no other request holds blocks, so that what fits at all gets in.
+
+    Raises:
+        ValueError: A size that makes no sense; the text names the argument.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16, enable_prefix_caching: bool = True) -> None:
-        if num_blocks < 1:
-            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {block_size}")
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        *,
+        num_host_blocks: int = 0,
+        num_reserved_blocks: int = 0,
+        watermark: float = 0.0,
+    ) -> None:
+        check_sizes(num_blocks, block_size, num_host_blocks, num_reserved_blocks, watermark)
         self._block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks, block_size)
+        self._watermark = watermark
+        self._pool = BlockPool(num_blocks, block_size, num_reserved_blocks)
+        self._host_pool = HostBlockPool(num_host_blocks)
+        self._num_forks = 0
         self._prefix_index = self._pool.prefix_index
         self._tables: dict[str, BlockTable] = {}
         self._last_lookup = _NO_LOOKUP
@@ -41,13 +63,23 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that requests can use; their ids are 0 to num_blocks - 1."""
+        """Blocks that requests can use; the reserved ones are not among them."""
         return self._pool.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody references; cached ones count, since allocation may evict them."""
         return self._pool.num_free_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks of the host pool, which swapped-out requests use; their ids are 0 to num_host_blocks - 1."""
+        return self._host_pool.num_blocks
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Blocks of the host pool that no swapped-out request holds."""
+        return self._host_pool.num_free_blocks
 
     @property
     def prefix_cache_queries(self) -> int:
@@ -84,6 +116,7 @@ class KVCacheManager:
 
         Raises:
             ValueError: `computed_block_ids` for a request that has a table already.
+            DuplicateRequestError: The request is swapped out.
         """
         table = self._tables.get(request_id)
         if table is None:
@@ -123,13 +156,80 @@ class KVCacheManager:
             block_ids, token_ids, first * self._block_size, table.identity, table.salt
         )
         table.num_cached_blocks = num_full_blocks
+        table.num_full_blocks = max(table.num_full_blocks, num_full_blocks)
+
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> list[tuple[int, int]] | None:
+        """Gives `child_id` the parent's first `num_tokens` tokens; block copies (source, destination), None if full.
+
+        Full blocks are shared; a last one that is begun is copied, so that no block is ever written by two. The copy
+        is the caller's to perform before either request writes again. None changes nothing.
+
+        Raises:
+            UnknownRequestError: The parent holds no blocks.
+            DuplicateRequestError: The child holds blocks already, here or in the host pool.
+            ValueError: `num_tokens` is not positive, or more than the parent has slots for.
+        """
+        parent = self._table(parent_id)
+        if child_id in self._tables or self._host_pool.holds(child_id):
+            raise DuplicateRequestError(child_id)
+        if not 1 <= num_tokens <= len(parent.block_ids) * self._block_size:
+            raise ValueError(f"num_tokens {num_tokens} is not within the slots of {parent_id[:64]!r}")
+        num_full_blocks, num_rest = divmod(num_tokens, self._block_size)
+        num_copies = 1 if num_rest else 0
+        if num_copies > self._pool.num_free_blocks:
+            return None
+        child = parent.fork(num_full_blocks)
+        self._pool.share(child.block_ids)
+        copies = list(zip(parent.block_ids[num_full_blocks:], self._pool.take(num_copies), strict=False))
+        child.block_ids += [destination for _, destination in copies]
+        self._tables[child_id] = child
+        self._num_forks += 1
+        return copies
+
+    def swap_out(self, request_id: str) -> list[tuple[int, int]] | None:
+        """Moves the request to the host pool; copies (block, host block) for the caller to perform, None if no room.
+
+        The blocks are free at once, so the copies come before anything else is written. None changes nothing.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        table = self._table(request_id)
+        host_block_ids = self._host_pool.take(request_id, len(table.block_ids), table.salt)
+        if host_block_ids is None:
+            return None
+        copies = list(zip(table.block_ids, host_block_ids, strict=True))
+        self.free(request_id)
+        return copies
+
+    def swap_in(self, request_id: str) -> list[tuple[int, int]] | None:
+        """Brings a request back; copies (host block, block) in the order of its new table, None if there is no room.
+
+        The host blocks are free at once: in a step, all copies to the host come before those from it. None changes
+        nothing.
+
+        Raises:
+            UnknownRequestError: The request is not in the host pool.
+        """
+        host_block_ids = self._host_pool.block_ids(request_id)
+        if not self._admits(len(host_block_ids)):
+            return None
+        table = BlockTable(self._host_pool.release(request_id))
+        table.block_ids = self._pool.take(len(host_block_ids))
+        self._tables[request_id] = table
+        return list(zip(host_block_ids, table.block_ids, strict=True))
 
     def free(self, request_id: str) -> None:
-        """Drops the request's references, last block first: the head of a prefix is evicted last. Idempotent."""
+        """Drops the request's references, last block first: the head of a prefix is evicted last. Idempotent.
+
+        A swapped-out request gives its host blocks back.
+        """
         table = self._tables.pop(request_id, None)
         if table is not None:
             table.block_ids.reverse()
             self._pool.release(table.block_ids)
+        elif self._host_pool.holds(request_id):
+            self._host_pool.release(request_id)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
@@ -164,30 +264,48 @@ class KVCacheManager:
         Raises:
             KVCacheIntegrityError: The books do not agree.
         """
-        problems = self._pool.inconsistencies()
+        problems = self._pool.inconsistencies() + self._host_pool.inconsistencies()
         held = Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
-        if any(self._pool.num_references(block_id) != held[block_id] for block_id in range(self.num_blocks)):
+        if any(self._pool.num_references(block_id) != held[block_id] for block_id in held):
             problems.append("references are not the sum of the tables")
-        if any(table.num_cached_blocks > len(table.block_ids) for table in self._tables.values()):
+        if self._pool.num_held_blocks != len(held):
+            problems.append("a block is held that is in no table")
+        if any(
+            held[block_id] > 1
+            for table in self._tables.values()
+            for block_id in table.block_ids[table.num_full_blocks :]
+        ):
+            problems.append("a block that is still written has several owners")
+        if not all(
+            table.num_cached_blocks <= table.num_full_blocks <= len(table.block_ids) for table in self._tables.values()
+        ):
             problems.append("a table has more cached blocks than blocks")
+        if any(self._host_pool.holds(request_id) for request_id in self._tables):
+            problems.append("a request is in both pools")
         if problems:
             raise KVCacheIntegrityError("; ".join(problems))
 
     def _begin_table(
         self, request_id: str, num_tokens: int, computed_block_ids: list[int], salt: str
     ) -> list[int] | None:
+        if self._host_pool.holds(request_id):
+            raise DuplicateRequestError(request_id)
         num_new_blocks = max(num_blocks_for(num_tokens, self._block_size) - len(computed_block_ids), 0)
-        if num_new_blocks > self._pool.num_free_blocks - self._pool.count_free(computed_block_ids):
+        if not self._admits(num_new_blocks + self._pool.count_free(computed_block_ids)):
             return None
         table = BlockTable(salt)
         if computed_block_ids:
             self._pool.share(computed_block_ids)
-            table.num_cached_blocks = len(computed_block_ids)
+            table.num_cached_blocks = table.num_full_blocks = len(computed_block_ids)
             table.identity = self._prefix_index.identity(computed_block_ids[-1])
         table.block_ids = computed_block_ids + self._pool.take(num_new_blocks)
         self._tables[request_id] = table
         self._count_lookup(request_id, len(computed_block_ids) * self._block_size)
         return table.block_ids.copy()
+
+    def _admits(self, num_blocks: int) -> bool:
+        num_kept_free = int(self._watermark * self._pool.num_blocks) if self._tables else 0
+        return num_blocks + num_kept_free <= self._pool.num_free_blocks
 
     def _count_lookup(self, request_id: str, num_hit_tokens: int) -> None:
         # Only now: a request that waits for room is looked up again and again, and would count as often.

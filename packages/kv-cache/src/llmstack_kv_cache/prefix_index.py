@@ -78,7 +78,9 @@ class PrefixIndex:
             for block_id in block_ids:
                 key = pack(parent, *token_ids[start : start + size]) + suffix
                 known_block_id = setdefault(key, block_id)
-                if known_block_id == block_id and keys[block_id] is None:
+                if known_block_id == block_id and keys[block_id] != key:
+                    # A key it has already hangs on a parent that is gone: nothing finds it any more.
+                    self.evict([block_id])
                     keys[block_id] = key
                     identities[block_id] = next(self._fresh_identities)
                 parent, suffix = identities[known_block_id], b""
