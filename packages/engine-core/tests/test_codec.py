@@ -87,6 +87,7 @@ REQUESTS = st.builds(
     arrival_time_s=st.floats(0, 1e9),
     priority=st.integers(-(2**63), 2**63 - 1),
     cache_salt=TEXT,
+    fork_of=TEXT,
     lora_name=optional(TEXT),
 )
 CLIENT_MESSAGES = (
@@ -116,7 +117,7 @@ OUTPUTS = st.builds(
     num_cached_tokens=st.just(-1) | COUNT,
     error=optional(TEXT),
 )
-STATS = st.builds(SchedulerStats, *[COUNT] * 9)
+STATS = st.builds(SchedulerStats, *[COUNT] * len(SchedulerStats._fields))
 READY = st.builds(
     EngineReady,
     *[st.integers(1, 2**40)] * 4,

@@ -25,7 +25,7 @@ from llmstack_types import (
 
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
-NAMED_TUPLES = [EngineCoreOutput, ScheduledRequest, TokenLogprobs]
+NAMED_TUPLES = [EngineCoreOutput, ScheduledRequest, SchedulerStats, TokenLogprobs]
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.
 VLLM_DEFAULTS: dict[str, Any] = {

@@ -29,6 +29,16 @@ class KVCacheManager(Protocol):
         ...
 
     @property
+    def num_host_blocks(self) -> int:
+        """Blocks of the host pool, to which requests can be swapped out; 0 for none."""
+        ...
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Those of them that no swapped-out request holds."""
+        ...
+
+    @property
     def prefix_cache_queries(self) -> int:
         """Counter of tokens looked up in the prefix cache."""
         ...
@@ -64,10 +74,49 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def block_table(self, request_id: str) -> list[int]:
+        """The block ids of a request that holds blocks: token i lies in the one at index i // block_size."""
+        ...
+
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> list[tuple[int, int]] | None:
+        """Gives `child_id` the parent's first `num_tokens` tokens: its copies (source, destination), or None if full.
+
+        Full blocks are shared; a last one that is begun is copied, by the runner. None changes nothing.
+        """
+        ...
+
+    def swap_out(self, request_id: str) -> list[tuple[int, int]] | None:
+        """Moves a request to the host pool: the copies (block, host block), or None if it lacks room.
+
+        The blocks are free at once. None changes nothing.
+        """
+        ...
+
+    def swap_in(self, request_id: str) -> list[tuple[int, int]] | None:
+        """Brings a swapped-out request back: the copies (host block, block), or None if there is no room.
+
+        The host blocks are free at once. None changes nothing.
+        """
+        ...
+
     def free(self, request_id: str) -> None:
-        """Drops the request's references, last block first: the head of a prefix is evicted last. Idempotent."""
+        """Drops the request's references, last block first: the head of a prefix is evicted last. Idempotent.
+
+        A swapped-out request gives its host blocks back.
+        """
         ...
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
+        ...
+
+
+class DraftSource(Protocol):
+    """Guesses tokens, so that one step may verify several. A pure function of its arguments, as the scheduler is."""
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
+        """Guesses at what follows `token_ids`, the likeliest at each place; those beyond `max_num_tokens` are dropped.
+
+        `token_ids` is the scheduler's own list: it is to be read only.
+        """
         ...

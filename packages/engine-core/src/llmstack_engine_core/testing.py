@@ -154,7 +154,7 @@ class EchoModelRunner:
             raise RuntimeError(f"step {self._num_steps} fails, as the options say")
 
     def _execute_row(self, scheduled: ScheduledRequest, results: _StepResults) -> None:
-        request_id, num_computed, num_scheduled, new_block_ids = scheduled
+        request_id, num_computed, num_scheduled, new_block_ids, _ = scheduled
         row = self._rows[request_id]
         request = row.request
         num_tokens = len(request.token_ids)

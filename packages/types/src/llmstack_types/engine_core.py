@@ -33,6 +33,8 @@ class EngineCoreRequest:
         priority: Lower goes first (policy `priority`).
         cache_salt: Requests with different salts never share cached blocks.
         lora_name: The adapter to use; None is the base model.
+        fork_of: Id of a request added just before, with the same prompt, salt and adapter, whose blocks this one may
+            share; empty for none. It changes no output.
     """
 
     request_id: str
@@ -43,6 +45,7 @@ class EngineCoreRequest:
     priority: int = 0
     cache_salt: str = ""
     lora_name: str | None = None
+    fork_of: str = ""
 
 
 class TokenLogprobs(NamedTuple):

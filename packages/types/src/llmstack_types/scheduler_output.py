@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +11,9 @@ from llmstack_types.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request the runner has no row for: new, or resumed after a preemption.
+    """A request the runner has no row for: new, forked from another, or resumed after a preemption.
+
+    Its first row may begin beyond token 0: what comes before lies in its blocks, by a prefix hit, a copy or a swap-in.
 
     Attributes:
         token_ids: All known tokens, prompt then output; the runner owns the list from here on.
@@ -31,30 +34,42 @@ class ScheduledRequest(NamedTuple):
     """One row of a step; a named tuple, since every running request makes one per step.
 
     The row computes tokens [num_computed_tokens, num_computed_tokens + num_scheduled_tokens) of the request. It samples
-    one token if that reaches the last known token, none otherwise (a chunk of a prefill).
+    one token if that reaches the last known token, none otherwise (a chunk of a prefill). Under asynchronous scheduling
+    the last known token may be the one that the step before this one samples: the runner knows it, the scheduler not.
+
+    Draft tokens follow the last known token and are computed with it. The row then samples one token more than it
+    accepts drafts, and nobody reads the KV of those it rejects: their slots are computed again.
 
     Attributes:
         num_computed_tokens: Tokens whose KV exists before this step.
-        num_scheduled_tokens: At least 1.
+        num_scheduled_tokens: At least 1; the draft tokens are among them.
         new_block_ids: Blocks to append to the request's block table; for a new request, its whole table.
+        draft_token_ids: Guesses at the tokens that follow, to be verified.
     """
 
     request_id: str
     num_computed_tokens: int
     num_scheduled_tokens: int
     new_block_ids: list[int]
+    draft_token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step.
 
-    The runner applies `removed_request_ids`, then `new_requests`, then runs `scheduled_requests`. In each layer the KV
-    of every row is written before any row attends: a row may read, through its block table, blocks that another row of
-    the same step fills (prefix hits within a batch).
+    The runner applies `removed_request_ids`, then `new_requests`, then the copies of blocks, then runs
+    `scheduled_requests`. In each layer the KV of every row is written before any row attends: a row may read, through
+    its block table, blocks that another row of the same step fills (prefix hits within a batch).
+
+    Copies go in the order `swap_outs`, `swap_ins`, `block_copies`, each list from its first pair to its last: a block
+    that is swapped out may be another's destination in the same step.
 
     Attributes:
         removed_request_ids: Rows to drop: finished, aborted or preempted since the last step.
+        swap_outs: Copies to the host, (block, host block).
+        swap_ins: Copies from the host, (host block, block).
+        block_copies: Copies on the device, (source, destination).
         total_num_scheduled_tokens: Sum over the rows, at most `max_num_batched_tokens`; 0 when there is nothing to run.
     """
 
@@ -63,6 +78,9 @@ class SchedulerOutput:
     scheduled_requests: list[ScheduledRequest] = field(default_factory=list)
     removed_request_ids: list[str] = field(default_factory=list)
     total_num_scheduled_tokens: int = 0
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
 
     def is_empty(self) -> bool:
         """True when no row has anything to compute."""

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
+class SchedulerStats(NamedTuple):
     """The scheduler's state after a step; counters grow from the engine's start.
+
+    A named tuple, since every step makes one.
 
     Attributes:
         step: Number of steps so far.
         num_running: Requests with blocks.
-        num_waiting: Requests without blocks, new and preempted.
+        num_waiting: Requests without blocks, new and preempted; swapped-out ones are among them.
         num_scheduled_tokens: Tokens computed in this step.
         num_free_blocks: Blocks that nobody references; cached ones count, since they can be evicted.
         num_blocks: All blocks that requests can use.
         num_preemptions: Counter of preemptions.
         prefix_cache_queries: Counter of tokens looked up in the prefix cache.
         prefix_cache_hits: Counter of tokens found there.
+        num_swapped: Requests whose blocks are on the host.
+        num_host_blocks: Blocks of the host pool.
+        num_free_host_blocks: Those of them that no request holds.
+        num_swap_preemptions: Counter of those preemptions that moved blocks to the host; the others compute again.
+        num_swapped_out_blocks: Counter of blocks copied to the host.
+        num_swapped_in_blocks: Counter of blocks copied back.
+        num_forks: Counter of requests that began with another's blocks.
+        num_draft_tokens: Counter of draft tokens computed.
+        num_accepted_draft_tokens: Counter of those that were right.
     """
 
     step: int = 0
@@ -30,6 +40,15 @@ class SchedulerStats:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_swapped: int = 0
+    num_host_blocks: int = 0
+    num_free_host_blocks: int = 0
+    num_swap_preemptions: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_forks: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

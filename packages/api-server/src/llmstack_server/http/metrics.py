@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -158,8 +157,7 @@ class _SchedulerCounters:
     def growth(self, stats: SchedulerStats) -> SchedulerStats:
         """The difference to the last step's totals."""
         last, self._last = self._last, stats
-        return replace(
-            stats,
+        return stats._replace(
             num_preemptions=max(stats.num_preemptions - last.num_preemptions, 0),
             prefix_cache_queries=max(stats.prefix_cache_queries - last.prefix_cache_queries, 0),
             prefix_cache_hits=max(stats.prefix_cache_hits - last.prefix_cache_hits, 0),

@@ -165,7 +165,7 @@ _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
 
 _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage]]]] = {
     Tag.HELLO: (0, lambda _: Hello()),
-    Tag.ADD_REQUEST: (8, decode_request),
+    Tag.ADD_REQUEST: (9, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
     Tag.UTILITY_CALL: (2, _decode_utility_call),
 }

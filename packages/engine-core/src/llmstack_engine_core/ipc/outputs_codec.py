@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, repeat
-from operator import attrgetter
 from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
@@ -17,11 +16,7 @@ from llmstack_types import EngineCoreOutput, EngineCoreOutputs, FinishReason, Sc
 
 _REASONS: Final = tuple(FinishReason)
 _REASON_TO_CODE: Final = {reason: code for code, reason in enumerate(_REASONS)}
-_STATS_NAMES: Final = (
-    "step", "num_running", "num_waiting", "num_scheduled_tokens", "num_free_blocks", "num_blocks", "num_preemptions",
-    "prefix_cache_queries", "prefix_cache_hits",
-)  # fmt: skip
-_GET_STATS: Final = attrgetter(*_STATS_NAMES)
+_STATS_NAMES: Final = SchedulerStats._fields
 _COUNTER = fields.integer()
 _TIMESTAMP = fields.number()
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
@@ -30,7 +25,7 @@ _ERRORS = fields.texts(4096)
 
 def encode_stats(stats: SchedulerStats) -> list[int]:
     """The counters, in the order of their class."""
-    return list(_GET_STATS(stats))
+    return list(stats)
 
 
 def decode_stats(value: Any) -> SchedulerStats:

@@ -18,6 +18,7 @@ _ARRIVAL_TIME = fields.number()
 _PRIORITY = fields.integer(-fields.MAX_INT - 1)
 _SALT = fields.text(1024)
 _LORA_NAME = fields.optional(fields.text(1024))
+_FORK_OF = fields.text(MAX_REQUEST_ID_LENGTH)
 
 
 def encode_request(request: EngineCoreRequest) -> list[Any]:
@@ -31,6 +32,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         request.priority,
         request.cache_salt,
         request.lora_name,
+        request.fork_of,
     ]
 
 
@@ -50,6 +52,7 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             _PRIORITY(values[5], "priority"),
             _SALT(values[6], "cache_salt"),
             _LORA_NAME(values[7], "lora_name"),
+            _FORK_OF(values[8], "fork_of"),
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error

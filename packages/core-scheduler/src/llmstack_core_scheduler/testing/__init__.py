@@ -1,0 +1,15 @@
+"""For tests and simulations: a KV-cache manager and a model runner in plain Python, and a conformance check."""
+
+from llmstack_core_scheduler.testing.check_kv_cache_manager import check_kv_cache_manager
+from llmstack_core_scheduler.testing.decision_hash import DecisionHash
+from llmstack_core_scheduler.testing.fake_kv_cache_manager import FakeKVCacheManager
+from llmstack_core_scheduler.testing.fake_model_runner import FakeModelRunner, WrongKVError, next_token
+
+__all__ = [
+    "DecisionHash",
+    "FakeKVCacheManager",
+    "FakeModelRunner",
+    "WrongKVError",
+    "check_kv_cache_manager",
+    "next_token",
+]

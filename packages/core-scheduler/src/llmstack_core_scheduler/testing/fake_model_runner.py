@@ -1,0 +1,163 @@
+"""A model runner whose model is a hash function and whose KV cache knows what was written into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from llmstack_types import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
+
+
+def next_token(token_ids: Sequence[int], vocab_size: int = 1000) -> int:
+    """The token that the fake model puts after these: a fixed function of all of them, equal on every machine."""
+    return _token_of(_digests(token_ids)[-1], vocab_size)
+
+
+@dataclass(slots=True)
+class _Row:
+    token_ids: list[int]
+    digests: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+
+
+class WrongKVError(Exception):
+    """A row would have read, through its block table, KV that is not its own prefix; or a row's books are wrong."""
+
+
+class FakeModelRunner:
+    """A model runner whose KV cache holds, in each slot, a digest of the prefix that was written there.
+
+    Before a row samples, everything it would attend to is compared with its own tokens, so that a wrong block table or
+    a wrong prefix hit is found in the step in which it would spoil an answer; so is a copy of blocks that was forgotten
+    or came in the wrong order. The tokens are those of `next_token`; drafts are accepted as far as they are equal to
+    them.
+
+    Args:
+        num_blocks: Blocks of the cache.
+        block_size: Tokens per block.
+        vocab_size: Sampled tokens lie in [0, vocab_size).
+        choose_token: Replaces what the fake model says: request id and the tokens so far to the next token.
+        num_host_blocks: Blocks of the host's storage.
+        error_request_ids: The rows of these requests fail when they would sample.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = 1000,
+        choose_token: Callable[[str, Sequence[int]], int] | None = None,
+        num_host_blocks: int = 0,
+        error_request_ids: Iterable[str] = (),
+    ) -> None:
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._choose_token = choose_token
+        self._slots: list[int | None] = [None] * (num_blocks * block_size)
+        self._host_slots: list[int | None] = [None] * (num_host_blocks * block_size)
+        self._error_request_ids = frozenset(error_request_ids)
+        self._rows: dict[str, _Row] = {}
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests it has rows for."""
+        return list(self._rows)
+
+    def execute_model(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        """Runs one step.
+
+        Raises:
+            WrongKVError: The step would compute nonsense.
+        """
+        for request_id in scheduled.removed_request_ids:
+            del self._rows[request_id]
+        for request in scheduled.new_requests:
+            self._add(request)
+        self._copy(self._slots, self._host_slots, scheduled.swap_outs)
+        self._copy(self._host_slots, self._slots, scheduled.swap_ins)
+        self._copy(self._slots, self._slots, scheduled.block_copies)
+        for row in scheduled.scheduled_requests:
+            self._write(row)
+        sampled = [self._attend_and_sample(row) for row in scheduled.scheduled_requests]
+        request_ids = [row.request_id for row in scheduled.scheduled_requests]
+        errors = {
+            request_id: "the row fails"
+            for request_id, tokens in zip(request_ids, sampled, strict=True)
+            if tokens and request_id in self._error_request_ids
+        }
+        return ModelRunnerOutput(request_ids, sampled, errors=errors)
+
+    def _copy(
+        self, sources: list[int | None], destinations: list[int | None], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        size = self._block_size
+        for source, destination in pairs:
+            content = sources[source * size : (source + 1) * size]
+            destinations[destination * size : (destination + 1) * size] = content
+
+    def _add(self, request: NewRequest) -> None:
+        if request.request_id in self._rows:
+            raise WrongKVError(f"{request.request_id} has a row already")
+        self._rows[request.request_id] = _Row(request.token_ids, _digests(request.token_ids))
+
+    def _write(self, scheduled: ScheduledRequest) -> None:
+        row = self._rows[scheduled.request_id]
+        row.block_ids += scheduled.new_block_ids
+        end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        digests = self._digests_of(row, scheduled)
+        if scheduled.num_scheduled_tokens < 1 or end > len(digests):
+            raise WrongKVError(f"{scheduled.request_id} computes up to {end} of {len(digests)} tokens")
+        if end > len(row.block_ids) * self._block_size:
+            raise WrongKVError(f"{scheduled.request_id} has {len(row.block_ids)} blocks for {end} tokens")
+        for position in range(scheduled.num_computed_tokens, end):
+            self._slots[self._slot(row, position)] = digests[position]
+
+    def _attend_and_sample(self, scheduled: ScheduledRequest) -> list[int]:
+        row = self._rows[scheduled.request_id]
+        end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        for position, digest in enumerate(self._digests_of(row, scheduled)[:end]):
+            if self._slots[self._slot(row, position)] != digest:
+                raise WrongKVError(f"{scheduled.request_id} would read something else at position {position}")
+        if end < len(row.token_ids):
+            return []
+        return self._sample(scheduled.request_id, row, scheduled.draft_token_ids)
+
+    def _sample(self, request_id: str, row: _Row, draft_token_ids: Sequence[int]) -> list[int]:
+        """The next token, and one more for each draft that was right."""
+        sampled: list[int] = []
+        for draft_token_id in [*draft_token_ids, None]:
+            token_id = _token_of(row.digests[-1], self._vocab_size)
+            if self._choose_token is not None:
+                token_id = self._choose_token(request_id, row.token_ids)
+            row.token_ids.append(token_id)
+            row.digests.append(_digest(row.digests[-1], token_id))
+            sampled.append(token_id)
+            if token_id != draft_token_id:
+                break
+        return sampled
+
+    def _digests_of(self, row: _Row, scheduled: ScheduledRequest) -> list[int]:
+        """Digests of all known tokens and of the row's drafts."""
+        return row.digests + _digests(scheduled.draft_token_ids, row.digests[-1])
+
+    def _slot(self, row: _Row, position: int) -> int:
+        return row.block_ids[position // self._block_size] * self._block_size + position % self._block_size
+
+
+def _digest(previous: int, token_id: int) -> int:
+    packed = previous.to_bytes(8, "little") + token_id.to_bytes(8, "little", signed=True)
+    return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little")
+
+
+def _digests(token_ids: Sequence[int], digest: int = 0) -> list[int]:
+    """A digest of the prefix that ends with each token; `digest` is that of what comes before."""
+    digests = []
+    for token_id in token_ids:
+        digest = _digest(digest, token_id)
+        digests.append(digest)
+    return digests
+
+
+def _token_of(digest: int, vocab_size: int) -> int:
+    return digest % vocab_size
