@@ -66,6 +66,7 @@ def test_the_defaults_are_those_of_vllm_where_it_has_them():
         (["--scheduling-policy", "priority"], "scheduling_policy", "priority"),
         (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
         (["--disable-log-stats"], "disable_log_stats", True),
+        (["--record-steps", "run.steps"], "record_steps", "run.steps"),
     ],
 )
 def test_engine_flags_reach_the_engine(line: list[str], name: str, value: Any):

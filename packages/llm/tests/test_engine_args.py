@@ -59,3 +59,10 @@ def test_what_the_scheduler_refuses_names_both_fields_too(tmp_path: Path):
     args = EngineArgs(str(write_model_folder(tmp_path)), enable_chunked_prefill=False, max_num_batched_tokens=16)
     with pytest.raises(EngineArgsError, match=r"max_num_batched_tokens.*max_model_len"):
         args.create_engine_config()
+
+
+def test_the_log_of_steps_is_named_for_a_process_that_may_stand_elsewhere(tmp_path: Path) -> None:
+    folder = str(write_model_folder(tmp_path))
+    _, engine = EngineArgs(folder, record_steps="run.steps").create_engine_config()
+    assert engine.record_steps == str(Path.cwd() / "run.steps")
+    assert EngineArgs(folder).create_engine_config()[1].record_steps is None

@@ -155,6 +155,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--enforce-eager", action="store_true", help="accepted; there is nothing to compile on a CPU")
     add("--disable-log-stats", action="store_true", help="no statistics from the engine")
+    add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
     add("--runner", default="default", help=argparse.SUPPRESS)
 
 

@@ -16,7 +16,10 @@ GROUP = "llmstack.commands"
 BUILT_IN = {"versions": "llmstack_command.builtin:VersionsCommand"}
 
 # Entry points exist only where a distribution is installed; over PYTHONPATH these are looked for by name.
-FALLBACKS = {"serve": "llmstack_server.commands:ServeCommand"}
+FALLBACKS = {
+    "replay": "llmstack_engine_core.replay.command:ReplayCommand",
+    "serve": "llmstack_server.commands:ServeCommand",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-from llmstack_core_scheduler import Scheduler
 from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.plugins import load_model_runner
-from llmstack_engine_core.protocols import ModelRunner
-from llmstack_kv_cache import KVCacheManager
+from llmstack_engine_core.protocols import ModelRunner, Scheduler
+from llmstack_engine_core.step_log import FileSink, LogHeader, RecordingScheduler, RingSink, StepLog
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,12 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
     with timer.phase("initialize_kv_cache"):
         _initialize_kv_cache(runner, num_blocks, spec)
     with timer.phase("build_scheduler"):
-        kv_cache_manager = KVCacheManager(num_blocks, spec.block_size, config.enable_prefix_caching)
-        scheduler = Scheduler(replace(config.scheduler, max_model_len=max_model_len), kv_cache_manager)
+        cache_config = CacheConfig(num_blocks, spec.block_size, config.enable_prefix_caching)
+        scheduler_config = replace(config.scheduler, max_model_len=max_model_len)
+        scheduler: Scheduler = build_scheduler(scheduler_config, cache_config)
+        step_log = open_step_log(config, LogHeader.of(scheduler_config, cache_config, _versions()))
+        if step_log is not None:
+            scheduler = RecordingScheduler(scheduler, step_log)
     ready = EngineReady(
         num_blocks=num_blocks,
         block_size=spec.block_size,
@@ -92,7 +96,22 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
         ready,
         log_stats=config.log_stats,
         max_num_queued_requests=config.max_num_queued_requests,
+        step_log=step_log,
     )
+
+
+def open_step_log(config: EngineConfig, header: LogHeader) -> StepLog | None:
+    """The log of steps as configured: in a file, or the last of it in memory, or none.
+
+    Raises:
+        EngineStartError: The file cannot be written.
+    """
+    if config.record_steps is None:
+        return StepLog(header, RingSink(config.step_log_bytes)) if config.step_log_bytes else None
+    try:
+        return StepLog(header, FileSink(config.record_steps))
+    except OSError as error:
+        raise EngineStartError(f"cannot write --record-steps {config.record_steps}: {error.strerror}") from error
 
 
 def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: int) -> int:

@@ -28,6 +28,8 @@ class EngineConfig:
         log_level: Of the engine core's process.
         max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.
         start_timeout_s: How long a client waits for the engine core to become ready.
+        record_steps: File for the log of all steps; None keeps the last ones in memory.
+        step_log_bytes: Size of that memory; 0 keeps nothing.
         shutdown_grace_s: How long a client waits for the process to end by itself before it kills it.
     """
 
@@ -43,6 +45,8 @@ class EngineConfig:
     max_num_queued_requests: int = 65_536
     start_timeout_s: float = 600.0
     shutdown_grace_s: float = 5.0
+    record_steps: str | None = None
+    step_log_bytes: int = 8 << 20
 
     def __post_init__(self) -> None:
         self._check_shared_limits()
@@ -53,6 +57,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, but is {value}")
+        if self.step_log_bytes < 0:
+            raise ValueError(f"step_log_bytes must not be negative, but is {self.step_log_bytes}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, but is {self.log_level[:64]!r}")
 

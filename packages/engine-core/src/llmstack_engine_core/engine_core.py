@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from llmstack_engine_core.protocols import ModelRunner, Scheduler
+from llmstack_engine_core.step_log import StepLog
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -21,6 +22,10 @@ class EngineCore:
     """A scheduler and a model runner in one loop. Used by one thread.
 
     An exception from `step` ends the engine core: state of the scheduler and of the runner may differ from there on.
+
+    Attributes:
+        ready: What the front end is told about it.
+        step_log: The log that `scheduler` keeps, if it does; closed at shutdown.
     """
 
     def __init__(
@@ -31,9 +36,11 @@ class EngineCore:
         *,
         log_stats: bool = True,
         max_num_queued_requests: int = 65_536,
+        step_log: StepLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ready = ready
+        self.step_log = step_log
         self._scheduler = scheduler
         self._runner = runner
         self._log_stats = log_stats
@@ -107,7 +114,9 @@ class EngineCore:
         return self._scheduler.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """Releases the device. Idempotent."""
+        """Closes the log and releases the device. Idempotent."""
+        if self.step_log is not None:
+            self.step_log.close()
         self._runner.shutdown()
 
 

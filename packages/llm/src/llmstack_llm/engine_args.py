@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ class EngineArgs:
         skip_tokenizer_init: Token ids in, token ids out.
         chat_template: A path, or the template itself; None is the model's.
         runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
+        record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
     """
 
@@ -76,6 +78,7 @@ class EngineArgs:
     disable_log_stats: bool = False
     runner: str = "default"
     max_num_queued_reqs: int | None = None
+    record_steps: str | None = None
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -132,6 +135,8 @@ class EngineArgs:
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None,
+            # Absolute: the engine core's process may stand in another folder.
+            "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:
             return EngineConfig.from_plain(data)

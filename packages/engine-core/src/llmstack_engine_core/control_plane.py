@@ -1,0 +1,27 @@
+"""The part of an engine core that decides: scheduler and cache, built in one way for serving, replay and simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_kv_cache import KVCacheManager
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """What a `KVCacheManager` is constructed with; the log of steps records it."""
+
+    num_blocks: int
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+
+
+def build_cache(cache: CacheConfig) -> KVCacheManager:
+    """The cache as configured."""
+    return KVCacheManager(cache.num_blocks, cache.block_size, cache.enable_prefix_caching)
+
+
+def build_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> Scheduler:
+    """A scheduler over a cache of its own."""
+    return Scheduler(scheduler, build_cache(cache))

@@ -1,0 +1,93 @@
+"""Other rules for a recorded run: a policy, a changed setting, another scheduler, or another installation."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_core_scheduler.request_queue import POLICIES
+from llmstack_engine_core.control_plane import build_cache, build_scheduler
+from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.replay.derive import Decision, derive_decisions
+from llmstack_engine_core.replay.installation import derive_with_installation
+from llmstack_engine_core.step_log import LogHeader, RecordedRun, StepLogError
+from llmstack_engine_core.step_log.records import Checkpoint
+from llmstack_kv_cache import KVCacheManager
+
+SchedulerFactory = Callable[[SchedulerConfig, KVCacheManager], Scheduler]
+
+
+class AgainstError(StepLogError):
+    """What follows `--against` is nothing that a run can be compared with; the text says what is."""
+
+
+def decisions_as_recorded(run: RecordedRun) -> Iterator[Decision]:
+    """The run's own decisions."""
+    return _decisions(run, build_scheduler(*run.header.configs()))
+
+
+def decisions_against(run: RecordedRun, path: Path, against: str) -> Iterator[Decision]:
+    """What `against` decides on the same inputs; `path` is the run's file, for another process to read.
+
+    Raises:
+        AgainstError: It is nothing to compare with.
+        StepLogError: The changed configuration is not valid.
+    """
+    if against in POLICIES:
+        return _with_settings(run, f"policy={against}")
+    if Path(against).exists():
+        return derive_with_installation(path, Path(against))
+    if "=" in against:
+        return _with_settings(run, against)
+    if ":" in against:
+        return _decisions(run, _load_factory(against)(*_scheduler_arguments(run)))
+    raise AgainstError(
+        f"{against[:64]!r} is no policy ({', '.join(POLICIES)}), no setting such as max_num_batched_tokens=512, no "
+        "module:Class and no path; for a released version give the folder of `pip install --target FOLDER`, or wheels"
+    )
+
+
+def _decisions(run: RecordedRun, scheduler: Scheduler) -> Iterator[Decision]:
+    return (item for item in derive_decisions(run.events(), scheduler) if not isinstance(item, Checkpoint))
+
+
+def _with_settings(run: RecordedRun, settings: str) -> Iterator[Decision]:
+    scheduler, cache = dict(run.header.scheduler), dict(run.header.cache)
+    for setting in settings.split(","):
+        name, _, text = setting.strip().partition("=")
+        named = next((part for part in (scheduler, cache) if name in part), None)
+        if named is None:
+            known = ", ".join([*scheduler, *cache])
+            raise AgainstError(f"there is no setting {name[:64]!r}; the run has {known}")
+        named[name] = _parse(name, text, named[name])
+    return _decisions(run, build_scheduler(*LogHeader(scheduler, cache).configs()))
+
+
+def _parse(name: str, text: str, recorded: Any) -> Any:
+    if isinstance(recorded, bool):
+        if text not in ("true", "false"):
+            raise AgainstError(f"{name} must be true or false, but is {text[:64]!r}")
+        return text == "true"
+    try:
+        return type(recorded)(text) if isinstance(recorded, int | float) else text
+    except ValueError:
+        raise AgainstError(f"{name} must be a number, but is {text[:64]!r}") from None
+
+
+def _load_factory(target: str) -> SchedulerFactory:
+    module_name, _, name = target.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise AgainstError(f"{target[:64]!r} cannot be imported: {error}") from error
+    if not callable(factory):
+        raise AgainstError(f"{target[:64]!r} cannot be called with a SchedulerConfig and a KVCacheManager")
+    return cast("SchedulerFactory", factory)
+
+
+def _scheduler_arguments(run: RecordedRun) -> tuple[SchedulerConfig, KVCacheManager]:
+    scheduler, cache = run.header.configs()
+    return scheduler, build_cache(cache)

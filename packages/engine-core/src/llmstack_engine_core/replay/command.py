@@ -1,0 +1,81 @@
+"""The subcommand `llmstack replay`; light, since `llmstack --help` imports it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.step_log import RecordedRun
+
+
+class ReplayCommand:
+    """`llmstack replay FILE [--against OTHER]`."""
+
+    name = "replay"
+    help = "derive the decisions of a recorded run again, and prove or compare them"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the flags."""
+        parser.add_argument("file", type=Path, metavar="FILE", help="what `llmstack serve --record-steps FILE` wrote")
+        parser.add_argument(
+            "--against",
+            metavar="OTHER",
+            help="name the first decision that differs from the run under OTHER: a policy (fcfs, priority), settings "
+            "(max_num_batched_tokens=512,num_blocks=100), module:Class of a scheduler, or the path of another "
+            "installation (a wheel, a folder of packages, a checkout)",
+        )
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """0: as recorded, or no difference. 1: a difference, or a log that cannot be replayed; 2: a wrong OTHER."""
+        from llmstack_engine_core.replay.against import AgainstError
+        from llmstack_engine_core.step_log import StepLogError, read_step_log
+
+        path = namespace.file
+        try:
+            run = read_step_log(path)
+            if namespace.against is not None:
+                return _compare(run, path, namespace.against)
+            return _verify(run, path)
+        except AgainstError as error:
+            sys.stderr.write(f"llmstack replay: error: --against: {error}\n")
+            return 2
+        except StepLogError as error:
+            sys.stderr.write(f"llmstack replay: error: {path}: {error}\n")
+            return 1
+
+
+def _verify(run: RecordedRun, path: Path) -> int:
+    from llmstack_engine_core.replay.verify import verify
+    from llmstack_engine_core.step_log import StepLogError
+
+    report = verify(run)
+    counts = f"{report.num_steps} steps, {report.num_requests} requests, {report.num_tokens} tokens"
+    if run.truncated_at is not None:
+        raise StepLogError(
+            f"is truncated or damaged after byte {run.truncated_at}; up to there ({counts}) every decision is as "
+            f"recorded, hash {report.digest}"
+        )
+    note = "" if run.is_closed else " (the log was not closed: the server was killed, or still runs)"
+    sys.stdout.write(f"{path}: {counts}: every decision is as recorded, hash {report.digest}{note}\n")
+    return 0
+
+
+def _compare(run: RecordedRun, path: Path, against: str) -> int:
+    from llmstack_engine_core.replay.against import decisions_against, decisions_as_recorded
+    from llmstack_engine_core.replay.compare import describe, first_difference
+
+    theirs = decisions_against(run, path, against)
+    num_equal, difference = first_difference(decisions_as_recorded(run), theirs)
+    if difference is None:
+        sys.stdout.write(f"{path}: {num_equal} decisions: none differs under {against}\n")
+        return 0
+    first = difference.ours or difference.theirs
+    where = "the end" if first is None else f"step {first.step}"
+    sys.stdout.write(
+        f"{path}: {num_equal} decisions are the same, the first that differs under {against} is at {where}:\n"
+        f"{describe(difference, 'as recorded', against)}\n"
+    )
+    return 1

@@ -1,0 +1,105 @@
+"""Feeds a log's events to a scheduler and gives what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.step_log.decisions import pack_refused, pack_reset, pack_scheduled, pack_updated
+from llmstack_engine_core.step_log.errors import StepLogError
+from llmstack_engine_core.step_log.recording_scheduler import MICROSECONDS
+from llmstack_engine_core.step_log.records import (
+    Checkpoint,
+    Event,
+    Gap,
+    PrefixCacheReset,
+    RequestAdded,
+    RequestsAborted,
+    StepScheduled,
+    StepUpdated,
+)
+from llmstack_types import InvalidRequestError, ModelRunnerOutput, SchedulerOutput
+
+
+class DecisionsDifferError(StepLogError):
+    """The scheduler decides something else than it did in the recorded run; the text says from where on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision.
+
+    Attributes:
+        step: The last step scheduled.
+        now_us: The time of the run.
+        packed: What was decided, canonically.
+    """
+
+    step: int
+    now_us: int
+    packed: bytes
+
+
+def derive_decisions(events: Iterable[Event], scheduler: Scheduler) -> Iterator[Decision | Checkpoint]:
+    """What `scheduler` decides when it is told what the log says, with the log's checkpoints between.
+
+    Raises:
+        StepLogError: The beginning of the log is missing, or a record cannot be read.
+        DecisionsDifferError: A step has other rows than the results that were recorded for it.
+    """
+    deriver = _Deriver(scheduler)
+    for event in events:
+        if isinstance(event, Checkpoint):
+            yield event
+        elif isinstance(event, Gap):
+            raise StepLogError(
+                f"lacks its first {event.num_steps} steps, which the ring in memory no longer held: "
+                "record with --record-steps to keep them all"
+            )
+        else:
+            packed = deriver.apply(event)
+            if packed is not None:
+                yield Decision(deriver.step, deriver.now_us, packed)
+
+
+class _Deriver:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.step = 0
+        self.now_us = 0
+        self._scheduler = scheduler
+        self._under_way: dict[int, SchedulerOutput] = {}
+
+    def apply(self, event: Event) -> bytes | None:
+        """The decision that the event brings about, if any."""
+        match event:
+            case RequestAdded(request):
+                try:
+                    self._scheduler.add_request(request)
+                except InvalidRequestError:
+                    return pack_refused(request.request_id)
+            case RequestsAborted(request_ids):
+                self._scheduler.abort_requests(request_ids)
+            case StepScheduled(now_us):
+                return self._schedule(now_us)
+            case StepUpdated():
+                return self._update(event)
+            case PrefixCacheReset():
+                return pack_reset(self._scheduler.reset_prefix_cache())
+        return None
+
+    def _schedule(self, now_us: int) -> bytes:
+        self.now_us = now_us
+        scheduled = self._scheduler.schedule(now_us / MICROSECONDS)
+        self.step = scheduled.step
+        self._under_way[scheduled.step] = scheduled
+        return pack_scheduled(scheduled)
+
+    def _update(self, event: StepUpdated) -> bytes:
+        self.now_us = event.now_us
+        scheduled = self._under_way.pop(self.step - event.lag, None)
+        if scheduled is None or len(scheduled.scheduled_requests) != len(event.sampled_token_ids):
+            raise DecisionsDifferError(f"step {self.step - event.lag} has other rows than in the recorded run")
+        request_ids = [row.request_id for row in scheduled.scheduled_requests]
+        output = ModelRunnerOutput(request_ids, event.sampled_token_ids, errors=event.errors)
+        return pack_updated(self._scheduler.update_from_output(scheduled, output, event.now_us / MICROSECONDS))

@@ -1,0 +1,64 @@
+"""Derives a run's decisions with other packages than those of this process: a child process with them on its path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack  # type: ignore[import-untyped]  # it ships no types
+
+from llmstack_engine_core.replay.derive import Decision
+from llmstack_engine_core.step_log import StepLogError
+
+PACKAGES = "llmstack_*"
+
+
+def derive_with_installation(path: Path, installation: Path) -> Iterator[Decision]:
+    """What the packages of another installation decide.
+
+    Args:
+        path: The log.
+        installation: A wheel, a folder of wheels or of unpacked packages, or a checkout with `packages/*/src`.
+
+    Raises:
+        StepLogError: There are no packages, or they cannot replay the log; the text says why.
+    """
+    found = installation_paths(installation)
+    if not found:
+        raise StepLogError(f"there are no packages of llmstack in {installation}")
+    return _run_child(path, found)
+
+
+def installation_paths(installation: Path) -> list[str]:
+    """What has to be on the path of a process that uses that installation; empty if there is none."""
+    if installation.suffix == ".whl":
+        return [str(installation.resolve())]
+    if any(installation.glob(PACKAGES)):
+        wheels = sorted(str(wheel.resolve()) for wheel in installation.glob(f"{PACKAGES}.whl"))
+        return wheels or [str(installation.resolve())]
+    return sorted(str(folder.resolve()) for folder in installation.glob("packages/*/src"))
+
+
+def _run_child(path: Path, found: list[str]) -> Iterator[Decision]:
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "llmstack_engine_core.replay.child", str(path.resolve())],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*found, *(entry or os.getcwd() for entry in sys.path)])},
+        )
+        try:
+            if process.stdout is not None:
+                for step, now_us, packed in msgpack.Unpacker(process.stdout):
+                    yield Decision(step, now_us, packed)
+            if process.wait():
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").strip().splitlines() or ["it says nothing"]
+                raise StepLogError(f"cannot be replayed by the other installation: {lines[-1][:200]}")
+        finally:
+            process.kill()  # the first difference is enough
+            process.communicate()

@@ -1,0 +1,174 @@
+"""The format of a log: magic, version, header, then records of tag, length and payload in checked segments.
+
+A segment ends with a checkpoint: flags, number of steps, decision hash, and the CRC-32 of the segment up to there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from types import MappingProxyType
+from typing import Final
+from zlib import crc32
+
+from llmstack_engine_core.step_log.decisions import DIGEST_SIZE
+from llmstack_engine_core.step_log.errors import StepLogError
+from llmstack_engine_core.step_log.header import LogHeader
+from llmstack_engine_core.step_log.packing import pack, unpack
+from llmstack_engine_core.step_log.primitives import Cursor, put_int, put_ints, put_uint
+from llmstack_engine_core.step_log.records import (
+    Checkpoint,
+    Event,
+    Gap,
+    PrefixCacheReset,
+    RequestAdded,
+    RequestsAborted,
+    StepScheduled,
+    StepUpdated,
+    Tag,
+)
+from llmstack_engine_core.step_log.request_fields import pack_request, unpack_request
+
+MAGIC: Final = b"llmsteps"
+FORMAT_VERSION: Final = 1
+
+_HAS_COUNTS: Final = 1
+_HAS_ERRORS: Final = 2
+_IS_CLOSED: Final = 1
+_CRC_SIZE: Final = 4
+
+
+def put_record(segment: bytearray, tag: Tag, payload: bytes | bytearray) -> None:
+    """Appends one record."""
+    segment.append(tag)
+    put_uint(segment, len(payload))
+    segment += payload
+
+
+def encode_header(header: LogHeader) -> bytearray:
+    """The beginning of a log; its first segment."""
+    segment = bytearray(MAGIC)
+    segment.append(FORMAT_VERSION)
+    packed = header.pack()
+    put_uint(segment, len(packed))
+    segment += packed
+    return segment
+
+
+def put_checkpoint(segment: bytearray, checkpoint: Checkpoint) -> None:
+    """Ends a segment."""
+    payload = bytearray([_IS_CLOSED if checkpoint.is_closed else 0])
+    put_uint(payload, checkpoint.num_steps)
+    payload += checkpoint.digest
+    payload += crc32(payload, crc32(segment)).to_bytes(_CRC_SIZE, "little")
+    put_record(segment, Tag.CHECKPOINT, payload)
+
+
+def read_checkpoint(payload: bytes, segment: bytes | None = None) -> Checkpoint:
+    """A checkpoint; with the records of the segment that it ends, these are checked.
+
+    Raises:
+        StepLogError: The segment is not the one that was written.
+    """
+    cursor = Cursor(payload)
+    is_closed = bool(cursor.take(1)[0] & _IS_CLOSED)
+    checkpoint = Checkpoint(cursor.take_uint(), cursor.take(DIGEST_SIZE), is_closed)
+    checked = payload[: cursor.position]
+    expected = int.from_bytes(cursor.take(_CRC_SIZE), "little")
+    if segment is not None and (not cursor.is_at_end or crc32(checked, crc32(segment)) != expected):
+        raise StepLogError("a checksum does not agree")
+    return checkpoint
+
+
+def encode_added(event: RequestAdded) -> bytes:
+    """Payload of a request."""
+    return pack_request(event.request)
+
+
+def encode_aborted(event: RequestsAborted) -> bytes:
+    """Payload of an abort."""
+    return pack(event.request_ids)
+
+
+def encode_scheduled(now_us: int, last_us: int) -> bytearray:
+    """Payload of a call for a step; times are differences to the one before."""
+    payload = bytearray()
+    put_int(payload, now_us - last_us)
+    return payload
+
+
+def encode_updated(
+    now_us: int, last_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]
+) -> bytearray:
+    """Payload of a step's results; one token per row, the usual case, is said in one bit."""
+    payload = bytearray()
+    put_int(payload, now_us - last_us)
+    put_uint(payload, lag)
+    counts = list(map(len, sampled_token_ids))
+    has_counts = counts.count(1) != len(counts)
+    payload.append((_HAS_COUNTS if has_counts else 0) | (_HAS_ERRORS if errors else 0))
+    put_ints(payload, list(chain.from_iterable(sampled_token_ids)))
+    if has_counts:
+        put_ints(payload, counts)
+    if errors:
+        payload += pack(dict(errors))
+    return payload
+
+
+class EventDecoder:
+    """Payloads to events, in the order of the log: times are differences."""
+
+    def __init__(self) -> None:
+        self._last_us = 0
+        self._decoders: Mapping[int, Callable[[bytes], Event]] = MappingProxyType(
+            {
+                Tag.ADD: lambda payload: RequestAdded(unpack_request(payload)),
+                Tag.ABORT: lambda payload: RequestsAborted(_texts(payload)),
+                Tag.SCHEDULE: self._scheduled,
+                Tag.UPDATE: self._updated,
+                Tag.RESET_PREFIX_CACHE: lambda payload: PrefixCacheReset(),
+                Tag.CHECKPOINT: read_checkpoint,
+                Tag.GAP: lambda payload: Gap(Cursor(payload).take_uint()),
+            }
+        )
+
+    def decode(self, tag: int, payload: bytes) -> Event:
+        """The event of one record.
+
+        Raises:
+            StepLogError: It is none.
+        """
+        decoder = self._decoders.get(tag)
+        if decoder is None:
+            raise StepLogError(f"a record has the unknown tag {tag}")
+        return decoder(payload)
+
+    def _take_time(self, cursor: Cursor) -> int:
+        self._last_us += cursor.take_int()
+        return self._last_us
+
+    def _scheduled(self, payload: bytes) -> Event:
+        return StepScheduled(self._take_time(Cursor(payload)))
+
+    def _updated(self, payload: bytes) -> Event:
+        cursor = Cursor(payload)
+        now_us, lag = self._take_time(cursor), cursor.take_uint()
+        flags = cursor.take(1)[0]
+        flat = cursor.take_ints()
+        rows = _split(flat, cursor.take_ints()) if flags & _HAS_COUNTS else [[token_id] for token_id in flat]
+        errors = unpack(payload[cursor.position :], dict) if flags & _HAS_ERRORS else {}
+        return StepUpdated(now_us, lag, rows, errors)
+
+
+def _split(flat: list[int], counts: list[int]) -> list[list[int]]:
+    if sum(counts) != len(flat) or min(counts, default=0) < 0:
+        raise StepLogError("a step's rows and tokens do not agree")
+    rows, start = [], 0
+    for num_tokens in counts:
+        rows.append(flat[start : start + num_tokens])
+        start += num_tokens
+    return rows
+
+
+def _texts(payload: bytes) -> list[str]:
+    return [str(item) for item in unpack(payload, list)]

@@ -1,0 +1,64 @@
+"""What a log begins with: the configuration of the control plane, and the versions that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core.control_plane import CacheConfig
+from llmstack_engine_core.plain_data import from_plain, to_plain
+from llmstack_engine_core.step_log.errors import StepLogError
+from llmstack_engine_core.step_log.packing import pack, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class LogHeader:
+    """Everything but the events that decisions depend on, as plain data: another version may read it differently.
+
+    Attributes:
+        scheduler: The fields of `SchedulerConfig`.
+        cache: The fields of `CacheConfig`.
+        versions: Distribution name to version, of the packages that made the log.
+    """
+
+    scheduler: dict[str, Any]
+    cache: dict[str, Any]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scheduler: SchedulerConfig, cache: CacheConfig, versions: Mapping[str, str]) -> LogHeader:
+        """The header of a run under these configurations."""
+        return cls(to_plain(scheduler), to_plain(cache), dict(versions))
+
+    def configs(self) -> tuple[SchedulerConfig, CacheConfig]:
+        """The configurations as these packages know them.
+
+        Raises:
+            StepLogError: They do not: a field is unknown, or out of range.
+        """
+        try:
+            return from_plain(SchedulerConfig, self.scheduler), from_plain(CacheConfig, self.cache)
+        except ValueError as error:
+            raise StepLogError(f"its configuration is not one of these packages: {error}") from error
+
+    def pack(self) -> bytes:
+        """One msgpack map."""
+        return pack({"scheduler": self.scheduler, "cache": self.cache, "versions": dict(self.versions)})
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> LogHeader:
+        """The inverse of `pack`.
+
+        Raises:
+            StepLogError: It is no header.
+        """
+        try:
+            named = unpack(packed, dict)
+            header = cls(named["scheduler"], named["cache"], named["versions"])
+        except (StepLogError, KeyError) as error:
+            raise StepLogError("its header cannot be read") from error
+        if not all(isinstance(part, dict) for part in (header.scheduler, header.cache, header.versions)):
+            raise StepLogError("its header cannot be read")
+        return header

@@ -1,0 +1,45 @@
+"""msgpack as the log uses it: typed, and every fault a `StepLogError`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgpack  # type: ignore[import-untyped]  # it ships no types
+
+from llmstack_engine_core.step_log.errors import StepLogError
+from llmstack_engine_core.step_log.primitives import pack_ints, unpack_ints
+
+T = TypeVar("T")
+
+_pack: Callable[[Any], bytes] = msgpack.Packer(autoreset=True).pack
+
+
+def pack(value: object) -> bytes:
+    """Builtins as msgpack; tuples become lists."""
+    return _pack(value)
+
+
+def packed_ints(values: list[int]) -> Any:
+    """A list of numbers that takes 2, 4 or 8 bytes each inside a packed value."""
+    typecode, packed = pack_ints(values)
+    return msgpack.ExtType(ord(typecode), packed)
+
+
+def unpack(packed: bytes, kind: type[T]) -> T:
+    """The inverse of `pack`.
+
+    Raises:
+        StepLogError: It is no msgpack, or no `kind`.
+    """
+    try:
+        value = msgpack.unpackb(packed, ext_hook=_unpack_ints, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise StepLogError("a record cannot be read") from error
+    if not isinstance(value, kind):
+        raise StepLogError(f"a record holds no {kind.__name__}")
+    return value
+
+
+def _unpack_ints(code: int, packed: bytes) -> list[int]:
+    return unpack_ints(chr(code), packed)

@@ -1,0 +1,87 @@
+"""The events of a log: what the scheduler was told, in order, and between them what it had decided so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from llmstack_types import EngineCoreRequest
+
+
+class Tag(IntEnum):
+    """The first byte of a record."""
+
+    ADD = 1
+    ABORT = 2
+    SCHEDULE = 3
+    UPDATE = 4
+    RESET_PREFIX_CACHE = 5
+    CHECKPOINT = 6
+    GAP = 7
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAdded:
+    """A request was queued, or refused: the scheduler says which."""
+
+    request: EngineCoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsAborted:
+    """Requests were ended, in this order."""
+
+    request_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepScheduled:
+    """A step was asked for."""
+
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpdated:
+    """A step's results came back.
+
+    Attributes:
+        lag: How many steps have been scheduled since the one that this is about; 0 is the last one.
+        sampled_token_ids: Per row of that step.
+        errors: Request id to what went wrong with its row.
+    """
+
+    now_us: int
+    lag: int
+    sampled_token_ids: list[list[int]]
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheReset:
+    """Somebody asked to forget cached prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Proof of everything before it.
+
+    Attributes:
+        num_steps: Steps scheduled so far.
+        digest: The running hash of the decisions so far.
+        is_closed: Whether the run ended here in good order.
+    """
+
+    num_steps: int
+    digest: bytes
+    is_closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The ring has let go of what stood here."""
+
+    num_steps: int
+
+
+Event = RequestAdded | RequestsAborted | StepScheduled | StepUpdated | PrefixCacheReset | Checkpoint | Gap

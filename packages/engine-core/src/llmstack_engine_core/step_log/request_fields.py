@@ -1,0 +1,74 @@
+"""`EngineCoreRequest` in a log: the fields that differ from their defaults, by name, token ids packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Final
+
+from llmstack_engine_core.step_log.errors import StepLogError
+from llmstack_engine_core.step_log.packing import pack, packed_ints, unpack
+from llmstack_types import EngineCoreRequest, SamplingParams
+
+# What only the front end reads: no decision depends on it, and it may hold a user's text.
+_NOT_RECORDED: Final = frozenset(
+    {
+        "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
+        "output_kind",
+    }
+)  # fmt: skip
+_PARAMS: Final = "sampling_params"
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """Field name to default; `MISSING` where there is none."""
+    return {field.name: field.default for field in fields(cls) if field.name not in _NOT_RECORDED}
+
+
+_REQUEST_DEFAULTS: Final = _defaults(EngineCoreRequest)
+_PARAMS_DEFAULTS: Final = _defaults(SamplingParams)
+
+
+def pack_request(request: EngineCoreRequest) -> bytes:
+    """The request as one msgpack map; a new field of its class is recorded without a change here."""
+    named = _changed(request, _REQUEST_DEFAULTS)
+    named[_PARAMS] = _changed(request.sampling_params, _PARAMS_DEFAULTS)
+    return pack(named)
+
+
+def unpack_request(packed: bytes) -> EngineCoreRequest:
+    """The inverse of `pack_request`; what was not recorded has its default.
+
+    Raises:
+        StepLogError: These packages have no such field, or it is no request.
+    """
+    try:
+        named = unpack(packed, dict)
+        params = SamplingParams(**_known(named.pop(_PARAMS), _PARAMS_DEFAULTS))
+        named = _known(named, _REQUEST_DEFAULTS)
+        named["eos_token_ids"] = tuple(named.get("eos_token_ids", ()))
+        return EngineCoreRequest(sampling_params=params, **named)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise StepLogError(f"a request cannot be read: {str(error)[:100] or type(error).__name__}") from error
+
+
+def _changed(data: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {}
+    for name, default in defaults.items():
+        value = getattr(data, name)
+        if name != _PARAMS and (default is MISSING or value != default):
+            changed[name] = _packable(value)
+    return changed
+
+
+def _packable(value: Any) -> Any:
+    if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+        return packed_ints(list(value))
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _known(named: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = next((name for name in named if name not in defaults), None)
+    if unknown is not None:
+        raise StepLogError(f"these packages have no field {str(unknown)[:64]!r}")
+    return named

@@ -1,0 +1,91 @@
+"""Writes a log: the scheduler's inputs as they come, and the hash of its decisions at checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llmstack_engine_core.step_log.decisions import DecisionHash
+from llmstack_engine_core.step_log.encoding import (
+    encode_aborted,
+    encode_added,
+    encode_header,
+    encode_scheduled,
+    encode_updated,
+    put_checkpoint,
+    put_record,
+)
+from llmstack_engine_core.step_log.header import LogHeader
+from llmstack_engine_core.step_log.records import Checkpoint, RequestAdded, RequestsAborted, Tag
+from llmstack_engine_core.step_log.sinks import Sink
+from llmstack_types import EngineCoreRequest
+
+# A checkpoint takes about 30 bytes, so this adds half a byte per step; a killed process loses what came after the last.
+STEPS_PER_CHECKPOINT = 64
+MAX_SEGMENT_BYTES = 1 << 16
+
+
+class StepLog:
+    """One run's log. Used by one thread, the engine core's.
+
+    An input is written before the scheduler sees it: the log of a crash ends with what caused it.
+    """
+
+    def __init__(self, header: LogHeader, sink: Sink) -> None:
+        self.sink = sink
+        self._hash = DecisionHash()
+        self._segment = encode_header(header)
+        self._num_steps = 0
+        self._last_us = 0
+        self._is_closed = False
+        self.checkpoint()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """A request comes in."""
+        if len(self._segment) > MAX_SEGMENT_BYTES:
+            self.checkpoint()
+        put_record(self._segment, Tag.ADD, encode_added(RequestAdded(request)))
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Requests are aborted."""
+        put_record(self._segment, Tag.ABORT, encode_aborted(RequestsAborted(request_ids)))
+
+    def reset_prefix_cache(self) -> None:
+        """Cached prefixes shall be forgotten."""
+        put_record(self._segment, Tag.RESET_PREFIX_CACHE, b"")
+
+    def schedule(self, now_us: int) -> None:
+        """A step is asked for."""
+        if self._num_steps and self._num_steps % STEPS_PER_CHECKPOINT == 0:
+            self.checkpoint()
+        self._num_steps += 1
+        put_record(self._segment, Tag.SCHEDULE, encode_scheduled(now_us, self._last_us))
+        self._last_us = now_us
+
+    def update(self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]) -> None:
+        """The results of the step `lag` steps before the last one are there."""
+        payload = encode_updated(now_us, self._last_us, lag, sampled_token_ids, errors)
+        put_record(self._segment, Tag.UPDATE, payload)
+        self._last_us = now_us
+
+    def decide(self, packed: bytes) -> None:
+        """The scheduler has decided something."""
+        self._hash.add(packed)
+
+    def flush(self) -> None:
+        """Hands over what is not yet in the sink; for moments when there is nothing else to do."""
+        if self._segment:
+            self.checkpoint()
+
+    def checkpoint(self, is_closed: bool = False) -> None:
+        """Ends a segment and hands it over."""
+        checkpoint = Checkpoint(self._num_steps, self._hash.digest(), is_closed)
+        put_checkpoint(self._segment, checkpoint)
+        self.sink.write(bytes(self._segment), checkpoint)
+        self._segment.clear()
+
+    def close(self) -> None:
+        """Ends the log in good order. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.checkpoint(is_closed=True)
+            self.sink.close()

@@ -1,0 +1,214 @@
+"""A recorded run is derived again, proved by its hash, and compared with what other rules decide."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llmstack_core_scheduler
+from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
+from llmstack_engine_core.replay import DecisionsDifferError, verify
+from llmstack_engine_core.replay.command import ReplayCommand
+from llmstack_engine_core.step_log import LogHeader, RecordedRun, RingSink, StepLogError, read_step_log
+from llmstack_types import EngineCoreRequest, EngineStartError, ModelRunnerConfig, SamplingParams
+
+LIMITS = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+
+
+def build(num_blocks: int = 10, **changes: object) -> EngineCore:
+    config = EngineConfig(
+        ModelRunnerConfig("echo?vocab_size=100&error_request_id=r5", block_size=4, **LIMITS),
+        runner="echo",
+        scheduler=SchedulerConfig(**LIMITS),
+        num_blocks=num_blocks,
+    )
+    return build_engine_core(replace(config, **changes))
+
+
+def run_messily(core: EngineCore, seed: int = 0, num_requests: int = 12) -> None:
+    """Arrivals, duplicates, refusals, aborts, shared prompts, failing rows and a full pool, from one seed."""
+    rng = random.Random(seed)
+    waiting = [f"r{index}" for index in range(num_requests)]
+    while waiting or core.has_unfinished_requests():
+        if waiting and rng.random() < 0.4:
+            request_id = waiting.pop()
+            prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(1, 8)] + [rng.randrange(100)] * rng.randint(1, 8)
+            params = SamplingParams(
+                max_tokens=rng.choice([1, 5, 20, 1000]), seed=0, stop_token_ids=[rng.randrange(100)], logprobs=0
+            )
+            core.add_request(EngineCoreRequest(request_id, prompt, params, priority=rng.randrange(3)))
+        if rng.random() < 0.1:
+            core.abort_requests([f"r{rng.randrange(num_requests)}"])
+        if rng.random() < 0.1:
+            core.reset_prefix_cache()
+        core.step()
+    core.shutdown()
+
+
+def dump(core: EngineCore) -> bytes:
+    assert core.step_log is not None
+    assert isinstance(core.step_log.sink, RingSink)
+    return core.step_log.sink.dump()
+
+
+@pytest.fixture(scope="module")
+def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "run.steps"
+    run_messily(build(record_steps=str(path)), num_requests=20)
+    return path
+
+
+def replay(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    command, parser = ReplayCommand(), argparse.ArgumentParser()
+    command.add_arguments(parser)
+    code = command.run(parser.parse_args(list(map(str, arguments))))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.integers(5, 30))
+def test_every_decision_of_a_messy_run_is_derived_again(seed: int, num_blocks: int) -> None:
+    core = build(num_blocks)
+    run_messily(core, seed)
+    data = dump(core)
+    report = verify(RecordedRun(data))
+    assert report.num_steps == core.stats().step
+    assert report.digest == RecordedRun(data).last.digest.hex()
+
+
+def test_a_replay_says_what_it_has_proved(log_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = verify(read_step_log(log_path))
+    assert report.num_requests == 20
+    code, out, err = replay(capsys, log_path)
+    assert (code, err) == (0, "")
+    assert out == (
+        f"{log_path}: {report.num_steps} steps, 20 requests, {report.num_tokens} tokens: every decision is as "
+        f"recorded, hash {report.digest}\n"
+    )
+
+
+def test_other_decisions_are_found_by_the_hash(log_path: Path) -> None:
+    run = read_step_log(log_path)
+    run.header = LogHeader({**run.header.scheduler, "max_num_batched_tokens": 15}, run.header.cache)
+    with pytest.raises(DecisionsDifferError, match=r"not the recorded one|other rows"):
+        verify(run)
+
+
+@pytest.mark.parametrize(
+    "against", ["priority", "max_num_batched_tokens=8", "num_blocks=50,enable_prefix_caching=false"]
+)
+def test_the_first_decision_that_differs_is_named_and_shown(
+    against: str, log_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = replay(capsys, log_path, "--against", against)
+    head, names, *lines = out.splitlines()
+    assert code == 1
+    assert "is at step" in head
+    assert names.endswith(f" {against}")
+    assert lines
+
+
+def test_the_same_rules_decide_the_same(log_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for against in ("fcfs", "max_num_seqs=4", "llmstack_core_scheduler:Scheduler"):
+        code, out, _ = replay(capsys, log_path, "--against", against)
+        assert code == 0
+        assert "none differs" in out
+
+
+@pytest.mark.parametrize(
+    ("against", "expected"),
+    [
+        ("0.0.9", "is no policy"),
+        ("no_setting=3", "there is no setting 'no_setting'"),
+        ("max_num_seqs=many", "must be a number"),
+        ("enable_prefix_caching=1", "must be true or false"),
+        ("no_module:Scheduler", "cannot be imported"),
+        ("llmstack_core_scheduler:__name__", "cannot be called"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(
+    against: str, expected: str, log_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = replay(capsys, log_path, "--against", against)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert expected in err
+
+
+def test_another_installation_decides_in_a_process_of_its_own(
+    log_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "llmstack_core_scheduler"
+    shutil.copytree(Path(llmstack_core_scheduler.__file__).parent, package)
+    assert replay(capsys, log_path, "--against", tmp_path)[0] == 0
+    opening = package / "__init__.py"
+    opening.write_text(f"{opening.read_text()}\nSchedulerConfig.max_num_rows = property(lambda self: 1)\n")
+    code, out, _ = replay(capsys, log_path, "--against", tmp_path)
+    assert code == 1
+    assert "the first that differs" in out
+    opening.write_text("raise RuntimeError('this one is broken')")
+    code, out, err = replay(capsys, log_path, "--against", tmp_path)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "this one is broken" in err
+
+
+def test_a_folder_without_packages_is_refused(
+    log_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = replay(capsys, log_path, "--against", tmp_path)
+    assert code == 1
+    assert "no packages of llmstack" in err
+
+
+def test_files_that_are_no_whole_log_are_refused_in_one_line(
+    log_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = log_path.read_bytes()
+    middle = len(data) // 2
+    changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    for content, expected in (
+        (b"", "is no log"), (data[:-1], "truncated"), (data[:-100], "truncated"), (changed, "damaged"),
+    ):  # fmt: skip
+        path = tmp_path / "broken"
+        path.write_bytes(content)
+        code, out, err = replay(capsys, path)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert expected in err
+    assert "No such file" in replay(capsys, tmp_path / "absent")[2]
+
+
+def test_a_run_whose_process_was_killed_is_proved_as_far_as_it_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.steps"
+    core = build(record_steps=str(path))
+    core.add_request(EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=9, seed=0)))
+    while core.has_unfinished_requests():
+        core.step()
+    code, out, _ = replay(capsys, path)
+    assert code == 0
+    assert "9 steps" in out or "10 steps" in out
+    assert "not closed" in out
+    core.shutdown()
+
+
+def test_a_ring_that_has_lost_its_beginning_cannot_be_replayed() -> None:
+    core = build(step_log_bytes=1000)
+    run_messily(core)
+    with pytest.raises(StepLogError, match=r"lacks its first \d+ steps"):
+        verify(RecordedRun(dump(core)))
+
+
+def test_a_log_can_be_switched_off_and_a_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+    assert build(step_log_bytes=0).step_log is None
+    with pytest.raises(EngineStartError, match="--record-steps"):
+        build(record_steps=str(tmp_path / "absent" / "run.steps"))
+    with pytest.raises(ValueError, match="step_log_bytes"):
+        build(step_log_bytes=-1)
