@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-ROOT_IDENTITY = 0
-"""Identity of the empty prefix, parent of every first block; contents are numbered from 1."""
+from llmstack_kv_cache.prefix_index import ROOT
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
@@ -33,33 +32,54 @@ def check_sizes(
         raise ValueError(f"watermark must be in [0, 1), got {watermark}")
 
 
-class BlockTable:
-    """The blocks of one request.
+class Segment:
+    """Blocks that are held, and later freed, together.
 
     Attributes:
-        block_ids: Block i holds tokens [i * block_size, (i + 1) * block_size).
-        salt: The prefixes are shared with requests of the same salt only.
-        num_full_blocks: Leading blocks that nobody may write any more, since others may read them.
-        num_cached_blocks: Leading blocks that need no further look: findable themselves, or copies of findable ones.
-        identity: Content identity of the last of them, to which the next one is chained.
+        block_ids: While it is held, its blocks; once it is free, those of them that were free at some time.
+        num_free: Of these, the blocks that are free as part of this segment; 0 while it is held.
     """
 
-    __slots__ = ("block_ids", "identity", "num_cached_blocks", "num_full_blocks", "salt")
+    __slots__ = ("block_ids", "num_free")
+
+    def __init__(self, block_ids: list[int]) -> None:
+        self.block_ids = block_ids
+        self.num_free = 0
+
+
+class BlockTable(Segment):
+    """The blocks of one request; block i holds tokens [i * block_size, (i + 1) * block_size).
+
+    Attributes:
+        salt: The prefixes are shared with requests of the same salt only.
+        num_full_blocks: Leading blocks that nobody writes any more, since others may read them.
+        num_cached_blocks: Leading blocks that need no further look: findable themselves, or copies of findable ones.
+        copies: The copies among them.
+        prefix: What ends with the last of them, to which the next one is chained.
+    """
+
+    __slots__ = ("copies", "num_cached_blocks", "num_full_blocks", "prefix", "salt")
 
     def __init__(self, salt: str) -> None:
-        self.block_ids: list[int] = []
+        super().__init__([])
         self.salt = salt
         self.num_full_blocks = 0
         self.num_cached_blocks = 0
-        self.identity = ROOT_IDENTITY
+        self.copies: list[int] = []
+        self.prefix = ROOT
+
+    @property
+    def unfindable(self) -> list[int]:
+        """Its blocks that nobody finds, unless the blocks have been shared."""
+        return self.copies + self.block_ids[self.num_cached_blocks :]
 
     def fork(self, num_full_blocks: int) -> BlockTable:
-        """A table that shares this one's first `num_full_blocks` blocks, which both then only read."""
+        """An empty table that may share this one's first `num_full_blocks` blocks, which both then only read."""
         child = BlockTable(self.salt)
-        child.block_ids = self.block_ids[:num_full_blocks]
         child.num_full_blocks = num_full_blocks
         self.num_full_blocks = max(self.num_full_blocks, num_full_blocks)
-        # The identity is known of the last cached block only; a child that begins before it looks its blocks up anew.
+        # The prefix is known of the last cached block only; a child that begins before it looks its blocks up anew.
         if self.num_cached_blocks <= num_full_blocks:
-            child.num_cached_blocks, child.identity = self.num_cached_blocks, self.identity
+            child.num_cached_blocks, child.prefix = self.num_cached_blocks, self.prefix
+            child.copies = self.copies.copy()
         return child

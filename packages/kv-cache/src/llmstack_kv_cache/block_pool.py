@@ -1,95 +1,229 @@
-"""All blocks of a cache: who references them, which are free, and which can be found by their content."""
+"""All blocks of a cache: who holds them, which are free, and which can be found by their content."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 
-from llmstack_kv_cache.free_block_queue import FreeBlockQueue
+from llmstack_kv_cache.block import Segment
+from llmstack_kv_cache.events import EventLog
 from llmstack_kv_cache.prefix_index import PrefixIndex
 
 
 class BlockPool:
-    """Reference-counted blocks. A free block keeps its content, findable, until the block is taken for something else.
+    """Blocks that are held or free. A free block keeps its content, findable, until it is taken for something else.
 
-    Free blocks without a findable content are taken first, then the least recently used.
+    Free blocks without findable content are taken first, then the least recently used. What a request holds is freed as
+    one segment, so most operations cost a few slices, whatever the number of blocks; only blocks with several
+    owners are counted one by one. Every block is in one of four states, which its holder tells:
+
+    - None: free, without findable content;
+    - a segment with free blocks: free, findable, part of the order of eviction;
+    - a segment that is held: held by that one owner;
+    - the marker of shared blocks: held by as many owners as are counted (reserved blocks count one that never ends).
 
     Attributes:
         prefix_index: What can be found where.
+        num_free_blocks: Blocks that nobody holds.
         num_evictions: Counter of contents given up to make room.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_reserved_blocks: int = 0) -> None:
-        self._num_reserved_blocks = num_reserved_blocks
-        self.prefix_index = PrefixIndex(num_blocks, block_size)
+    def __init__(
+        self, num_blocks: int, block_size: int, num_reserved_blocks: int = 0, events: EventLog | None = None
+    ) -> None:
+        self.prefix_index = PrefixIndex(num_blocks, block_size, events)
+        self.num_free_blocks = num_blocks - num_reserved_blocks
         self.num_evictions = 0
-        self._free = FreeBlockQueue(num_blocks)
-        self._num_references = [0] * num_blocks
-        self._free.take(num_reserved_blocks)
-        self._num_references[:num_reserved_blocks] = [1] * num_reserved_blocks
+        self._num_reserved_blocks = num_reserved_blocks
+        self._shared = Segment([])
+        self._num_owners = dict.fromkeys(range(num_reserved_blocks), 1)
+        self._holders: list[Segment | None] = [None] * num_blocks
+        self._holders[:num_reserved_blocks] = [self._shared] * num_reserved_blocks
+        self._unfindable = list(range(num_blocks - 1, num_reserved_blocks - 1, -1))  # taken from its end
+        self._segments: OrderedDict[Segment, None] = OrderedDict()  # least recently used first
 
     @property
     def num_blocks(self) -> int:
         """All blocks but the reserved ones."""
-        return len(self._num_references) - self._num_reserved_blocks
+        return len(self._holders) - self._num_reserved_blocks
 
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that nobody references."""
-        return len(self._free)
+    def is_free(self, block_id: int) -> bool:
+        """Whether nobody holds the block."""
+        holder = self._holders[block_id]
+        return holder is None or holder.num_free > 0
 
-    @property
-    def num_held_blocks(self) -> int:
-        """Blocks that somebody references, the reserved ones left out."""
-        return self.num_blocks - self.num_free_blocks
+    def is_shared(self, block_id: int) -> bool:
+        """Whether the block has, or had, several owners."""
+        return self._holders[block_id] is self._shared
 
-    def num_references(self, block_id: int) -> int:
-        """How many requests hold the block."""
-        return self._num_references[block_id]
+    def are_findable(self, block_ids: Sequence[int]) -> bool:
+        """Whether they are different blocks that can all be found."""
+        runs = self.prefix_index.runs
+        in_range = all(0 <= block_id < len(runs) for block_id in block_ids)
+        return in_range and len(set(block_ids)) == len(block_ids) and all(runs[block_id] for block_id in block_ids)
 
     def count_free(self, block_ids: Sequence[int]) -> int:
-        """How many of the blocks nobody references."""
-        return len(self._unreferenced(block_ids))
+        """How many of the blocks, which are findable, nobody holds."""
+        if not block_ids:
+            return 0
+        segments = [self._holders[block_id] for block_id in block_ids]
+        if segments.count(segments[0]) == len(segments):
+            return len(segments) if segments[0] and segments[0].num_free else 0
+        return sum(1 for segment in segments if segment and segment.num_free)
 
-    def take(self, num_blocks: int) -> list[int]:
-        """Takes free blocks, of which there must be as many; each has one reference and no findable content."""
-        if not num_blocks:
-            return []
-        block_ids = self._free.take(num_blocks)
-        self.num_evictions += self.prefix_index.evict(block_ids)
-        references = self._num_references
+    def take(self, num_blocks: int, owner: Segment) -> list[int]:
+        """Takes free blocks, of which there must be as many, for `owner`; they have no findable content."""
+        block_ids = self._unfindable[: -num_blocks - 1 : -1]
+        if block_ids:
+            del self._unfindable[-len(block_ids) :]
+        if len(block_ids) < num_blocks:
+            block_ids += self._evict(num_blocks - len(block_ids))
+        holders = self._holders
         for block_id in block_ids:
-            references[block_id] = 1
+            holders[block_id] = owner
+        self.num_free_blocks -= num_blocks
         return block_ids
 
-    def share(self, block_ids: Sequence[int]) -> None:
-        """Adds a reference to each of the blocks, free or not."""
-        self._free.remove(self._unreferenced(block_ids))
-        references = self._num_references
-        for block_id in block_ids:
-            references[block_id] += 1
+    def share(self, block_ids: Sequence[int], owner: Segment) -> None:
+        """Makes `owner` an owner of each of the blocks, which are findable or held."""
+        holders = self._holders
+        segments = [holders[block_id] for block_id in block_ids]
+        segment = segments[0] if segments else None
+        if segment and segment.num_free and segments.count(segment) == len(segments):
+            for block_id in block_ids:
+                holders[block_id] = owner
+            self._leave(segment, len(block_ids))
+            return
+        for block_id, segment in zip(block_ids, segments, strict=True):
+            if segment is self._shared:
+                self._num_owners[block_id] += 1
+            elif segment and segment.num_free:
+                holders[block_id] = owner
+                self._leave(segment, 1)
+            else:
+                holders[block_id] = self._shared
+                self._num_owners[block_id] = 2
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """Drops a reference to each of the blocks; of those that become free, the first is the first to be taken."""
-        references = self._num_references
-        for block_id in block_ids:
-            references[block_id] -= 1
-        freed = self._unreferenced(block_ids)
-        keys = self.prefix_index.keys
-        cached = [block_id for block_id in freed if keys[block_id] is not None]
-        self._free.append(cached)
-        if len(cached) < len(freed):
-            self._free.prepend([block_id for block_id in freed if keys[block_id] is None])
+    def release(self, segment: Segment, unfindable: Sequence[int] | None = None) -> None:
+        """Frees what `segment` holds, blocks that others hold too excepted; the last is the first to be taken.
 
-    def inconsistencies(self) -> list[str]:
-        """What does not hold although it always should; O(number of blocks)."""
+        Args:
+            segment: Its blocks are the pool's from now on.
+            unfindable: Those of its blocks that are not findable, as far as it never shared any; None to look.
+        """
+        block_ids = segment.block_ids
+        if unfindable is None or (self._num_owners and not self._num_owners.keys().isdisjoint(block_ids)):
+            block_ids, runs = self._disown(segment), self.prefix_index.runs
+            unfindable = [block_id for block_id in block_ids if not runs[block_id]]
+        self.num_free_blocks += len(block_ids)
+        if unfindable:
+            self._add_unfindable(unfindable)
+            if block_ids[-len(unfindable) :] == unfindable:
+                del block_ids[-len(unfindable) :]
+            else:
+                block_ids = [block_id for block_id in block_ids if self._holders[block_id] is segment]
+        segment.block_ids = block_ids
+        segment.num_free = len(block_ids)
+        if block_ids:
+            self._segments[segment] = None
+
+    def forget_contents(self) -> None:
+        """Forgets what every block holds, the held ones included."""
+        self.prefix_index.clear()
+        for segment in self._segments:
+            self._drop_left(segment)
+            self._add_unfindable(segment.block_ids)
+            segment.num_free = 0
+        self._segments.clear()
+
+    def resize(self, num_blocks: int) -> bool:
+        """Changes the number of all blocks; False, with nothing done, if one that would go is held. O(all blocks)."""
+        old = len(self._holders)
+        if not all(self.is_free(block_id) for block_id in range(num_blocks, old)):
+            return False
+        for segment in list(self._segments):
+            self._drop_left(segment)
+            gone = [block_id for block_id in segment.block_ids if block_id >= num_blocks]
+            if gone:
+                self.num_evictions += self.prefix_index.evict(gone)
+                segment.block_ids = [block_id for block_id in segment.block_ids if block_id < num_blocks]
+                self._leave(segment, len(gone))
+                self.num_free_blocks += len(gone)
+        self.prefix_index.resize(num_blocks)
+        self._holders[num_blocks:] = [None] * (num_blocks - old)
+        added = range(num_blocks - 1, old - 1, -1)
+        self._unfindable = [*added, *(block_id for block_id in self._unfindable if block_id < num_blocks)]
+        self.num_free_blocks += num_blocks - old
+        return True
+
+    def inconsistencies(self, owners: Iterable[Segment]) -> list[str]:
+        """What does not hold although it always should, `owners` being all that hold blocks; O(number of blocks)."""
+        owners = list(owners)
+        held = Counter(block_id for owner in owners for block_id in owner.block_ids)
+        held.update(range(self._num_reserved_blocks))
         problems = self.prefix_index.inconsistencies()
-        free = list(self._free)
-        if len(free) != len(self._free) or free != list(reversed(list(reversed(self._free)))):
-            problems.append("the links of the free blocks disagree")
-        if sorted(free) != [block_id for block_id, count in enumerate(self._num_references) if not count]:
-            problems.append("the free blocks are not those without references")
+        shared = [block_id for block_id, holder in enumerate(self._holders) if holder is self._shared]
+        if shared != sorted(self._num_owners) or any(held[b] != count for b, count in self._num_owners.items()):
+            problems.append("references of shared blocks are not the sum of the tables")
+        alone = ((b, owner) for owner in owners for b in owner.block_ids if b not in self._num_owners)
+        if any(held[b] != 1 or self._holders[b] is not owner for b, owner in alone):
+            problems.append("references are not the sum of the tables")
+        free = self._unfindable + [block_id for segment in self._segments for block_id in self._left(segment)]
+        if sorted(free) != [block_id for block_id in range(len(self._holders)) if not held[block_id]]:
+            problems.append("the free blocks are not those that nobody holds")
+        if len(free) != self.num_free_blocks or not all(map(self.is_free, free)):
+            problems.append("the free blocks are miscounted")
+        if any(not s.num_free or s.num_free != len(self._left(s)) for s in self._segments):
+            problems.append("a segment miscounts its free blocks")
+        if any(self.prefix_index.runs[block_id] for block_id in self._unfindable):
+            problems.append("a free block that can be found is among those that cannot")
         return problems
 
-    def _unreferenced(self, block_ids: Sequence[int]) -> list[int]:
-        references = self._num_references
-        return [block_id for block_id in block_ids if not references[block_id]]
+    def _evict(self, num_blocks: int) -> list[int]:
+        """Removes the least recently used free blocks that are findable, of which there must be as many."""
+        evicted: list[int] = []
+        while len(evicted) < num_blocks:
+            segment = next(iter(self._segments))
+            self._drop_left(segment)
+            taken = segment.block_ids[: len(evicted) - num_blocks - 1 : -1]
+            del segment.block_ids[-len(taken) :]
+            segment.num_free -= len(taken)
+            if not segment.num_free:
+                del self._segments[segment]
+            evicted += taken
+        self.num_evictions += self.prefix_index.evict(evicted)
+        return evicted
+
+    def _disown(self, segment: Segment) -> list[int]:
+        """Takes an owner from the segment's shared blocks; its blocks that nobody else holds."""
+        left, holders, num_owners = [], self._holders, self._num_owners
+        for block_id in segment.block_ids:
+            count = num_owners.get(block_id, 1) - 1
+            if count:
+                num_owners[block_id] = count
+                continue
+            num_owners.pop(block_id, None)
+            holders[block_id] = segment
+            left.append(block_id)
+        return left
+
+    def _leave(self, segment: Segment, num_blocks: int) -> None:
+        """Counts blocks that are no longer free as part of a free segment, whose holder is another by now."""
+        self.num_free_blocks -= num_blocks
+        segment.num_free -= num_blocks
+        if not segment.num_free:
+            del self._segments[segment]
+        elif 2 * segment.num_free < len(segment.block_ids):
+            self._drop_left(segment)
+
+    def _left(self, segment: Segment) -> list[int]:
+        return [block_id for block_id in segment.block_ids if self._holders[block_id] is segment]
+
+    def _drop_left(self, segment: Segment) -> None:
+        if segment.num_free < len(segment.block_ids):
+            segment.block_ids = self._left(segment)
+
+    def _add_unfindable(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            self._holders[block_id] = None
+        self._unfindable += block_ids

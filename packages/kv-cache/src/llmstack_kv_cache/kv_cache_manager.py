@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from llmstack_kv_cache.block import BlockTable, check_sizes, num_blocks_for
@@ -53,6 +52,9 @@ class KVCacheManager:
         self._prefix_index = self._pool.prefix_index
         self._tables: dict[str, BlockTable] = {}
         self._last_lookup = _NO_LOOKUP
+        self._found: list[
+            int
+        ] = []  # by the last lookup, until blocks are taken: no need to look whether they still are
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
@@ -104,6 +106,7 @@ class KVCacheManager:
             return [], 0
         block_ids = self._prefix_index.find(token_ids, (len(token_ids) - 1) // self._block_size, salt)
         self._last_lookup = (request_id, len(token_ids))
+        self._found = block_ids.copy()
         return block_ids, len(block_ids) * self._block_size
 
     def allocate_slots(
@@ -115,9 +118,11 @@ class KVCacheManager:
         the answer. None changes nothing. O(blocks appended).
 
         Raises:
-            ValueError: `computed_block_ids` for a request that has a table already.
+            ValueError: `num_tokens` is not positive; `computed_block_ids` are not findable, or the request has a table.
             DuplicateRequestError: The request is swapped out.
         """
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
         table = self._tables.get(request_id)
         if table is None:
             return self._begin_table(request_id, num_tokens, list(computed_block_ids), salt)
@@ -128,7 +133,7 @@ class KVCacheManager:
             return []
         if num_new_blocks > self._pool.num_free_blocks:
             return None
-        block_ids = self._pool.take(num_new_blocks)
+        block_ids = self._take(num_new_blocks, table)
         table.block_ids += block_ids
         return block_ids
 
@@ -152,9 +157,17 @@ class KVCacheManager:
         if num_full_blocks > len(table.block_ids) or num_computed_tokens > len(token_ids):
             raise ValueError(f"num_computed_tokens {num_computed_tokens} is more than the request has")
         block_ids = table.block_ids[first:num_full_blocks]
-        table.identity = self._prefix_index.insert(
-            block_ids, token_ids, first * self._block_size, table.identity, table.salt
+        stored_block_ids, table.prefix = self._prefix_index.insert(
+            block_ids,
+            token_ids,
+            table.prefix,
+            table.block_ids[first - 1] if first else None,
+            first,
+            table.salt,
+            may_be_findable=first < table.num_full_blocks,
         )
+        if stored_block_ids != block_ids:
+            table.copies += [mine for mine, stored in zip(block_ids, stored_block_ids, strict=True) if mine != stored]
         table.num_cached_blocks = num_full_blocks
         table.num_full_blocks = max(table.num_full_blocks, num_full_blocks)
 
@@ -179,12 +192,13 @@ class KVCacheManager:
         if num_copies > self._pool.num_free_blocks:
             return None
         child = parent.fork(num_full_blocks)
-        self._pool.share(child.block_ids)
-        copies = list(zip(parent.block_ids[num_full_blocks:], self._pool.take(num_copies), strict=False))
-        child.block_ids += [destination for _, destination in copies]
+        child.block_ids = parent.block_ids[:num_full_blocks]
+        self._pool.share(child.block_ids, child)
+        copied_block_ids = self._take(num_copies, child)
+        child.block_ids += copied_block_ids
         self._tables[child_id] = child
         self._num_forks += 1
-        return copies
+        return list(zip(parent.block_ids[num_full_blocks:], copied_block_ids, strict=False))
 
     def swap_out(self, request_id: str) -> list[tuple[int, int]] | None:
         """Moves the request to the host pool; copies (block, host block) for the caller to perform, None if no room.
@@ -215,7 +229,7 @@ class KVCacheManager:
         if not self._admits(len(host_block_ids)):
             return None
         table = BlockTable(self._host_pool.release(request_id))
-        table.block_ids = self._pool.take(len(host_block_ids))
+        table.block_ids = self._take(len(host_block_ids), table)
         self._tables[request_id] = table
         return list(zip(host_block_ids, table.block_ids, strict=True))
 
@@ -226,8 +240,7 @@ class KVCacheManager:
         """
         table = self._tables.pop(request_id, None)
         if table is not None:
-            table.block_ids.reverse()
-            self._pool.release(table.block_ids)
+            self._pool.release(table, table.unfindable)
         elif self._host_pool.holds(request_id):
             self._host_pool.release(request_id)
 
@@ -235,7 +248,7 @@ class KVCacheManager:
         """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
         if self._tables:
             return False
-        self._prefix_index.clear()
+        self._pool.forget_contents()
         return True
 
     def block_table(self, request_id: str) -> list[int]:
@@ -251,7 +264,7 @@ class KVCacheManager:
         return KVCacheStats(
             num_blocks=self.num_blocks,
             num_free_blocks=self.num_free_blocks,
-            num_cached_blocks=len(self._prefix_index),
+            num_cached_blocks=self._prefix_index.num_findable,
             num_requests=len(self._tables),
             prefix_cache_queries=self._num_queried_tokens,
             prefix_cache_hits=self._num_hit_tokens,
@@ -264,17 +277,9 @@ class KVCacheManager:
         Raises:
             KVCacheIntegrityError: The books do not agree.
         """
-        problems = self._pool.inconsistencies() + self._host_pool.inconsistencies()
-        held = Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
-        if any(self._pool.num_references(block_id) != held[block_id] for block_id in held):
-            problems.append("references are not the sum of the tables")
-        if self._pool.num_held_blocks != len(held):
-            problems.append("a block is held that is in no table")
-        if any(
-            held[block_id] > 1
-            for table in self._tables.values()
-            for block_id in table.block_ids[table.num_full_blocks :]
-        ):
+        tables = list(self._tables.values())
+        problems = self._pool.inconsistencies(tables) + self._host_pool.inconsistencies()
+        if any(self._pool.is_shared(b) for table in tables for b in table.block_ids[table.num_full_blocks :]):
             problems.append("a block that is still written has several owners")
         if not all(
             table.num_cached_blocks <= table.num_full_blocks <= len(table.block_ids) for table in self._tables.values()
@@ -290,18 +295,27 @@ class KVCacheManager:
     ) -> list[int] | None:
         if self._host_pool.holds(request_id):
             raise DuplicateRequestError(request_id)
+        if computed_block_ids != self._found and not self._pool.are_findable(computed_block_ids):
+            raise ValueError("computed_block_ids must be findable blocks, from get_computed_blocks")
         num_new_blocks = max(num_blocks_for(num_tokens, self._block_size) - len(computed_block_ids), 0)
-        if not self._admits(num_new_blocks + self._pool.count_free(computed_block_ids)):
+        # Nothing needs to be counted where there is room even if all computed blocks are free ones.
+        if not self._admits(num_new_blocks + len(computed_block_ids)) and not self._admits(
+            num_new_blocks + self._pool.count_free(computed_block_ids)
+        ):
             return None
         table = BlockTable(salt)
         if computed_block_ids:
-            self._pool.share(computed_block_ids)
+            self._pool.share(computed_block_ids, table)
             table.num_cached_blocks = table.num_full_blocks = len(computed_block_ids)
-            table.identity = self._prefix_index.identity(computed_block_ids[-1])
-        table.block_ids = computed_block_ids + self._pool.take(num_new_blocks)
+            table.prefix = self._prefix_index.prefix(computed_block_ids[-1])
+        table.block_ids = computed_block_ids + self._take(num_new_blocks, table)
         self._tables[request_id] = table
         self._count_lookup(request_id, len(computed_block_ids) * self._block_size)
         return table.block_ids.copy()
+
+    def _take(self, num_blocks: int, table: BlockTable) -> list[int]:
+        self._found = []
+        return self._pool.take(num_blocks, table)
 
     def _admits(self, num_blocks: int) -> bool:
         num_kept_free = int(self._watermark * self._pool.num_blocks) if self._tables else 0

@@ -1,47 +1,87 @@
 """Which block holds which prefix: an exact lookup, not a hash that could collide.
 
-A block's key is the identity of its parent's content followed by its own token ids, packed into one `bytes`; the parent
-of a first block is the root, and its key ends with the salt. Identities are numbers that grow and are never used twice.
-So equal keys mean equal prefixes, whatever became of the block ids in between: when a parent is evicted its identity
-dies with it, the children that name it can never be found again, and their blocks are reclaimed in their turn.
+Blocks that become findable together form a run: their token ids, packed into one `bytes`, and their block ids. Only the
+first block of a run has an entry in a map; its key is the identity of its parent's content and its own token ids (and,
+for a first block of a prefix, the salt). A lookup goes from run to run and compares token ids along each, so its cost is
+that of packing the tokens. Identities are numbers that grow and are never used twice: equal keys mean equal prefixes,
+whatever became of the block ids in between. When a block is evicted its identity dies with it, and what was chained to
+it can never be found again.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from itertools import count
-from struct import Struct
-from struct import error as PackError
+from itertools import islice
 
-from llmstack_kv_cache.block import ROOT_IDENTITY
+from llmstack_kv_cache.events import BlockRemoved, BlockStored, EventLog
 
-_NOT_PACKED = "token_ids must be integers of 32 bits"
+MAX_BLOCKS_PER_RUN = 64  # bounds what it costs to lengthen a run, or to find a block in it
+_pack_identity = struct.Struct("<q").pack
+_COMPANION_KEY_LENGTH = 9  # an identity and a group: shorter than any key with tokens
+
+
+class Run:
+    """Findable blocks, each the parent of the next; block i has the content identity `start + i`.
+
+    Attributes:
+        key: Where the first block is found.
+        contents: Packed token ids of the other blocks.
+        block_ids: At least one while the run is known; evicting a block cuts those after it off as well.
+        max_blocks: How long it may become.
+    """
+
+    __slots__ = ("block_ids", "contents", "key", "max_blocks", "start")
+
+    def __init__(self, start: int, key: bytes, contents: bytes, block_ids: list[int]) -> None:
+        self.start = start
+        self.key = key
+        self.contents = contents
+        self.block_ids = block_ids
+        self.max_blocks = MAX_BLOCKS_PER_RUN
+
+
+class Prefix:
+    """A prefix that is known: the last of its blocks, as a place in a run; the root's is before all runs."""
+
+    __slots__ = ("index", "run")
+
+    def __init__(self, run: Run, index: int) -> None:
+        self.run = run
+        self.index = index
+
+    @property
+    def identity(self) -> int:
+        """Identity of its content; 0 is the empty prefix."""
+        return self.run.start + self.index
+
+
+ROOT = Prefix(Run(0, b"", b"", []), 0)
+"""The empty prefix, parent of every first block."""
 
 
 class PrefixIndex:
     """Exact map from prefixes, in whole blocks, to block ids.
 
-    A findable block of 16 tokens costs about 200 bytes: its key (112), its entry of the map, and two list entries.
-
     Attributes:
-        keys: By block id, the key under which the block is found; None where it is not.
+        runs: By block id, the run in which the block is found; None where it is not.
+        num_findable: Blocks that can be found.
+        events: Takes what is stored and removed; None if nobody wants to know.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, events: EventLog | None = None) -> None:
+        self.runs: list[Run | None] = [None] * num_blocks
+        self.num_findable = 0
+        self.events = events
         self._block_size = block_size
-        self._pack = Struct(f"<q{block_size}i").pack
-        self._key_to_block_id: dict[bytes, int] = {}
-        self.keys: list[bytes | None] = [None] * num_blocks
-        self._identities = [ROOT_IDENTITY] * num_blocks
-        self._fresh_identities = count(ROOT_IDENTITY + 1)
+        self._num_bytes = 4 * block_size
+        self._key_to_run: dict[bytes, Run] = {}
+        self._next_start = MAX_BLOCKS_PER_RUN
 
-    def __len__(self) -> int:
-        """Blocks that can be found."""
-        return len(self._key_to_block_id)
-
-    def identity(self, block_id: int) -> int:
-        """Identity of the content of a block of the index."""
-        return self._identities[block_id]
+    def prefix(self, block_id: int) -> Prefix:
+        """The prefix that ends with a findable block."""
+        run = self.runs[block_id]
+        return Prefix(run, run.block_ids.index(block_id)) if run else ROOT
 
     def find(self, token_ids: Sequence[int], max_blocks: int, salt: str) -> list[int]:
         """Blocks of the longest known prefix of `token_ids`, at most `max_blocks`.
@@ -49,72 +89,217 @@ class PrefixIndex:
         Raises:
             ValueError: A token id does not fit into 32 bits.
         """
-        find, pack, size = self._key_to_block_id.get, self._pack, self._block_size
-        found: list[int] = []
-        parent, suffix = ROOT_IDENTITY, _encode(salt)
-        try:
-            for start in range(0, max_blocks * size, size):
-                block_id = find(pack(parent, *token_ids[start : start + size]) + suffix)
-                if block_id is None:
-                    break
-                found.append(block_id)
-                parent, suffix = self._identities[block_id], b""
-        except PackError as error:
-            raise ValueError(_NOT_PACKED) from error
+        if max_blocks < 1:
+            return []
+        # The first block alone: most prompts that miss, miss there, and need not be packed any further.
+        found, prefix = self._match(self._pack(token_ids, 0, 1), 1, ROOT, _encode(salt))
+        if found and max_blocks > 1:
+            more, _ = self._match(self._pack(token_ids, 1, max_blocks - 1), max_blocks - 1, prefix, b"")
+            found += more
         return found
 
-    def insert(self, block_ids: Sequence[int], token_ids: Sequence[int], start: int, parent: int, salt: str) -> int:
-        """Makes blocks findable that hold `token_ids` from `start` on, a whole block each; the last one's identity.
+    def insert(
+        self,
+        block_ids: list[int],
+        token_ids: Sequence[int],
+        parent: Prefix,
+        parent_block_id: int | None,
+        first: int,
+        salt: str,
+        may_be_findable: bool = False,
+    ) -> tuple[list[int], Prefix]:
+        """Makes blocks findable that hold `token_ids` from block `first` on.
 
         Where the same prefix is known in another block, that one stays, and what follows is chained to it.
 
-        Raises:
-            ValueError: A token id does not fit into 32 bits; blocks before it have been inserted, which does no harm.
-        """
-        setdefault, pack, size = self._key_to_block_id.setdefault, self._pack, self._block_size
-        keys, identities = self.keys, self._identities
-        suffix = b"" if start else _encode(salt)
-        try:
-            for block_id in block_ids:
-                key = pack(parent, *token_ids[start : start + size]) + suffix
-                known_block_id = setdefault(key, block_id)
-                if known_block_id == block_id and keys[block_id] != key:
-                    # A key it has already hangs on a parent that is gone: nothing finds it any more.
-                    self.evict([block_id])
-                    keys[block_id] = key
-                    identities[block_id] = next(self._fresh_identities)
-                parent, suffix = identities[known_block_id], b""
-                start += size
-        except PackError as error:
-            raise ValueError(_NOT_PACKED) from error
-        return parent
+        Args:
+            block_ids: A whole block each.
+            token_ids: All tokens from the first block of the prefix on.
+            parent: What comes before the blocks.
+            parent_block_id: The block before them, which may be a copy of the parent's; None if there is none.
+            first: Index of the first of the blocks.
+            salt: Of the prefix.
+            may_be_findable: Whether other owners may have inserted some of the blocks.
 
-    def evict(self, block_ids: Sequence[int]) -> int:
-        """Forgets what the blocks hold; how many of them could be found until now."""
-        keys = self.keys
-        num_evicted = 0
-        for block_id in block_ids:
-            key = keys[block_id]
-            if key is not None:
-                del self._key_to_block_id[key]
-                keys[block_id] = None
-                num_evicted += 1
-        return num_evicted
+        Returns:
+            The block in which the content of each is found, and the prefix that ends with the last.
+
+        Raises:
+            ValueError: A token id does not fit into 32 bits; nothing has been changed.
+        """
+        contents = self._pack(token_ids, first, len(block_ids))
+        suffix = b"" if first else _encode(salt)
+        known, prefix = self._match(contents, len(block_ids), parent, suffix)
+        if len(known) == len(block_ids):
+            return known, prefix
+        # Nothing is chained to a content that was unknown until now, so all that follow are unknown as well.
+        new_block_ids = block_ids[len(known) :]
+        if may_be_findable:  # What hangs on a parent that is gone: otherwise its content would have been known.
+            self.evict([block_id for block_id in new_block_ids if self.runs[block_id]])
+        last_block_id = block_ids[len(known) - 1] if known else parent_block_id
+        if known:
+            contents, suffix = contents[len(known) * self._num_bytes :], b""
+        return known + new_block_ids, self._add(new_block_ids, contents, prefix, last_block_id, suffix)
+
+    def find_companion(self, identity: int, group: int) -> int | None:
+        """The block that another layer group keeps for the content `identity`."""
+        run = self._key_to_run.get(_companion_key(identity, group))
+        return run.block_ids[0] if run else None
+
+    def insert_companion(self, block_id: int, identity: int, group: int) -> None:
+        """Makes a block of another layer group findable by the content it belongs to, unless one is known."""
+        key = _companion_key(identity, group)
+        if not self.runs[block_id] and key not in self._key_to_run:
+            self._enter(self._new_run(key, b"", [block_id]), [block_id], ROOT, b"")
+
+    def evict(self, block_ids: list[int]) -> int:
+        """Forgets what the blocks hold, and what is chained to them in their runs; how many could be found."""
+        num_findable, done = self.num_findable, 0
+        while done < len(block_ids):
+            run = self.runs[block_ids[done]]
+            if run is None:
+                done += 1
+                continue
+            count = _num_from_end(run.block_ids, block_ids, done)
+            self._cut(run, len(run.block_ids) - count if count else run.block_ids.index(block_ids[done]))
+            done += count or 1
+        return num_findable - self.num_findable
+
+    def resize(self, num_blocks: int) -> None:
+        """Changes the number of blocks; those that go are not findable."""
+        self.runs[num_blocks:] = [None] * (num_blocks - len(self.runs))
 
     def clear(self) -> None:
         """Forgets everything; identities go on growing."""
-        self._key_to_block_id.clear()
-        self.keys[:] = [None] * len(self.keys)
+        self._key_to_run.clear()
+        self.runs[:] = [None] * len(self.runs)
+        self.num_findable = 0
+        if self.events is not None:
+            self.events.clear()
 
     def inconsistencies(self) -> list[str]:
         """What does not hold although it always should; O(number of blocks)."""
-        key_to_block_id = {key: block_id for block_id, key in enumerate(self.keys) if key is not None}
-        problems = [] if key_to_block_id == self._key_to_block_id else ["the map and the keys of the blocks differ"]
-        identities = [self._identities[block_id] for block_id in key_to_block_id.values()]
-        if len(set(identities)) != len(identities) or ROOT_IDENTITY in identities:
+        runs = list(self._key_to_run.values())
+        problems = []
+        if any(key != run.key for key, run in self._key_to_run.items()):
+            problems.append("a run is found under another key")
+        found = {block_id: run for run in runs for block_id in run.block_ids}
+        if found != {block_id: run for block_id, run in enumerate(self.runs) if run}:
+            problems.append("the runs and the blocks disagree on what is found where")
+        if not len(found) == sum(len(run.block_ids) for run in runs) == self.num_findable:
+            problems.append("the findable blocks are miscounted")
+        if any(len(run.contents) != (len(run.block_ids) - 1) * self._num_bytes for run in runs):
+            problems.append("a run has more or less tokens than blocks")
+        if len({run.start for run in [*runs, ROOT.run]}) != len(runs) + 1:
             problems.append("two cached contents share an identity")
         return problems
 
+    def _match(self, contents: bytes, num_blocks: int, prefix: Prefix, suffix: bytes) -> tuple[list[int], Prefix]:
+        """Follows up to `num_blocks` packed blocks after `prefix`; the blocks known, and the prefix they make."""
+        run, index, size = prefix.run, prefix.index, self._num_bytes
+        found: list[int] = []
+        while (left := num_blocks - len(found)) > 0:
+            start = len(found) * size
+            ahead = min(len(run.block_ids) - index - 1, left)
+            if ahead > 0 and (same := _num_same(run.contents, index * size, contents, start, ahead, size)):
+                found += run.block_ids[index + 1 : index + 1 + same]
+                index += same
+                continue
+            child = self._key_to_run.get(_pack_identity(run.start + index) + contents[start : start + size] + suffix)
+            if child is None:
+                break
+            found.append(child.block_ids[0])
+            run, index, suffix = child, 0, b""
+        return found, Prefix(run, index)
+
+    def _add(
+        self, block_ids: list[int], contents: bytes, parent: Prefix, parent_block_id: int | None, suffix: bytes
+    ) -> Prefix:
+        """Makes unknown contents findable, lengthening the parent's run if it ends with the very block before them."""
+        size, run, done = self._num_bytes, parent.run, 0
+        if run.block_ids and run.block_ids[-1] == parent_block_id and len(run.block_ids) < run.max_blocks:
+            done = min(run.max_blocks - len(run.block_ids), len(block_ids))
+            run.contents += contents[: done * size]
+            run.block_ids += block_ids[:done]
+            parent = self._enter(run, block_ids[:done], parent, contents[: done * size])
+        while done < len(block_ids):
+            end = min(done + MAX_BLOCKS_PER_RUN, len(block_ids))
+            head, start = (done + 1) * size, done * size
+            key = _pack_identity(parent.identity) + contents[start:head] + suffix
+            run = self._new_run(key, contents[head : end * size], block_ids[done:end])
+            parent = self._enter(run, run.block_ids, parent, contents[start : end * size])
+            suffix, done = b"", end
+        return parent
+
+    def _new_run(self, key: bytes, contents: bytes, block_ids: list[int]) -> Run:
+        run = self._key_to_run[key] = Run(self._next_start, key, contents, block_ids)
+        self._next_start += MAX_BLOCKS_PER_RUN
+        return run
+
+    def _enter(self, run: Run, block_ids: list[int], parent: Prefix, contents: bytes) -> Prefix:
+        """Notes the last blocks of a run, which have come after `parent`; the prefix that ends with them."""
+        runs = self.runs
+        for block_id in block_ids:
+            runs[block_id] = run
+        self.num_findable += len(block_ids)
+        end = len(run.block_ids)
+        if self.events is not None and contents:
+            identities = tuple(range(run.start + end - len(block_ids), run.start + end))
+            token_ids = struct.unpack(f"<{len(contents) // 4}i", contents)
+            self.events.add(BlockStored(identities, parent.identity, token_ids, self._block_size))
+        return Prefix(run, end - 1)
+
+    def _cut(self, run: Run, num_left: int) -> None:
+        """Leaves a run its first blocks; it never grows again, since the identities of the others are used up."""
+        runs, cut = self.runs, run.block_ids[num_left:]
+        if self.events is not None and len(run.key) != _COMPANION_KEY_LENGTH:
+            self.events.add(BlockRemoved(tuple(range(run.start + num_left, run.start + len(run.block_ids)))))
+        for block_id in cut:
+            runs[block_id] = None
+        self.num_findable -= len(cut)
+        if num_left:
+            del run.block_ids[num_left:]
+            run.contents = run.contents[: (num_left - 1) * self._num_bytes]
+        else:
+            run.block_ids = []
+            del self._key_to_run[run.key]
+        run.max_blocks = 0
+
+    def _pack(self, token_ids: Sequence[int], first: int, num_blocks: int) -> bytes:
+        """The token ids of blocks, 4 bytes each: 7 ns a token, the bulk of what a lookup costs."""
+        num_tokens, start = num_blocks * self._block_size, first * self._block_size
+        if start or num_tokens != len(token_ids):
+            token_ids = token_ids[start : start + num_tokens]
+        try:
+            return struct.pack(f"<{num_tokens}i", *token_ids)
+        except struct.error as error:
+            raise ValueError("token_ids must be integers of 32 bits") from error
+
+
+def _num_same(a: bytes, start_a: int, b: bytes, start_b: int, num_blocks: int, size: int) -> int:
+    """How many of the first blocks are equal: all at the first look, or found by bisection."""
+    same, unknown, probe = 0, num_blocks, num_blocks
+    while same < unknown:
+        if a[start_a + same * size : start_a + probe * size] == b[start_b + same * size : start_b + probe * size]:
+            same = probe
+        else:
+            unknown = probe - 1
+        probe = (same + unknown + 1) // 2
+    return same
+
+
+def _num_from_end(block_ids: list[int], others: list[int], start: int) -> int:
+    """How many of the others from `start` on are the last blocks, the last one first."""
+    count = min(len(block_ids), len(others) - start)
+    if block_ids[: -count - 1 : -1] == others[start : start + count]:
+        return count
+    pairs = zip(reversed(block_ids), islice(others, start, None), strict=False)
+    return next(number for number, (block_id, other) in enumerate(pairs) if block_id != other)
+
+
+def _companion_key(identity: int, group: int) -> bytes:
+    return _pack_identity(identity) + bytes((group,))
+
 
 def _encode(salt: str) -> bytes:
-    return salt.encode("utf-8", "surrogatepass")
+    return salt.encode("utf-8", "surrogatepass") if salt else b""

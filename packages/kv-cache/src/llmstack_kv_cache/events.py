@@ -1,0 +1,63 @@
+"""What becomes findable and what ceases to be, for routers that send requests to where their prefix is."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """Blocks that can be found from now on, each the parent of the next.
+
+    Attributes:
+        identities: Content identity of each; never used twice in the life of a cache.
+        parent_identity: Of the content before the first of them; 0 if the prefix begins here.
+        token_ids: Of all of them, `block_size` each. The salt is not told: it may be a secret of the tenant.
+    """
+
+    identities: tuple[int, ...]
+    parent_identity: int
+    token_ids: tuple[int, ...]
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """Contents that can no longer be found, nor anything that was chained to them."""
+
+    identities: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllCleared:
+    """Nothing can be found any more."""
+
+
+KVCacheEvent = BlockStored | BlockRemoved | AllCleared
+
+
+class EventLog:
+    """Events that nobody has fetched yet, the oldest first; over `max_events` the oldest are given up, and counted."""
+
+    def __init__(self, max_events: int) -> None:
+        self._events: deque[KVCacheEvent] = deque(maxlen=max_events)
+        self._num_dropped = 0
+
+    def add(self, event: KVCacheEvent) -> None:
+        """Takes an event."""
+        self._num_dropped += len(self._events) == self._events.maxlen
+        self._events.append(event)
+
+    def clear(self) -> None:
+        """Everything has been cleared, so that what came before need not be known."""
+        self._events.clear()
+        self._num_dropped = 0
+        self.add(AllCleared())
+
+    def fetch(self) -> tuple[list[KVCacheEvent], int]:
+        """The events since the last fetch, and how many before them were given up."""
+        events, num_dropped = list(self._events), self._num_dropped
+        self._events.clear()
+        self._num_dropped = 0
+        return events, num_dropped
