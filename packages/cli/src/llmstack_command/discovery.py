@@ -19,6 +19,7 @@ BUILT_IN = {"versions": "llmstack_command.builtin:VersionsCommand"}
 FALLBACKS = {
     "replay": "llmstack_engine_core.replay.command:ReplayCommand",
     "serve": "llmstack_server.commands:ServeCommand",
+    "simulate": "llmstack_engine_core.simulate.command:SimulateCommand",
 }
 
 

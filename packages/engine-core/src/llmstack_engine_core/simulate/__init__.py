@@ -1,0 +1,22 @@
+"""Real traces through the real scheduler and cache: a virtual clock, a cost model in place of the model, no torch."""
+
+from llmstack_engine_core.simulate.cost_model import CostModel, LinearCostModel, StepWork, fit_cost_model
+from llmstack_engine_core.simulate.errors import SimulationError
+from llmstack_engine_core.simulate.report import Report
+from llmstack_engine_core.simulate.simulation import Arrivals, SimulationConfig, simulate
+from llmstack_engine_core.simulate.traces import TraceFormat, TraceRequest, read_trace
+
+__all__ = [
+    "Arrivals",
+    "CostModel",
+    "LinearCostModel",
+    "Report",
+    "SimulationConfig",
+    "SimulationError",
+    "StepWork",
+    "TraceFormat",
+    "TraceRequest",
+    "fit_cost_model",
+    "read_trace",
+    "simulate",
+]

@@ -1,0 +1,116 @@
+"""The subcommand `llmstack simulate`; light, since `llmstack --help` imports it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.simulate.simulation import SimulationConfig
+
+
+class SimulateCommand:
+    """`llmstack simulate --trace FILE --format mooncake|azure`."""
+
+    name = "simulate"
+    help = "run a trace of production through the scheduler and the cache, without a model"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the flags."""
+        add = parser.add_argument
+        add("--trace", type=Path, required=True, metavar="FILE", help="the trace")
+        add("--format", choices=("mooncake", "azure"), required=True, help="whose trace it is")
+        add("--limit", type=_positive, metavar="N", help="only the first N requests")
+        add(
+            "--arrivals",
+            choices=("trace", "sequential"),
+            default="trace",
+            help="'trace' follows its clock, 'sequential' runs one request after the other (default: trace)",
+        )
+        add("--num-blocks", type=_positive, metavar="N", help="blocks of the KV cache (default: as many as needed)")
+        add("--block-size", type=_positive, default=16, metavar="B", help="tokens per block (default: 16)")
+        add(
+            "--ttft-target",
+            type=_seconds,
+            default=2.0,
+            metavar="S",
+            help="a request is good output if its first token comes within S seconds (default: 2)",
+        )
+        add(
+            "--cost-model",
+            type=Path,
+            metavar="FILE",
+            help="JSON: base_s, prefill_token_s, decode_row_s, context_token_s; or measured steps to fit them to: "
+            '{"steps": [[prefill tokens, decode rows, context tokens, seconds], ...]}',
+        )
+        add("--json", action="store_true", help="print one JSON object")
+        _add_scheduler_arguments(parser)
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """Simulates and prints what was found; 1 with one line if it cannot."""
+        from llmstack_engine_core.simulate.cost_model import LinearCostModel, load_cost_model
+        from llmstack_engine_core.simulate.errors import SimulationError
+        from llmstack_engine_core.simulate.simulation import simulate
+        from llmstack_engine_core.simulate.traces import TraceFormat, read_trace
+
+        try:
+            cost_model = LinearCostModel() if namespace.cost_model is None else load_cost_model(namespace.cost_model)
+            trace = read_trace(namespace.trace, TraceFormat(namespace.format), namespace.limit)
+            report = simulate(trace, _config(namespace), cost_model)
+        except SimulationError as error:
+            sys.stderr.write(f"llmstack simulate: error: {error}\n")
+            return 1
+        sys.stdout.write((json.dumps(report.to_json(), indent=2) if namespace.json else report.to_text()) + "\n")
+        return 0
+
+
+def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("scheduler").add_argument
+    add("--max-num-seqs", type=_positive, default=256, metavar="N", help="requests per step at most (default: 256)")
+    add("--max-num-batched-tokens", type=_positive, default=2048, metavar="N",
+        help="tokens per step at most (default: 2048)")  # fmt: skip
+    add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
+    add("--long-prefill-token-threshold", type=int, default=0, metavar="N",
+        help="tokens of one request per step at most; 0 is no limit (default: 0)")  # fmt: skip
+    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="reuse equal prefixes")
+
+
+def _config(namespace: argparse.Namespace) -> SimulationConfig:
+    from llmstack_core_scheduler import SchedulerConfig
+    from llmstack_engine_core.simulate.errors import SimulationError
+    from llmstack_engine_core.simulate.simulation import Arrivals, SimulationConfig
+
+    try:
+        scheduler = SchedulerConfig(
+            max_num_seqs=namespace.max_num_seqs,
+            max_num_batched_tokens=namespace.max_num_batched_tokens,
+            policy=namespace.scheduling_policy,
+            long_prefill_token_threshold=namespace.long_prefill_token_threshold,
+        )
+    except ValueError as error:
+        raise SimulationError(str(error)) from error
+    return SimulationConfig(
+        scheduler,
+        namespace.num_blocks,
+        namespace.block_size,
+        namespace.enable_prefix_caching,
+        Arrivals(namespace.arrivals),
+        namespace.ttft_target,
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below the minimum of 1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return number

@@ -1,0 +1,9 @@
+"""What a simulation cannot do."""
+
+from __future__ import annotations
+
+from llmstack_types import LLMStackError
+
+
+class SimulationError(LLMStackError, ValueError):
+    """A trace, a cost model or a setting cannot be used; the text says why in one line."""
