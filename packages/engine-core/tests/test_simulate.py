@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_engine_core import SchedulerConfig
+from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.simulate import (
     Arrivals,
     LinearCostModel,
@@ -23,12 +24,16 @@ from llmstack_engine_core.simulate import (
     TraceFormat,
     TraceRequest,
     fit_cost_model,
+    load_cost_model,
+    measured_steps,
     read_trace,
     simulate,
 )
 from llmstack_engine_core.simulate.command import SimulateCommand
-from llmstack_engine_core.simulate.cost_model import load_cost_model
+from llmstack_engine_core.simulate.cost_model import step_work
 from llmstack_engine_core.simulate.report import percentiles
+from llmstack_engine_core.step_log import LogHeader, RecordedRun, RecordingScheduler, RingSink, StepLog
+from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 MOONCAKE, AZURE = TRACES / "mooncake_conversation.jsonl", TRACES / "azure_2023_conv.csv"
@@ -336,11 +341,36 @@ def test_a_cost_model_comes_from_its_weights_or_from_measured_steps(tmp_path: Pa
     assert load_cost_model(path).step_s(StepWork(50, 0, 0)) == pytest.approx(1.0)
 
 
+def test_a_recorded_run_tells_how_long_its_steps_took(tmp_path: Path) -> None:
+    cache, limits, sink = CacheConfig(50), SchedulerConfig(), RingSink(1 << 20)
+    log = StepLog(LogHeader.of(limits, cache, {}), sink)
+    scheduler = RecordingScheduler(build_scheduler(limits, cache), log)
+    model, now_s = LinearCostModel(base_s=0.5, prefill_token_s=0.25, decode_row_s=2.0, context_token_s=0.125), 3.0
+    for index in range(8):
+        prompt = list(range(index, index + 20 + 5 * index))
+        scheduler.add_request(EngineCoreRequest(str(index), prompt, SamplingParams(max_tokens=4 + index, seed=0)))
+    while scheduler.has_unfinished_requests():
+        scheduled = scheduler.schedule(now_s)
+        rows = scheduled.scheduled_requests
+        now_s += model.step_s(step_work(rows)) if rows else 0.0
+        scheduler.update_from_output(scheduled, ModelRunnerOutput([row[0] for row in rows], [[1] for _ in rows]), now_s)
+    log.close()
+    steps = list(measured_steps(RecordedRun(sink.dump())))
+    assert len(steps) == 11
+    assert steps[0][0] == StepWork(num_prefill_tokens=300, num_decode_rows=0, num_context_tokens=300)
+    assert all(seconds == pytest.approx(model.step_s(work), abs=2e-6) for work, seconds in steps)
+    path = tmp_path / "run.steps"
+    path.write_bytes(sink.dump())
+    fitted = load_cost_model(path)
+    assert all(fitted.step_s(work) == pytest.approx(seconds, rel=1e-3) for work, seconds in steps)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", "no JSON"),
         ("[]", "JSON object"),
+        ("llmsteps", "header"),
         ('{"speed": 1}', "no 'speed'"),
         ('{"base_s": -1}', "base_s"),
         ('{"base_s": "1"}', "base_s"),

@@ -1,5 +1,6 @@
 """Real traces through the real scheduler and cache: a virtual clock, a cost model in place of the model, no torch."""
 
+from llmstack_engine_core.simulate.calibration import load_cost_model, measured_steps
 from llmstack_engine_core.simulate.cost_model import CostModel, LinearCostModel, StepWork, fit_cost_model
 from llmstack_engine_core.simulate.errors import SimulationError
 from llmstack_engine_core.simulate.report import Report
@@ -17,6 +18,8 @@ __all__ = [
     "TraceFormat",
     "TraceRequest",
     "fit_cost_model",
+    "load_cost_model",
+    "measured_steps",
     "read_trace",
     "simulate",
 ]

@@ -43,15 +43,17 @@ class SimulateCommand:
             "--cost-model",
             type=Path,
             metavar="FILE",
-            help="JSON: base_s, prefill_token_s, decode_row_s, context_token_s; or measured steps to fit them to: "
-            '{"steps": [[prefill tokens, decode rows, context tokens, seconds], ...]}',
+            help="how long steps take: what `llmstack serve --record-steps` wrote, to be fitted; or JSON with base_s, "
+            "prefill_token_s, decode_row_s and context_token_s, or with steps to fit, each of them "
+            "[prefill tokens, decode rows, context tokens, seconds] (default: an 8B model on a large GPU)",
         )
         add("--json", action="store_true", help="print one JSON object")
         _add_scheduler_arguments(parser)
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Simulates and prints what was found; 1 with one line if it cannot."""
-        from llmstack_engine_core.simulate.cost_model import LinearCostModel, load_cost_model
+        from llmstack_engine_core.simulate.calibration import load_cost_model
+        from llmstack_engine_core.simulate.cost_model import LinearCostModel
         from llmstack_engine_core.simulate.errors import SimulationError
         from llmstack_engine_core.simulate.simulation import simulate
         from llmstack_engine_core.simulate.traces import TraceFormat, read_trace

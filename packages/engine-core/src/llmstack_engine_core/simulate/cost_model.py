@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from math import isfinite
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llmstack_engine_core.simulate.errors import SimulationError
-
-MAX_CALIBRATION_BYTES = 1 << 28
 
 
 class StepWork(NamedTuple):
@@ -27,6 +23,19 @@ class StepWork(NamedTuple):
     num_prefill_tokens: int
     num_decode_rows: int
     num_context_tokens: int
+
+
+def step_work(rows: Iterable[Sequence[Any]]) -> StepWork:
+    """What the rows of a step compute: `ScheduledRequest`s, or what is left of them in a log."""
+    num_prefill_tokens = num_decode_rows = num_context_tokens = 0
+    for row in rows:
+        num_scheduled = row[2]  # a named tuple; by index it is faster
+        num_context_tokens += row[1] + num_scheduled
+        if num_scheduled == 1:
+            num_decode_rows += 1
+        else:
+            num_prefill_tokens += num_scheduled
+    return StepWork(num_prefill_tokens, num_decode_rows, num_context_tokens)
 
 
 class CostModel(Protocol):
@@ -128,44 +137,3 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
                 factor = rows[row][column] / rows[column][column]
                 rows[row] = [a - factor * b for a, b in zip(rows[row], rows[column], strict=True)]
     return [rows[i][size] / rows[i][i] / scales[i] for i in range(size)]
-
-
-def load_cost_model(path: Path) -> LinearCostModel:
-    """A cost model from JSON: its fields, or `steps` alone, a list of `StepWork` with the seconds as fourth item.
-
-    Raises:
-        SimulationError: The file cannot be read, or holds neither; one line.
-    """
-    try:
-        if path.stat().st_size > MAX_CALIBRATION_BYTES:
-            raise SimulationError(f"cost model {path} has more than {MAX_CALIBRATION_BYTES} bytes")
-        named = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SimulationError(f"cost model {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise SimulationError(f"cost model {path} is no JSON: {error}") from error
-    try:
-        return _from_json(named)
-    except SimulationError as error:
-        raise SimulationError(f"cost model {path}: {error}") from error
-
-
-def _from_json(named: object) -> LinearCostModel:
-    known = [field.name for field in fields(LinearCostModel)]
-    if not isinstance(named, dict):
-        raise SimulationError("must be a JSON object")
-    if list(named) == ["steps"]:
-        return fit_cost_model(_measured(named["steps"]))
-    unknown = next((name for name in named if name not in known), None)
-    if unknown is not None:
-        raise SimulationError(f"there is no {unknown[:64]!r}; known are {', '.join(known)}, or steps alone")
-    return LinearCostModel(**named)
-
-
-def _measured(steps: object) -> Iterable[tuple[StepWork, float]]:
-    if not isinstance(steps, list):
-        raise SimulationError("steps must be a list")
-    for step in steps:
-        if not (isinstance(step, list) and len(step) == 4 and all(type(value) in (int, float) for value in step)):
-            raise SimulationError("a step must be [prefill tokens, decode rows, context tokens, seconds]")
-        yield StepWork(*step[:3]), step[3]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
-from llmstack_engine_core.simulate.cost_model import CostModel, LinearCostModel
+from llmstack_engine_core.simulate.cost_model import CostModel, LinearCostModel, step_work
 from llmstack_engine_core.simulate.errors import SimulationError
 from llmstack_engine_core.simulate.prompts import PromptMaker, num_unbounded_blocks
 from llmstack_engine_core.simulate.report import Report
@@ -160,9 +160,9 @@ class _Simulation:
         """One step; whether it computed nothing."""
         scheduled = self._scheduler.schedule(self._now_s)
         self._note_begun(scheduled)
-        output, work = self._runner.execute(scheduled)
+        output = self._runner.execute(scheduled)
         if output.request_ids:
-            self._now_s += self._cost_model.step_s(work)
+            self._now_s += self._cost_model.step_s(step_work(scheduled.scheduled_requests))
         self._take(self._scheduler.update_from_output(scheduled, output, self._now_s))
         report = self._report
         report.num_steps += 1

@@ -1,0 +1,93 @@
+"""A live, messy run is recorded and every decision of it derived again, by other processes without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from llmstack_engine_core.replay import verify
+from llmstack_engine_core.step_log import read_step_log
+from llmstack_engine_core.step_log.records import RequestAdded, RequestsAborted
+
+SMALL_POOL = ("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8", "--max-num-batched-tokens", "48")
+STORY = "Once upon a time there was a little fox who lived by the sea and"
+
+
+def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "llmstack_command", "replay", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+async def make_a_mess(url: str, model: str) -> None:
+    """Requests of several kinds that arrive while others run; every third one is given up after a few tokens."""
+
+    async def complete(index: int) -> None:
+        await asyncio.sleep(0.01 * index)
+        prompt = f"{STORY} {'never ' * (index % 5)}went home"
+        if index % 3 == 0:
+            stream = await client.completions.create(model=model, prompt=prompt, max_tokens=80, seed=index, stream=True)
+            for _ in range(3):
+                await anext(aiter(stream))
+            await stream.close()
+            return
+        count = 3 if index % 3 == 1 else 1
+        answer = await client.completions.create(
+            model=model, prompt=prompt, max_tokens=30 + index, n=count, seed=index, stop=[" sea", "."]
+        )
+        assert len(answer.choices) == count
+
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        await asyncio.gather(*(complete(index) for index in range(18)))
+
+
+@pytest.fixture(scope="module")
+def log_path(serve: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("replay") / "run.steps"
+    with serve(*SMALL_POOL, "--record-steps", str(path), "--enable-control-routes") as server:
+        model = server.client.models.list().data[0].id
+        asyncio.run(make_a_mess(server.url, model))
+        assert server.metric("llmstack:num_preemptions_total") > 0
+        assert server.metric("llmstack:prefix_cache_hits_total") > 0
+        assert server.get_json("/server_info")["config"]["record_steps"] == str(path)
+    return path
+
+
+def test_a_messy_run_is_replayed_bit_for_bit(log_path: Path) -> None:
+    run = read_step_log(log_path)
+    events = list(run.events())
+    added = [event.request for event in events if isinstance(event, RequestAdded)]
+    assert len(added) == 18 + 2 * 6
+    assert sum(isinstance(event, RequestsAborted) for event in events) > 0
+    assert run.is_closed
+    assert verify(run).digest == run.last.digest.hex()
+    done = replay(log_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{len(added)} requests" in done.stdout
+    assert f"every decision is as recorded, hash {run.last.digest.hex()}" in done.stdout
+
+
+def test_the_log_holds_no_text_and_only_its_owner_reads_it(log_path: Path) -> None:
+    assert b" sea" not in log_path.read_bytes()
+    assert log_path.stat().st_mode & 0o077 == 0
+
+
+def test_another_pool_decides_differently_and_the_first_decision_is_shown(log_path: Path) -> None:
+    done = replay(log_path, "--against", "num_blocks=25")
+    assert done.returncode == 1
+    assert "the first that differs under num_blocks=25 is at step" in done.stdout
+    assert len(done.stdout.splitlines()) > 2
+    assert replay(log_path, "--against", "fcfs").returncode == 0
+
+
+def test_a_file_that_cannot_be_written_ends_the_start_with_one_line(launch: Callable[..., Any], tmp_path: Path) -> None:
+    server = launch("--record-steps", str(tmp_path / "absent" / "run.steps"))
+    assert server.process.wait(60) == 1
+    assert "cannot write --record-steps" in server.log
+    assert "Traceback" not in server.log
