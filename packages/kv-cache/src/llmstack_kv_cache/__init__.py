@@ -5,12 +5,22 @@ Standard library only; `llmstack_kv_cache.storage` and `llmstack_kv_cache.slot_m
 
 from llmstack_kv_cache.block import num_blocks_for
 from llmstack_kv_cache.errors import DuplicateRequestError, KVCacheError, KVCacheIntegrityError, UnknownRequestError
+from llmstack_kv_cache.events import AllCleared, BlockRemoved, BlockStored, KVCacheEvent
+from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup
+from llmstack_kv_cache.hybrid import HybridKVCacheManager
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
 from llmstack_kv_cache.stats import KVCacheStats
 
 __all__ = [
+    "NULL_BLOCK_ID",
+    "AllCleared",
+    "BlockRemoved",
+    "BlockStored",
     "DuplicateRequestError",
+    "HybridKVCacheManager",
     "KVCacheError",
+    "KVCacheEvent",
+    "KVCacheGroup",
     "KVCacheIntegrityError",
     "KVCacheManager",
     "KVCacheStats",

@@ -11,7 +11,12 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def check_sizes(
-    num_blocks: int, block_size: int, num_host_blocks: int, num_reserved_blocks: int, watermark: float
+    num_blocks: int,
+    block_size: int,
+    num_host_blocks: int,
+    num_reserved_blocks: int,
+    watermark: float,
+    max_events: int,
 ) -> None:
     """Refuses sizes that make no cache.
 
@@ -23,6 +28,7 @@ def check_sizes(
         ("block_size", block_size, 1),
         ("num_host_blocks", num_host_blocks, 0),
         ("num_reserved_blocks", num_reserved_blocks, 0),
+        ("max_events", max_events, 0),
     ):
         if size < least:
             raise ValueError(f"{name} must be at least {least}, got {size}")
@@ -69,17 +75,25 @@ class BlockTable(Segment):
         self.prefix = ROOT
 
     @property
+    def num_blocks(self) -> int:
+        """How many blocks of tokens it reaches over."""
+        return len(self.block_ids)
+
+    @property
+    def writable(self) -> list[int]:
+        """Its blocks that may still be written."""
+        return self.block_ids[self.num_full_blocks :]
+
+    @property
     def unfindable(self) -> list[int]:
         """Its blocks that nobody finds, unless the blocks have been shared."""
         return self.copies + self.block_ids[self.num_cached_blocks :]
 
-    def fork(self, num_full_blocks: int) -> BlockTable:
-        """An empty table that may share this one's first `num_full_blocks` blocks, which both then only read."""
-        child = BlockTable(self.salt)
+    def share_with(self, child: BlockTable, num_full_blocks: int) -> None:
+        """Prepares an empty table to share this one's first `num_full_blocks` blocks, which both then only read."""
         child.num_full_blocks = num_full_blocks
         self.num_full_blocks = max(self.num_full_blocks, num_full_blocks)
         # The prefix is known of the last cached block only; a child that begins before it looks its blocks up anew.
         if self.num_cached_blocks <= num_full_blocks:
             child.num_cached_blocks, child.prefix = self.num_cached_blocks, self.prefix
             child.copies = self.copies.copy()
-        return child

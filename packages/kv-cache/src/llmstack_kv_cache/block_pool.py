@@ -25,6 +25,7 @@ class BlockPool:
     Attributes:
         prefix_index: What can be found where.
         num_free_blocks: Blocks that nobody holds.
+        num_reserved_blocks: Leading blocks that are never handed out.
         num_evictions: Counter of contents given up to make room.
     """
 
@@ -34,7 +35,7 @@ class BlockPool:
         self.prefix_index = PrefixIndex(num_blocks, block_size, events)
         self.num_free_blocks = num_blocks - num_reserved_blocks
         self.num_evictions = 0
-        self._num_reserved_blocks = num_reserved_blocks
+        self.num_reserved_blocks = num_reserved_blocks
         self._shared = Segment([])
         self._num_owners = dict.fromkeys(range(num_reserved_blocks), 1)
         self._holders: list[Segment | None] = [None] * num_blocks
@@ -45,7 +46,7 @@ class BlockPool:
     @property
     def num_blocks(self) -> int:
         """All blocks but the reserved ones."""
-        return len(self._holders) - self._num_reserved_blocks
+        return len(self._holders) - self.num_reserved_blocks
 
     def is_free(self, block_id: int) -> bool:
         """Whether nobody holds the block."""
@@ -59,8 +60,10 @@ class BlockPool:
     def are_findable(self, block_ids: Sequence[int]) -> bool:
         """Whether they are different blocks that can all be found."""
         runs = self.prefix_index.runs
-        in_range = all(0 <= block_id < len(runs) for block_id in block_ids)
-        return in_range and len(set(block_ids)) == len(block_ids) and all(runs[block_id] for block_id in block_ids)
+        if not block_ids:
+            return True
+        in_range = min(block_ids) >= 0 and max(block_ids) < len(runs)
+        return in_range and len(set(block_ids)) == len(block_ids) and all(map(runs.__getitem__, block_ids))
 
     def count_free(self, block_ids: Sequence[int]) -> int:
         """How many of the blocks, which are findable, nobody holds."""
@@ -160,7 +163,7 @@ class BlockPool:
         """What does not hold although it always should, `owners` being all that hold blocks; O(number of blocks)."""
         owners = list(owners)
         held = Counter(block_id for owner in owners for block_id in owner.block_ids)
-        held.update(range(self._num_reserved_blocks))
+        held.update(range(self.num_reserved_blocks))
         problems = self.prefix_index.inconsistencies()
         shared = [block_id for block_id, holder in enumerate(self._holders) if holder is self._shared]
         if shared != sorted(self._num_owners) or any(held[b] != count for b, count in self._num_owners.items()):

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from llmstack_kv_cache.block import BlockTable, check_sizes, num_blocks_for
-from llmstack_kv_cache.block_pool import BlockPool
-from llmstack_kv_cache.errors import DuplicateRequestError, KVCacheIntegrityError, UnknownRequestError
-from llmstack_kv_cache.stats import KVCacheStats
-from llmstack_kv_cache.swap import HostBlockPool
-
-_NO_LOOKUP = ("", 0)
+from llmstack_kv_cache.block import BlockTable, num_blocks_for
+from llmstack_kv_cache.block_accounts import BlockAccounts
+from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError
+from llmstack_kv_cache.prefix_index import ROOT, Prefix
 
 
-class KVCacheManager:
+class KVCacheManager(BlockAccounts):
     """Blocks of a paged KV cache, by request, with prefix caching.
 
     Knows block ids and token ids only; the tensors are somebody else's. Having no room is an answer (None), never an
-    exception. Equal calls give equal answers: no clock, no randomness, no order of a set.
-
-    Args:
-        num_blocks: Blocks of the storage.
-        block_size: Tokens per block.
-        enable_prefix_caching: Whether anything is ever found.
-        num_host_blocks: Blocks of the host storage, to which requests can be swapped out.
-        num_reserved_blocks: Leading blocks that are never handed out (for padding rows, say).
-        watermark: Share of the blocks that must be left free when a request begins or is swapped in; without effect
-            while no other request holds blocks, so that what fits at all gets in.
-
-    Raises:
-        ValueError: A size that makes no sense; the text names the argument.
+    exception. Equal calls give equal answers: no clock, no randomness, no order of a set. The arguments are those of
+    `BlockAccounts`.
     """
 
     def __init__(
@@ -41,57 +27,20 @@ class KVCacheManager:
         num_host_blocks: int = 0,
         num_reserved_blocks: int = 0,
         watermark: float = 0.0,
+        max_events: int = 0,
     ) -> None:
-        check_sizes(num_blocks, block_size, num_host_blocks, num_reserved_blocks, watermark)
-        self._block_size = block_size
-        self._enable_prefix_caching = enable_prefix_caching
-        self._watermark = watermark
-        self._pool = BlockPool(num_blocks, block_size, num_reserved_blocks)
-        self._host_pool = HostBlockPool(num_host_blocks)
-        self._num_forks = 0
-        self._prefix_index = self._pool.prefix_index
+        super().__init__(
+            num_blocks,
+            block_size,
+            enable_prefix_caching,
+            num_host_blocks=num_host_blocks,
+            num_reserved_blocks=num_reserved_blocks,
+            watermark=watermark,
+            max_events=max_events,
+        )
         self._tables: dict[str, BlockTable] = {}
-        self._last_lookup = _NO_LOOKUP
-        self._found: list[
-            int
-        ] = []  # by the last lookup, until blocks are taken: no need to look whether they still are
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._block_size
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that requests can use; the reserved ones are not among them."""
-        return self._pool.num_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that nobody references; cached ones count, since allocation may evict them."""
-        return self._pool.num_free_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Blocks of the host pool, which swapped-out requests use; their ids are 0 to num_host_blocks - 1."""
-        return self._host_pool.num_blocks
-
-    @property
-    def num_free_host_blocks(self) -> int:
-        """Blocks of the host pool that no swapped-out request holds."""
-        return self._host_pool.num_free_blocks
-
-    @property
-    def prefix_cache_queries(self) -> int:
-        """Counter of tokens looked up, by requests that were then given blocks."""
-        return self._num_queried_tokens
-
-    @property
-    def prefix_cache_hits(self) -> int:
-        """Counter of tokens they found."""
-        return self._num_hit_tokens
+        # By the last lookup, until blocks are taken: what is begun with these needs no further check.
+        self._found: tuple[list[int], Prefix] = ([], ROOT)
 
     def get_computed_blocks(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
         """The longest cached prefix of `token_ids` under `salt`: its block ids and its number of tokens.
@@ -104,9 +53,9 @@ class KVCacheManager:
         """
         if not self._enable_prefix_caching:
             return [], 0
-        block_ids = self._prefix_index.find(token_ids, (len(token_ids) - 1) // self._block_size, salt)
-        self._last_lookup = (request_id, len(token_ids))
-        self._found = block_ids.copy()
+        block_ids, prefix = self._prefix_index.find(token_ids, (len(token_ids) - 1) // self._block_size, salt)
+        self._note_lookup(request_id, len(token_ids))
+        self._found = block_ids.copy(), prefix
         return block_ids, len(block_ids) * self._block_size
 
     def allocate_slots(
@@ -145,17 +94,17 @@ class KVCacheManager:
 
         Raises:
             UnknownRequestError: The request holds no blocks.
-            ValueError: Fewer tokens or slots than `num_computed_tokens`, or a token id does not fit into 32 bits.
+            ValueError: `num_computed_tokens` is negative, or more than the tokens or slots; a token id is over 32 bits.
         """
+        table = self._table(request_id)
+        if not 0 <= num_computed_tokens <= min(len(token_ids), len(table.block_ids) * self._block_size):
+            raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
         if not self._enable_prefix_caching:
             return
-        table = self._table(request_id)
         num_full_blocks = num_computed_tokens // self._block_size
         first = table.num_cached_blocks
         if num_full_blocks <= first:
             return
-        if num_full_blocks > len(table.block_ids) or num_computed_tokens > len(token_ids):
-            raise ValueError(f"num_computed_tokens {num_computed_tokens} is more than the request has")
         block_ids = table.block_ids[first:num_full_blocks]
         stored_block_ids, table.prefix = self._prefix_index.insert(
             block_ids,
@@ -191,7 +140,8 @@ class KVCacheManager:
         num_copies = 1 if num_rest else 0
         if num_copies > self._pool.num_free_blocks:
             return None
-        child = parent.fork(num_full_blocks)
+        child = BlockTable(parent.salt)
+        parent.share_with(child, num_full_blocks)
         child.block_ids = parent.block_ids[:num_full_blocks]
         self._pool.share(child.block_ids, child)
         copied_block_ids = self._take(num_copies, child)
@@ -213,7 +163,7 @@ class KVCacheManager:
         if host_block_ids is None:
             return None
         copies = list(zip(table.block_ids, host_block_ids, strict=True))
-        self.free(request_id)
+        self._pool.release(self._tables.pop(request_id), table.unfindable)
         return copies
 
     def swap_in(self, request_id: str) -> list[tuple[int, int]] | None:
@@ -226,9 +176,9 @@ class KVCacheManager:
             UnknownRequestError: The request is not in the host pool.
         """
         host_block_ids = self._host_pool.block_ids(request_id)
-        if not self._admits(len(host_block_ids)):
+        if not self._admits(len(host_block_ids), is_first=not self._tables):
             return None
-        table = BlockTable(self._host_pool.release(request_id))
+        table = BlockTable(self._host_pool.bring_back(request_id))
         table.block_ids = self._take(len(host_block_ids), table)
         self._tables[request_id] = table
         return list(zip(host_block_ids, table.block_ids, strict=True))
@@ -244,13 +194,6 @@ class KVCacheManager:
         elif self._host_pool.holds(request_id):
             self._host_pool.release(request_id)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
-        if self._tables:
-            return False
-        self._pool.forget_contents()
-        return True
-
     def block_table(self, request_id: str) -> list[int]:
         """A copy of the request's block ids: token i lies in the one at index i // block_size.
 
@@ -259,75 +202,47 @@ class KVCacheManager:
         """
         return self._table(request_id).block_ids.copy()
 
-    def stats(self) -> KVCacheStats:
-        """The cache at this moment."""
-        return KVCacheStats(
-            num_blocks=self.num_blocks,
-            num_free_blocks=self.num_free_blocks,
-            num_cached_blocks=self._prefix_index.num_findable,
-            num_requests=len(self._tables),
-            prefix_cache_queries=self._num_queried_tokens,
-            prefix_cache_hits=self._num_hit_tokens,
-            num_evictions=self._pool.num_evictions,
-        )
+    def _held_tables(self) -> Iterable[BlockTable]:
+        return self._tables.values()
 
-    def check_integrity(self) -> None:
-        """Recounts everything; O(number of blocks).
+    def _num_requests(self) -> int:
+        return len(self._tables)
 
-        Raises:
-            KVCacheIntegrityError: The books do not agree.
-        """
-        tables = list(self._tables.values())
-        problems = self._pool.inconsistencies(tables) + self._host_pool.inconsistencies()
-        if any(self._pool.is_shared(b) for table in tables for b in table.block_ids[table.num_full_blocks :]):
-            problems.append("a block that is still written has several owners")
-        if not all(
-            table.num_cached_blocks <= table.num_full_blocks <= len(table.block_ids) for table in self._tables.values()
-        ):
-            problems.append("a table has more cached blocks than blocks")
-        if any(self._host_pool.holds(request_id) for request_id in self._tables):
-            problems.append("a request is in both pools")
-        if problems:
-            raise KVCacheIntegrityError("; ".join(problems))
+    def _request_problems(self) -> list[str]:
+        both = [request_id for request_id in self._tables if self._host_pool.holds(request_id)]
+        return [f"{len(both)} requests are in both pools"] if both else []
 
     def _begin_table(
         self, request_id: str, num_tokens: int, computed_block_ids: list[int], salt: str
     ) -> list[int] | None:
         if self._host_pool.holds(request_id):
             raise DuplicateRequestError(request_id)
-        if computed_block_ids != self._found and not self._pool.are_findable(computed_block_ids):
-            raise ValueError("computed_block_ids must be findable blocks, from get_computed_blocks")
-        num_new_blocks = max(num_blocks_for(num_tokens, self._block_size) - len(computed_block_ids), 0)
+        found, prefix = self._found
+        if computed_block_ids != found:
+            if not self._pool.are_findable(computed_block_ids):
+                raise ValueError("computed_block_ids must be findable blocks, from get_computed_blocks")
+            prefix = self._prefix_index.prefix(computed_block_ids[-1]) if computed_block_ids else ROOT
+        num_computed_blocks = len(computed_block_ids)
+        num_new_blocks = max(num_blocks_for(num_tokens, self._block_size) - num_computed_blocks, 0)
+        is_first = not self._tables
         # Nothing needs to be counted where there is room even if all computed blocks are free ones.
-        if not self._admits(num_new_blocks + len(computed_block_ids)) and not self._admits(
-            num_new_blocks + self._pool.count_free(computed_block_ids)
-        ):
-            return None
+        if not self._admits(num_new_blocks + num_computed_blocks, is_first):
+            num_free_computed_blocks = self._pool.count_free(computed_block_ids)
+            if not self._admits(num_new_blocks + num_free_computed_blocks, is_first):
+                return None
         table = BlockTable(salt)
         if computed_block_ids:
             self._pool.share(computed_block_ids, table)
-            table.num_cached_blocks = table.num_full_blocks = len(computed_block_ids)
-            table.prefix = self._prefix_index.prefix(computed_block_ids[-1])
+            table.num_cached_blocks = table.num_full_blocks = num_computed_blocks
+            table.prefix = prefix
         table.block_ids = computed_block_ids + self._take(num_new_blocks, table)
         self._tables[request_id] = table
-        self._count_lookup(request_id, len(computed_block_ids) * self._block_size)
+        self._count_lookup(request_id, num_computed_blocks * self._block_size)
         return table.block_ids.copy()
 
     def _take(self, num_blocks: int, table: BlockTable) -> list[int]:
-        self._found = []
+        self._found = [], ROOT
         return self._pool.take(num_blocks, table)
-
-    def _admits(self, num_blocks: int) -> bool:
-        num_kept_free = int(self._watermark * self._pool.num_blocks) if self._tables else 0
-        return num_blocks + num_kept_free <= self._pool.num_free_blocks
-
-    def _count_lookup(self, request_id: str, num_hit_tokens: int) -> None:
-        # Only now: a request that waits for room is looked up again and again, and would count as often.
-        looked_up_request_id, num_tokens = self._last_lookup
-        if looked_up_request_id == request_id:
-            self._num_queried_tokens += num_tokens
-            self._num_hit_tokens += num_hit_tokens
-        self._last_lookup = _NO_LOOKUP
 
     def _table(self, request_id: str) -> BlockTable:
         table = self._tables.get(request_id)

@@ -1,11 +1,11 @@
 """Which block holds which prefix: an exact lookup, not a hash that could collide.
 
-Blocks that become findable together form a run: their token ids, packed into one `bytes`, and their block ids. Only the
-first block of a run has an entry in a map; its key is the identity of its parent's content and its own token ids (and,
-for a first block of a prefix, the salt). A lookup goes from run to run and compares token ids along each, so its cost is
-that of packing the tokens. Identities are numbers that grow and are never used twice: equal keys mean equal prefixes,
-whatever became of the block ids in between. When a block is evicted its identity dies with it, and what was chained to
-it can never be found again.
+Blocks that become findable together form a run: their token ids, packed into one `bytes`, and their block ids. Only
+the first block of a run has an entry in a map; its key is the identity of its parent's content and its own token ids
+(and, for a first block of a prefix, the salt). A lookup goes from run to run and compares token ids along each, so it
+costs little more than packing them. Identities are numbers that grow and are never used twice: equal keys mean equal
+prefixes, whatever became of the block ids in between. When a block is evicted its identity dies with it, and what was
+chained to it can never be found again.
 """
 
 from __future__ import annotations
@@ -83,20 +83,20 @@ class PrefixIndex:
         run = self.runs[block_id]
         return Prefix(run, run.block_ids.index(block_id)) if run else ROOT
 
-    def find(self, token_ids: Sequence[int], max_blocks: int, salt: str) -> list[int]:
-        """Blocks of the longest known prefix of `token_ids`, at most `max_blocks`.
+    def find(self, token_ids: Sequence[int], max_blocks: int, salt: str) -> tuple[list[int], Prefix]:
+        """The longest known prefix of `token_ids`, at most `max_blocks` blocks: the blocks, and what they make.
 
         Raises:
             ValueError: A token id does not fit into 32 bits.
         """
         if max_blocks < 1:
-            return []
+            return [], ROOT
         # The first block alone: most prompts that miss, miss there, and need not be packed any further.
         found, prefix = self._match(self._pack(token_ids, 0, 1), 1, ROOT, _encode(salt))
         if found and max_blocks > 1:
-            more, _ = self._match(self._pack(token_ids, 1, max_blocks - 1), max_blocks - 1, prefix, b"")
+            more, prefix = self._match(self._pack(token_ids, 1, max_blocks - 1), max_blocks - 1, prefix, b"")
             found += more
-        return found
+        return found, prefix
 
     def insert(
         self,

@@ -16,6 +16,11 @@ class KVCacheStats:
         prefix_cache_queries: Counter of tokens looked up, by requests that were then given blocks.
         prefix_cache_hits: Counter of tokens they found.
         num_evictions: Counter of contents given up to make room.
+        num_host_blocks: Blocks of the host pool.
+        num_free_host_blocks: Of these, those that no swapped-out request holds.
+        num_swap_outs: Counter of requests moved to the host pool.
+        num_swap_ins: Counter of requests brought back.
+        num_forks: Counter of requests that began as another's child.
     """
 
     num_blocks: int
@@ -25,6 +30,11 @@ class KVCacheStats:
     prefix_cache_queries: int
     prefix_cache_hits: int
     num_evictions: int
+    num_host_blocks: int
+    num_free_host_blocks: int
+    num_swap_outs: int
+    num_swap_ins: int
+    num_forks: int
 
     @property
     def usage(self) -> float:

@@ -49,7 +49,13 @@ class HostBlockPool:
         block_ids = [self._free.pop() for _ in range(num_blocks)]
         self._request_id_to_block_ids[request_id] = block_ids
         self._request_id_to_salt[request_id] = salt
+        self.num_swap_outs += 1
         return block_ids
+
+    def bring_back(self, request_id: str) -> str:
+        """Frees the blocks of a request that goes back to the device; its salt."""
+        self.num_swap_ins += 1
+        return self.release(request_id)
 
     def release(self, request_id: str) -> str:
         """Frees the blocks of a request that is here; its salt."""

@@ -1,0 +1,180 @@
+"""What every manager of a KV cache keeps, whatever the tables of its requests look like."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from llmstack_kv_cache.block import BlockTable, check_sizes
+from llmstack_kv_cache.block_pool import BlockPool
+from llmstack_kv_cache.errors import KVCacheIntegrityError
+from llmstack_kv_cache.events import EventLog, KVCacheEvent
+from llmstack_kv_cache.stats import KVCacheStats
+from llmstack_kv_cache.swap import HostBlockPool
+
+_NO_LOOKUP = ("", 0)
+
+
+class BlockAccounts(ABC):
+    """One pool of blocks and one of host blocks: their sizes, figures, events and books.
+
+    Args:
+        num_blocks: Blocks of the storage.
+        block_size: Tokens per block.
+        enable_prefix_caching: Whether anything is ever found.
+        num_host_blocks: Blocks of the host storage, to which requests can be swapped out.
+        num_reserved_blocks: Leading blocks that are never handed out (for padding rows, say).
+        watermark: Share of the blocks that must be left free when a request begins or is swapped in; without effect
+            while no other request holds blocks, so that what fits at all gets in.
+        max_events: Events that are kept until they are fetched; with 0 there are none.
+
+    Raises:
+        ValueError: A size that makes no sense; the text names the argument.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        *,
+        num_host_blocks: int = 0,
+        num_reserved_blocks: int = 0,
+        watermark: float = 0.0,
+        max_events: int = 0,
+    ) -> None:
+        check_sizes(num_blocks, block_size, num_host_blocks, num_reserved_blocks, watermark, max_events)
+        self._block_size = block_size
+        self._enable_prefix_caching = enable_prefix_caching
+        self._watermark = watermark
+        self._events = EventLog(max_events) if max_events else None
+        self._pool = BlockPool(num_blocks, block_size, num_reserved_blocks, self._events)
+        self._prefix_index = self._pool.prefix_index
+        self._host_pool = HostBlockPool(num_host_blocks)
+        self._last_lookup = _NO_LOOKUP
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+        self._num_forks = 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can use; the reserved ones are not among them."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody references; cached ones count, since allocation may evict them."""
+        return self._pool.num_free_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks of the host pool, which swapped-out requests use; their ids are 0 to num_host_blocks - 1."""
+        return self._host_pool.num_blocks
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Blocks of the host pool that no swapped-out request holds."""
+        return self._host_pool.num_free_blocks
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Counter of tokens looked up, by requests that were then given blocks."""
+        return self._num_queried_tokens
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Counter of tokens they found."""
+        return self._num_hit_tokens
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
+        if any(True for _ in self._held_tables()):
+            return False
+        self._pool.forget_contents()
+        return True
+
+    def resize(self, num_blocks: int) -> bool:
+        """Changes the number of blocks of the storage; False, with nothing done, if a block that would go is held.
+
+        The blocks with the highest ids come and go; what can be found in those that go is evicted. O(all blocks).
+
+        Raises:
+            ValueError: `num_blocks` leaves none besides the reserved ones.
+        """
+        num_reserved_blocks = self._pool.num_reserved_blocks
+        if num_blocks <= num_reserved_blocks:
+            raise ValueError(f"num_blocks must be more than the {num_reserved_blocks} reserved, got {num_blocks}")
+        return self._pool.resize(num_blocks)
+
+    def fetch_events(self) -> tuple[list[KVCacheEvent], int]:
+        """What became findable or ceased to be since the last call, and how many events before were given up.
+
+        After a number above 0 the listener's picture is incomplete: removals of blocks it does not know, stores after
+        parents it does not know.
+        """
+        return self._events.fetch() if self._events is not None else ([], 0)
+
+    def stats(self) -> KVCacheStats:
+        """The cache at this moment."""
+        return KVCacheStats(
+            num_blocks=self.num_blocks,
+            num_free_blocks=self.num_free_blocks,
+            num_cached_blocks=self._prefix_index.num_findable,
+            num_requests=self._num_requests(),
+            prefix_cache_queries=self._num_queried_tokens,
+            prefix_cache_hits=self._num_hit_tokens,
+            num_evictions=self._pool.num_evictions,
+            num_host_blocks=self.num_host_blocks,
+            num_free_host_blocks=self.num_free_host_blocks,
+            num_swap_outs=self._host_pool.num_swap_outs,
+            num_swap_ins=self._host_pool.num_swap_ins,
+            num_forks=self._num_forks,
+        )
+
+    def check_integrity(self) -> None:
+        """Recounts everything; O(number of blocks).
+
+        Raises:
+            KVCacheIntegrityError: The books do not agree.
+        """
+        tables = list(self._held_tables())
+        problems = self._pool.inconsistencies(tables) + self._host_pool.inconsistencies()
+        if any(self._pool.is_shared(block_id) for table in tables for block_id in table.writable):
+            problems.append("a block that is still written has several owners")
+        if not all(table.num_cached_blocks <= table.num_full_blocks <= table.num_blocks for table in tables):
+            problems.append("a table has more cached or full blocks than blocks")
+        problems += self._request_problems()
+        if problems:
+            raise KVCacheIntegrityError("; ".join(problems))
+
+    @abstractmethod
+    def _held_tables(self) -> Iterable[BlockTable]:
+        """All tables whose blocks are held."""
+
+    @abstractmethod
+    def _num_requests(self) -> int:
+        """Requests that hold blocks."""
+
+    @abstractmethod
+    def _request_problems(self) -> list[str]:
+        """What does not hold, of the requests' own books."""
+
+    def _admits(self, num_blocks: int, is_first: bool) -> bool:
+        num_kept_free = 0 if is_first else int(self._watermark * self._pool.num_blocks)
+        return num_blocks + num_kept_free <= self._pool.num_free_blocks
+
+    def _note_lookup(self, request_id: str, num_tokens: int) -> None:
+        self._last_lookup = (request_id, num_tokens)
+
+    def _count_lookup(self, request_id: str, num_hit_tokens: int) -> None:
+        # Only now: a request that waits for room is looked up again and again, and would count as often.
+        looked_up_request_id, num_tokens = self._last_lookup
+        if looked_up_request_id == request_id:
+            self._num_queried_tokens += num_tokens
+            self._num_hit_tokens += num_hit_tokens
+        self._last_lookup = _NO_LOOKUP

@@ -1,0 +1,344 @@
+"""Blocks for models whose layers do not all look equally far back: a block table per group of layers, over one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from llmstack_kv_cache.block import BlockTable, Segment, num_blocks_for
+from llmstack_kv_cache.block_accounts import BlockAccounts
+from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError
+from llmstack_kv_cache.groups import NULL_BLOCK_ID, GroupTable, KVCacheGroup, check_groups
+
+
+class HybridKVCacheManager(BlockAccounts):
+    """Like `KVCacheManager`, with a block table for each group: what it gives and takes are lists by group.
+
+    All groups take blocks of one pool, so a block must have the same number of bytes in each. A prefix is found if
+    every group can serve it: a window needs its last blocks only. The prefixes are known by the blocks of the first
+    group without a window; where there is none, by the first group's, and are lost with those that its window passed.
+
+    Args:
+        groups: At least one, with different names.
+        num_blocks: Blocks of the storage.
+        block_size: Tokens per block.
+        enable_prefix_caching: Whether anything is ever found.
+        num_host_blocks: Blocks of the host storage, to which requests can be swapped out.
+        num_reserved_blocks: Leading blocks that are never handed out, at least one: the null block.
+        watermark: Share of the blocks that must be left free when a request begins or is swapped in.
+        max_events: Events that are kept until they are fetched; with 0 there are none.
+
+    Raises:
+        ValueError: A size or the groups make no sense; the text names the argument.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[KVCacheGroup],
+        num_blocks: int,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        *,
+        num_host_blocks: int = 0,
+        num_reserved_blocks: int = 1,
+        watermark: float = 0.0,
+        max_events: int = 0,
+    ) -> None:
+        check_groups(groups, num_reserved_blocks)
+        super().__init__(
+            num_blocks,
+            block_size,
+            enable_prefix_caching,
+            num_host_blocks=num_host_blocks,
+            num_reserved_blocks=num_reserved_blocks,
+            watermark=watermark,
+            max_events=max_events,
+        )
+        self._groups = tuple(groups)
+        self._leader = next((i for i, group in enumerate(groups) if group.sliding_window is None), 0)
+        self._tables: dict[str, list[GroupTable]] = {}
+        self._swapped: dict[str, list[tuple[int, int]]] = {}  # passed and held blocks of each group
+
+    def get_computed_blocks(
+        self, request_id: str, token_ids: Sequence[int], salt: str = ""
+    ) -> tuple[list[list[int]], int]:
+        """The longest prefix that every group has cached: its blocks by group, and its number of tokens.
+
+        Whole blocks only, and never all tokens; the null block where a window needs none.
+
+        Raises:
+            ValueError: A token id does not fit into 32 bits.
+        """
+        if not self._enable_prefix_caching:
+            return [[] for _ in self._groups], 0
+        index = self._prefix_index
+        leading, _ = index.find(token_ids, (len(token_ids) - 1) // self._block_size, salt)
+        identities = [index.prefix(block_id).identity for block_id in leading]
+        known: list[list[int | None]]
+        known = [[index.find_companion(identity, number) for identity in identities] for number in self._companions]
+        known.insert(self._leader, list(leading))
+        num_blocks = self._longest_common(known, len(leading))
+        self._note_lookup(request_id, len(token_ids))
+        found = [
+            [NULL_BLOCK_ID if i < first else block_ids[i] or NULL_BLOCK_ID for i in range(num_blocks)]
+            for first, block_ids in zip(self._first_needed(num_blocks), known, strict=True)
+        ]
+        return found, num_blocks * self._block_size
+
+    def allocate_slots(
+        self, request_id: str, num_tokens: int, computed_block_ids: Sequence[Sequence[int]] = (), salt: str = ""
+    ) -> list[list[int]] | None:
+        """Makes room for the request's first `num_tokens` tokens; what each group's table gains, or None if full.
+
+        None changes nothing.
+
+        Raises:
+            ValueError: `num_tokens` is not positive; `computed_block_ids` are not those of `get_computed_blocks`, or
+                the request has tables.
+            DuplicateRequestError: The request is swapped out.
+        """
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        tables = self._tables.get(request_id)
+        if tables is None:
+            return self._begin_tables(request_id, num_tokens, computed_block_ids, salt)
+        if computed_block_ids:
+            raise ValueError(f"computed_block_ids: request_id {request_id[:64]!r} holds blocks already")
+        num_blocks = num_blocks_for(num_tokens, self._block_size)
+        num_new_blocks = [max(num_blocks - table.num_blocks, 0) for table in tables]
+        if sum(num_new_blocks) > self.num_free_blocks:
+            return None
+        return [self._append(table, number) for table, number in zip(tables, num_new_blocks, strict=True)]
+
+    def cache_blocks(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """Makes the request's full blocks below `num_computed_tokens` findable; `token_ids` are its tokens.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+            ValueError: `num_computed_tokens` is negative, or more than the tokens or slots; a token id is over 32 bits.
+        """
+        tables = self._held(request_id)
+        leader = tables[self._leader]
+        if not 0 <= num_computed_tokens <= min(len(token_ids), leader.num_blocks * self._block_size):
+            raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
+        first, end = leader.num_cached_blocks, num_computed_tokens // self._block_size
+        start = first - leader.num_passed_blocks
+        if not self._enable_prefix_caching or end <= first or start < 0:
+            return
+        block_ids = leader.block_ids[start : end - leader.num_passed_blocks]
+        stored, leader.prefix = self._prefix_index.insert(
+            block_ids,
+            token_ids,
+            leader.prefix,
+            leader.block_ids[start - 1] if start else None,
+            first,
+            leader.salt,
+            may_be_findable=first < leader.num_full_blocks,
+        )
+        identities = [self._prefix_index.prefix(block_id).identity for block_id in stored]
+        for number in self._companions:
+            table = tables[number]
+            for i, identity in enumerate(identities, first - table.num_passed_blocks):
+                if i >= 0:
+                    self._prefix_index.insert_companion(table.block_ids[i], identity, number)
+        leader.num_cached_blocks = end
+        for table in tables:
+            table.num_full_blocks = max(table.num_full_blocks, end)
+
+    def advance(self, request_id: str, num_computed_tokens: int) -> None:
+        """Frees the blocks that no token from position `num_computed_tokens` on attends to.
+
+        Only when the step that computed the tokens before it has run, or comes before all that is given blocks later.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+            ValueError: `num_computed_tokens` is not within the request's slots.
+        """
+        tables = self._held(request_id)
+        if not 0 <= num_computed_tokens <= tables[0].num_blocks * self._block_size:
+            raise ValueError(f"num_computed_tokens {num_computed_tokens} is not within what the request has")
+        for group, table in zip(self._groups, tables, strict=True):
+            num_passed = group.first_needed_block(num_computed_tokens, self._block_size) - table.num_passed_blocks
+            if num_passed > 0:
+                passed = Segment(table.block_ids[:num_passed])
+                del table.block_ids[:num_passed]
+                table.num_passed_blocks += num_passed
+                self._pool.release(passed)
+
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> list[tuple[int, int]] | None:
+        """Gives `child_id` the parent's first `num_tokens` tokens; block copies (source, destination), None if full.
+
+        As `KVCacheManager.fork`, in every group.
+
+        Raises:
+            UnknownRequestError: The parent holds no blocks.
+            DuplicateRequestError: The child holds blocks already.
+            ValueError: `num_tokens` is not within the parent's slots, or a window has passed what the child needs.
+        """
+        parents = self._held(parent_id)
+        if child_id in self._tables or self._host_pool.holds(child_id):
+            raise DuplicateRequestError(child_id)
+        if not 1 <= num_tokens <= parents[0].num_blocks * self._block_size:
+            raise ValueError(f"num_tokens {num_tokens} is not within the slots of {parent_id[:64]!r}")
+        for group, parent in zip(self._groups, parents, strict=True):
+            if group.first_needed_block(num_tokens, self._block_size) < parent.num_passed_blocks:
+                raise ValueError(f"num_tokens {num_tokens} needs blocks that the window of {group.name!r} has passed")
+        num_full_blocks, num_rest = divmod(num_tokens, self._block_size)
+        num_copies = 1 if num_rest else 0
+        if num_copies * len(parents) > self.num_free_blocks:
+            return None
+        copies: list[tuple[int, int]] = []
+        self._tables[child_id] = [self._fork(parent, num_full_blocks, num_copies, copies) for parent in parents]
+        self._num_forks += 1
+        return copies
+
+    def swap_out(self, request_id: str) -> list[tuple[int, int]] | None:
+        """Moves the request to the host pool; copies (block, host block) of all groups, None if there is no room.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        tables = self._held(request_id)
+        block_ids = [block_id for table in tables for block_id in table.block_ids]
+        host_block_ids = self._host_pool.take(request_id, len(block_ids), tables[0].salt)
+        if host_block_ids is None:
+            return None
+        self._swapped[request_id] = [(table.num_passed_blocks, len(table.block_ids)) for table in tables]
+        self._release(request_id)
+        return list(zip(block_ids, host_block_ids, strict=True))
+
+    def swap_in(self, request_id: str) -> list[tuple[int, int]] | None:
+        """Brings a request back; copies (host block, block) of all groups, None if there is no room.
+
+        Raises:
+            UnknownRequestError: The request is not in the host pool.
+        """
+        host_block_ids = self._host_pool.block_ids(request_id)
+        if not self._admits(len(host_block_ids), is_first=not self._tables):
+            return None
+        salt = self._host_pool.bring_back(request_id)
+        tables = self._tables[request_id] = []
+        for num_passed_blocks, num_blocks in self._swapped.pop(request_id):
+            tables.append(GroupTable(salt, num_passed_blocks))
+            self._append(tables[-1], num_blocks)
+        block_ids = [block_id for table in tables for block_id in table.block_ids]
+        return list(zip(host_block_ids, block_ids, strict=True))
+
+    def free(self, request_id: str) -> None:
+        """Drops the request's references, here or in the host pool. Idempotent."""
+        if request_id in self._tables:
+            self._release(request_id)
+        elif self._host_pool.holds(request_id):
+            self._host_pool.release(request_id)
+            del self._swapped[request_id]
+
+    def block_tables(self, request_id: str) -> list[list[int]]:
+        """The request's block ids by group: token i lies in the one at index i // block_size.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        return [table.full_table() for table in self._held(request_id)]
+
+    @property
+    def _companions(self) -> list[int]:
+        return [number for number in range(len(self._groups)) if number != self._leader]
+
+    def _first_needed(self, num_blocks: int) -> list[int]:
+        """By group, the first block that a request needs which begins with `num_blocks` blocks.
+
+        The leader's last is always needed: by it the prefix is known.
+        """
+        num_tokens = num_blocks * self._block_size
+        return [min(g.first_needed_block(num_tokens, self._block_size), num_blocks - 1) for g in self._groups]
+
+    def _longest_common(self, by_group: Sequence[Sequence[int | None]], num_blocks: int) -> int:
+        last_missing = [[-1] for _ in by_group]  # by number of blocks: the last of them that is not there
+        for missing, block_ids in zip(last_missing, by_group, strict=True):
+            for number, block_id in enumerate(block_ids):
+                missing.append(number if block_id is None else missing[-1])
+        while num_blocks and any(
+            missing[num_blocks] >= first
+            for missing, first in zip(last_missing, self._first_needed(num_blocks), strict=True)
+        ):
+            num_blocks -= 1
+        return num_blocks
+
+    def _begin_tables(
+        self, request_id: str, num_tokens: int, computed_block_ids: Sequence[Sequence[int]], salt: str
+    ) -> list[list[int]] | None:
+        if self._host_pool.holds(request_id):
+            raise DuplicateRequestError(request_id)
+        computed = [list(block_ids) for block_ids in computed_block_ids] or [[] for _ in self._groups]
+        num_computed_blocks = self._check_computed(computed)
+        tables = [GroupTable(salt, block_ids.count(NULL_BLOCK_ID)) for block_ids in computed]
+        held = [block_ids[table.num_passed_blocks :] for table, block_ids in zip(tables, computed, strict=True)]
+        num_new_blocks = max(num_blocks_for(num_tokens, self._block_size) - num_computed_blocks, 0)
+        num_free_computed = self._pool.count_free([block_id for block_ids in held for block_id in block_ids])
+        if not self._admits(num_new_blocks * len(tables) + num_free_computed, is_first=not self._tables):
+            return None
+        if num_computed_blocks:
+            tables[self._leader].num_cached_blocks = num_computed_blocks
+            tables[self._leader].prefix = self._prefix_index.prefix(computed[self._leader][-1])
+        for table, block_ids in zip(tables, held, strict=True):
+            table.num_full_blocks = num_computed_blocks
+            table.block_ids = block_ids
+            self._pool.share(block_ids, table)
+        for table in tables:
+            self._append(table, num_new_blocks)
+        self._tables[request_id] = tables
+        self._count_lookup(request_id, num_computed_blocks * self._block_size)
+        return [table.full_table() for table in tables]
+
+    def _check_computed(self, computed: list[list[int]]) -> int:
+        """How many blocks each group begins with."""
+        num_blocks = len(computed[0])
+        block_ids = [block_id for group in computed for block_id in group if block_id != NULL_BLOCK_ID]
+        if len(computed) != len(self._groups) or any(len(group) != num_blocks for group in computed):
+            raise ValueError("computed_block_ids must have a list of the same length for each group")
+        for group, first in zip(computed, self._first_needed(num_blocks) if num_blocks else (), strict=False):
+            if any((block_id == NULL_BLOCK_ID) != (i < first) for i, block_id in enumerate(group)):
+                raise ValueError("computed_block_ids must be null blocks where the window has passed, and nowhere else")
+        if not self._pool.are_findable(block_ids):
+            raise ValueError("computed_block_ids must be findable blocks, from get_computed_blocks")
+        return num_blocks
+
+    def _append(self, table: GroupTable, num_blocks: int) -> list[int]:
+        block_ids = self._pool.take(num_blocks, table)
+        table.block_ids += block_ids
+        return block_ids
+
+    def _fork(
+        self, parent: GroupTable, num_full_blocks: int, num_copies: int, copies: list[tuple[int, int]]
+    ) -> GroupTable:
+        """The child's table in one group, and in `copies` what is to be copied for it."""
+        child = GroupTable(parent.salt, parent.num_passed_blocks)
+        parent.share_with(child, num_full_blocks)
+        end = num_full_blocks - parent.num_passed_blocks
+        child.block_ids = parent.block_ids[:end]
+        self._pool.share(child.block_ids, child)
+        copies += zip(parent.block_ids[end:], self._append(child, num_copies), strict=False)
+        return child
+
+    def _release(self, request_id: str) -> None:
+        for table in self._tables.pop(request_id):
+            self._pool.release(table)
+
+    def _held(self, request_id: str) -> list[GroupTable]:
+        tables = self._tables.get(request_id)
+        if tables is None:
+            raise UnknownRequestError(request_id)
+        return tables
+
+    def _held_tables(self) -> Iterable[BlockTable]:
+        return (table for tables in self._tables.values() for table in tables)
+
+    def _num_requests(self) -> int:
+        return len(self._tables)
+
+    def _request_problems(self) -> list[str]:
+        problems = []
+        if any(len({table.num_blocks for table in tables}) != 1 for tables in self._tables.values()):
+            problems.append("the groups of a request reach over different numbers of blocks")
+        if any(not self._host_pool.holds(request_id) or request_id in self._tables for request_id in self._swapped):
+            problems.append("a request is in both pools, or in none")
+        return problems
