@@ -363,19 +363,6 @@ def test_max_tokens_0_computes_the_prompt_and_tells_no_token():
     assert message.num_cached_tokens == 0
 
 
-def test_of_several_tokens_those_after_the_end_are_dropped():
-    scheduler = make_scheduler()
-    params = SamplingParams(max_tokens=5, logprobs=0)
-    scheduler.add_request(make_request("a", 4, params=params, eos_token_ids=(50,)))
-    scheduled = scheduler.schedule(0.0)
-    entries = [TokenLogprobs((token_id,), (-1.0,), 1) for token_id in (7, 50, 8)]
-    output = ModelRunnerOutput(["a"], [[7, 50, 8]], logprobs={"a": entries})
-    (message,) = scheduler.update_from_output(scheduled, output, 0.0).outputs
-    assert message.new_token_ids == [7, 50]
-    assert message.logprobs == entries[:2]
-    assert message.finish_reason is FinishReason.STOP
-
-
 def test_an_error_of_one_row_ends_that_request_alone():
     scheduler = make_scheduler()
     for request_id in "ab":
@@ -545,18 +532,6 @@ def test_results_that_do_not_belong_to_a_step_are_refused_and_change_nothing():
     scheduler.update_from_output(scheduled, answer(scheduled), 0.0)
     with pytest.raises(ValueError, match="step 1"):
         scheduler.update_from_output(scheduled, answer(scheduled), 0.0)
-
-
-def test_while_a_step_is_under_way_its_requests_are_not_scheduled_for_tokens_yet_unknown():
-    scheduler = make_scheduler()
-    scheduler.add_request(make_request("a", 4))
-    first = scheduler.schedule(0.0)
-    scheduler.add_request(make_request("b", 4))
-    second = scheduler.schedule(0.0)
-    assert (rows_of(first), rows_of(second)) == ({"a": 4}, {"b": 4})
-    scheduler.update_from_output(first, answer(first), 0.0)
-    scheduler.update_from_output(second, answer(second), 0.0)
-    assert step(scheduler)[0] == {"a": 1, "b": 1}
 
 
 def test_statistics_count_what_happened():

@@ -1,14 +1,20 @@
-"""A continuous-batching scheduler as a pure function: one token budget, chunked prefill, preemption by recompute."""
+"""A continuous-batching scheduler as a pure function: one token budget, chunked prefill, preemption, forks."""
 
 from llmstack_core_scheduler.config import SchedulerConfig
-from llmstack_core_scheduler.protocols import KVCacheManager
+from llmstack_core_scheduler.preemption import AlwaysRecompute, AlwaysSwap, CheapestPreemption, PreemptionPolicy
+from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Rank, Request, RequestStatus
 from llmstack_core_scheduler.request_queue import FCFSPolicy, PriorityPolicy, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.scheduler import Scheduler
 
 __all__ = [
+    "AlwaysRecompute",
+    "AlwaysSwap",
+    "CheapestPreemption",
+    "DraftSource",
     "FCFSPolicy",
     "KVCacheManager",
+    "PreemptionPolicy",
     "PriorityPolicy",
     "Rank",
     "Request",

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from llmstack_core_scheduler.protocols import KVCacheManager
+from llmstack_core_scheduler.request import Request
 from llmstack_types import EngineCoreRequest, InvalidRequestError
+
+MAX_TOKEN_ID = 2**31 - 1
 
 
 def longest_length(request: EngineCoreRequest, max_model_len: int, kv_cache_manager: KVCacheManager) -> int:
     """Most tokens that the request can grow to, prompt and output together.
 
     Raises:
-        InvalidRequestError: The prompt is empty, or that many tokens fit neither the context nor the whole pool.
+        InvalidRequestError: The prompt is empty or holds what is no token id, or that many tokens fit neither the
+            context nor the whole pool.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
     if not num_prompt_tokens:
         raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="empty_array")
+    if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) > MAX_TOKEN_ID:
+        raise InvalidRequestError(f"A token id of the prompt is not in [0, {MAX_TOKEN_ID}].", param="prompt_token_ids")
     max_tokens = request.sampling_params.max_tokens
+    if max_tokens is not None and max_tokens < 0:
+        raise InvalidRequestError(f"max_tokens must be at least 0, got {max_tokens}.", param="max_tokens")
     if max_tokens is None:
         max_tokens = max(max_model_len - num_prompt_tokens, 1)
     num_tokens = num_prompt_tokens + max_tokens
@@ -27,6 +35,28 @@ def longest_length(request: EngineCoreRequest, max_model_len: int, kv_cache_mana
     if num_slots > capacity:
         raise _too_long("The KV cache has room for", capacity, num_prompt_tokens, max_tokens)
     return num_tokens
+
+
+def check_kinship(child: EngineCoreRequest, parent: Request) -> None:
+    """Checks that two requests may share blocks.
+
+    Raises:
+        InvalidRequestError: Their salts or adapters differ.
+    """
+    for name in ("cache_salt", "lora_name"):
+        if getattr(child, name) != getattr(parent.arrival, name):
+            raise InvalidRequestError(f"The {name} of a fork must be that of its parent.", param=name)
+
+
+def check_fork(child: EngineCoreRequest, parent: Request) -> None:
+    """Checks that `child.fork_of` may name `parent`.
+
+    Raises:
+        InvalidRequestError: Their prompts, salts or adapters differ.
+    """
+    check_kinship(child, parent)
+    if child.prompt_token_ids != parent.arrival.prompt_token_ids:
+        raise InvalidRequestError("The prompt of a fork must be that of its parent.", param="fork_of")
 
 
 def _too_long(limit: str, max_tokens_in_all: int, num_prompt_tokens: int, max_tokens: int) -> InvalidRequestError:

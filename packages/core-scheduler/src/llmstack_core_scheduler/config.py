@@ -18,6 +18,10 @@ class SchedulerConfig:
         enable_chunked_prefill: Whether a prompt may be computed in pieces, over several steps.
         policy: Who goes first: `fcfs` (by arrival) or `priority` (lower number first, then by arrival).
         long_prefill_token_threshold: Most tokens of one request in one step; 0 is no such limit.
+        max_num_partial_prefills: Most requests in the midst of their prompts at once; shorter prompts, that a step
+            completes, then go before longer ones. 0 is no such limit.
+        num_lookahead_slots: Most draft tokens of one row; used only by a scheduler with a source of drafts.
+        max_num_preemptions: How often a request may lose its row before it is protected.
 
     Raises:
         ValueError: A field is out of range, or two contradict each other; the text names them.
@@ -29,15 +33,17 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
     long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 0
+    num_lookahead_slots: int = 0
+    max_num_preemptions: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError(
-                f"long_prefill_token_threshold must be at least 0, got {self.long_prefill_token_threshold}"
-            )
+        for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if not self.enable_chunked_prefill:

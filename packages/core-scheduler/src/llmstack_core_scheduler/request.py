@@ -16,6 +16,7 @@ class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    SWAPPED = "swapped"
     FINISHED_STOPPED = "finished_stopped"
     FINISHED_LENGTH_CAPPED = "finished_length_capped"
     FINISHED_ABORTED = "finished_aborted"
@@ -28,14 +29,20 @@ class Request:
     Attributes:
         arrival: What arrived; never changed.
         rank: Who goes first; fixed at arrival.
+        parent: The request whose blocks it may share when it begins; None once it has begun.
         token_ids: Prompt and output; grows by what is sampled.
+        num_tokens: Those, and the ones that steps under way will sample, unless one of them is sure to be the last.
         max_num_tokens: Length of `token_ids` at which the request ends.
+        max_num_slots: Most tokens that it may ever need slots for.
         min_num_tokens: Length below which no token ends it.
         eos_token_ids: End-of-sequence ids that end it; empty under `ignore_eos`.
         stop_token_ids: Further ids that end it.
         ending_token_ids: Both together.
         num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
         num_slots: Tokens that the blocks it holds have room for.
+        num_preemptions: How often it has lost its row.
+        is_protected: Whether that is as often as it may be.
+        recompute_step: The last step that was scheduled before it lost its KV; results up to there are of before.
         is_finished: Whether it has ended, by whatever cause.
         has_more_to_tell: Whether its next message holds more than tokens: its first one does, and any with logprobs.
         num_cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; -1 before.
@@ -48,14 +55,20 @@ class Request:
         "eos_token_ids",
         "has_more_to_tell",
         "is_finished",
+        "is_protected",
+        "max_num_slots",
         "max_num_tokens",
         "min_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_preemptions",
         "num_prompt_tokens",
         "num_slots",
+        "num_tokens",
+        "parent",
         "prompt_logprobs",
         "rank",
+        "recompute_step",
         "request_id",
         "status",
         "stop_token_ids",
@@ -63,34 +76,48 @@ class Request:
         "wants_logprobs",
     )
 
-    def __init__(self, arrival: EngineCoreRequest, rank: Rank, max_num_tokens: int) -> None:
+    def __init__(
+        self, arrival: EngineCoreRequest, rank: Rank, max_num_tokens: int, parent: Request | None = None
+    ) -> None:
         params = arrival.sampling_params
         self.arrival = arrival
         self.request_id = arrival.request_id
         self.rank = rank
         self.status = RequestStatus.WAITING
         self.token_ids = list(arrival.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.parent = parent
+        self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
         self.max_num_tokens = max_num_tokens
+        # The last token is sampled but never fed back: it needs no slot.
+        self.max_num_slots = max(self.num_prompt_tokens, max_num_tokens - 1)
         self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
         self.eos_token_ids = frozenset(() if params.ignore_eos else arrival.eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.ending_token_ids = self.eos_token_ids | self.stop_token_ids
         self.num_computed_tokens = 0
         self.num_slots = 0
+        self.num_preemptions = 0
+        self.is_protected = False
+        self.recompute_step = 0
         self.is_finished = False
         self.has_more_to_tell = True
         self.num_cached_tokens = -1
         self.wants_logprobs = params.logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
 
-    def preempt(self) -> None:
-        """Back to the queue: nothing is computed any more, the tokens stay."""
+    def lose_kv(self, step: int) -> None:
+        """Back to the queue: nothing is computed any more, the tokens stay. `step` is the last one scheduled."""
         self.status = RequestStatus.PREEMPTED
         self.num_computed_tokens = 0
         self.num_slots = 0
+        self.recompute_step = step
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
+
+    def swap_out(self) -> None:
+        """Back to the queue: what is computed waits on the host."""
+        self.status = RequestStatus.SWAPPED
+        self.num_slots = 0
 
     def finish(self, status: RequestStatus) -> None:
         """Ends the request; `status` is one of the finished ones."""

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
+from typing import NamedTuple
 
-from llmstack_core_scheduler.admission import longest_length
+from llmstack_core_scheduler.admission import check_fork, check_kinship, longest_length
 from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.drafting import Drafting
+from llmstack_core_scheduler.entrance import Entrance, find_entrance
+from llmstack_core_scheduler.forking import Forking
 from llmstack_core_scheduler.output_builder import build_error, build_output, collect_prompt_logprobs
-from llmstack_core_scheduler.protocols import KVCacheManager
+from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
+from llmstack_core_scheduler.preemptor import Preemptor
+from llmstack_core_scheduler.promises import keeps_promises
+from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, RequestStatus
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.step_plan import StepPlan
@@ -24,6 +31,14 @@ from llmstack_types import (
     SchedulerStats,
 )
 
+MAX_NUM_SKIPPED = 64
+"""Waiting requests that others may overtake in one step; it bounds the time of a step, whatever the queue."""
+
+
+class _StepUnderWay(NamedTuple):
+    requests: list[Request]
+    start_s: float
+
 
 class Scheduler:
     """Continuous batching under one token budget: running requests first, then waiting ones, prefill and decode alike.
@@ -31,48 +46,78 @@ class Scheduler:
     A pure function of its calls: no clock, no randomness, no I/O, no order of a set. Equal calls give equal decisions.
 
     The request that goes first by policy always advances: blocks are taken from the one that goes last. A preempted
-    request loses its blocks and its row, and later comes back as a new one with all its tokens (recompute).
+    request loses its blocks and its row, and later comes back as a new one with all its tokens, computed again or
+    swapped in. `promises` has the proof that nobody is preempted without end.
+
+    The next step may be scheduled before the last one is updated (asynchronous scheduling): a row then begins with the
+    token that the step under way samples. Where that token ends its request, the row's result is dropped.
 
     Attributes:
         running: Requests that hold blocks, by rank.
-        waiting: Requests that hold none, new and preempted, by rank.
+        waiting: Requests that hold none, new, preempted and swapped out, by rank.
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, policy: SchedulingPolicy | None = None
+        self,
+        config: SchedulerConfig,
+        kv_cache_manager: KVCacheManager,
+        policy: SchedulingPolicy | None = None,
+        *,
+        preemption: PreemptionPolicy | None = None,
+        draft_source: DraftSource | None = None,
     ) -> None:
-        """`policy` replaces the one that `config.policy` names."""
+        """`policy` replaces the one that `config.policy` names; `preemption` decides where there are host blocks."""
         self.running = RequestQueue()
         self.waiting = RequestQueue()
         self._config = config
         self._kv_cache_manager = kv_cache_manager
         self._block_size = kv_cache_manager.block_size
         self._policy = policy or POLICIES[config.policy]
+        self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
+        self._forking = Forking(kv_cache_manager)
+        self._drafting = (
+            None if draft_source is None else Drafting(draft_source, config.num_lookahead_slots, kv_cache_manager)
+        )
         self._arrival_numbers = count()
         self._requests: dict[str, Request] = {}
-        self._step_to_requests: dict[int, list[Request]] = {}
+        self._steps_under_way: dict[int, _StepUnderWay] = {}
         self._removed_request_ids: list[str] = []
         self._step = 0
         self._num_scheduled_tokens = 0
-        self._num_preemptions = 0
+        self._num_swapped = 0
+        self._num_protected = 0
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request.
 
         Raises:
-            InvalidRequestError: It can never fit, or its id is in use; nothing has changed.
+            InvalidRequestError: It can never fit, its id is in use, or it may not share blocks with `fork_of`; nothing
+                has changed.
         """
-        if request.request_id in self._requests:
-            raise InvalidRequestError(
-                f"The request id '{request.request_id[:64]}' is in use.",
-                param="request_id",
-                code="duplicate_request_id",
-            )
-        max_num_tokens = longest_length(request, self._config.max_model_len, self._kv_cache_manager)
-        rank = self._policy.rank(request, next(self._arrival_numbers))
-        queued = Request(request, rank, max_num_tokens)
-        self._requests[queued.request_id] = queued
-        self.waiting.add(queued)
+        parent = self._requests.get(request.fork_of) if request.fork_of else None
+        if parent is not None:
+            check_fork(request, parent)
+        self.waiting.add(self._accept(request, parent))
+
+    def fork_request(self, parent_id: str, child: EngineCoreRequest) -> int:
+        """Adds a request that goes on from where a running one is; how many of its tokens need not be computed.
+
+        The child's prompt is usually all the parent's tokens and one or more others, as in beam search. It holds its
+        blocks from now on, so the parent may be aborted at once. Without room it waits and computes, and the answer
+        is 0.
+
+        Raises:
+            InvalidRequestError: There is no such parent, it may not share its blocks, or the child cannot be added;
+                nothing has changed.
+        """
+        parent = self._requests.get(parent_id)
+        if parent is None:
+            raise InvalidRequestError(f"There is no request '{parent_id[:64]}' to fork.", param="parent_id")
+        check_kinship(child, parent)
+        forked = self._accept(child, None)
+        num_tokens = self._forking.fork(parent, forked) if self._can_fork(parent, forked) else 0
+        (self.running if num_tokens else self.waiting).add(forked)
+        return num_tokens
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Ends requests at once and frees their blocks; unknown ids are ignored. No output follows.
@@ -89,74 +134,110 @@ class Scheduler:
         return bool(self._requests or self._removed_request_ids)
 
     def schedule(self, now_s: float) -> SchedulerOutput:
-        """Chooses the rows of the next step. `now_s` is part of the log of calls; no decision reads it yet."""
+        """Chooses the rows of the next step. `now_s` is when, for the measured cost of preemption."""
         plan = StepPlan(self._config.max_num_batched_tokens)
         self._schedule_running(plan)
-        if not plan.preempted_request_ids:
+        if not plan.has_preempted:
             self._admit_waiting(plan)
-        return self._issue(plan)
+        if self._drafting is not None:
+            self._drafting.extend(plan)
+        return self._issue(plan, now_s)
 
     def update_from_output(
         self, scheduled: SchedulerOutput, output: ModelRunnerOutput, now_s: float
     ) -> EngineCoreOutputs:
-        """Takes over the step's results: appends tokens, ends requests, frees blocks.
+        """Takes over the step's results: appends tokens, ends requests, frees blocks. Steps come in their order.
 
         Raises:
-            ValueError: The step was not scheduled or has been updated already, or `output` is not parallel to its rows.
+            ValueError: The step was not scheduled, has been updated already or is not the first of those under way, or
+                `output` is not parallel to its rows; nothing has changed.
         """
         rows = scheduled.scheduled_requests
         if len(output.sampled_token_ids) != len(rows):
             raise ValueError(f"sampled_token_ids has {len(output.sampled_token_ids)} entries for {len(rows)} rows")
-        requests = self._step_to_requests.pop(scheduled.step, None)
-        if requests is None:
-            raise ValueError(f"step {scheduled.step} is not under way")
+        if next(iter(self._steps_under_way), None) != scheduled.step:
+            raise ValueError(f"step {scheduled.step} is not under way, or not the first that is")
+        requests, start_s = self._steps_under_way.pop(scheduled.step)
         outputs = []
         for row, request, sampled_token_ids in zip(rows, requests, output.sampled_token_ids, strict=True):
-            if not request.is_finished:  # not aborted since it was scheduled
-                message = self._update_row(row, request, sampled_token_ids, output)
+            if not request.is_finished:  # not aborted or ended since it was scheduled
+                message = self._update_row(row, request, sampled_token_ids, output, scheduled.step)
                 if message is not None:
                     outputs.append(message)
+        self._preemptor.observe(scheduled, start_s, now_s)
         return EngineCoreOutputs(outputs, now_s, self.stats())
 
     def stats(self) -> SchedulerStats:
         """The state after the last step."""
-        kv_cache_manager = self._kv_cache_manager
+        kv_cache_manager, preemptor, drafting = self._kv_cache_manager, self._preemptor, self._drafting
         return SchedulerStats(
             step=self._step,
-            num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_running=len(self.running.requests),
+            num_waiting=len(self.waiting.requests),
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_free_blocks=kv_cache_manager.num_free_blocks,
             num_blocks=kv_cache_manager.num_blocks,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=preemptor.num_preemptions,
             prefix_cache_queries=kv_cache_manager.prefix_cache_queries,
             prefix_cache_hits=kv_cache_manager.prefix_cache_hits,
+            num_swapped=self._num_swapped,
+            num_host_blocks=kv_cache_manager.num_host_blocks,
+            num_free_host_blocks=kv_cache_manager.num_free_host_blocks,
+            num_swap_preemptions=preemptor.num_swaps,
+            num_swapped_out_blocks=preemptor.num_swapped_out_blocks,
+            num_swapped_in_blocks=preemptor.num_swapped_in_blocks,
+            num_forks=self._forking.num_forks,
+            num_draft_tokens=0 if drafting is None else drafting.num_draft_tokens,
+            num_accepted_draft_tokens=0 if drafting is None else drafting.num_accepted_draft_tokens,
         )
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
         return self._kv_cache_manager.reset_prefix_cache()
 
+    def _accept(self, request: EngineCoreRequest, parent: Request | None) -> Request:
+        if request.request_id in self._requests:
+            raise InvalidRequestError(
+                f"The request id '{request.request_id[:64]}' is in use.",
+                param="request_id",
+                code="duplicate_request_id",
+            )
+        max_num_tokens = longest_length(request, self._config.max_model_len, self._kv_cache_manager)
+        accepted = Request(request, self._policy.rank(request, next(self._arrival_numbers)), max_num_tokens, parent)
+        self._requests[accepted.request_id] = accepted
+        return accepted
+
+    def _can_fork(self, parent: Request, child: Request) -> bool:
+        return (
+            parent.status is RequestStatus.RUNNING
+            and child.prompt_logprobs is None  # they need every prompt token computed
+            and len(self.running) < self._config.max_num_rows
+            and self._keeps_promises(child)
+        )
+
     def _schedule_running(self, plan: StepPlan) -> None:
         running, max_num_row_tokens = self.running.requests, self._config.max_num_row_tokens
+        add_row, block_size = plan.add, self._block_size
+        num_unknown_tokens = 1 if self._steps_under_way else 0
         num_visited = 0
         while num_visited < len(running):
             request = running[num_visited]
             num_visited += 1
-            num_tokens = len(request.token_ids) - request.num_computed_tokens
+            num_tokens = request.num_tokens - request.num_computed_tokens
             if not num_tokens:
-                continue  # its next token is still being computed
+                continue  # what follows depends on a step under way
             if num_tokens > 1:
                 # A token is left for each row behind, so that no decode starves behind a prefill.
                 num_tokens = min(num_tokens, plan.budget - (len(running) - num_visited), max_num_row_tokens)
-            if num_tokens + request.num_computed_tokens <= request.num_slots:
-                self._place(request, num_tokens, [], plan)
-            elif (new_block_ids := self._make_room(request, num_tokens, plan)) is not None:
-                self._place(request, num_tokens, new_block_ids, plan)
+            end = request.num_computed_tokens + num_tokens
+            new_block_ids = [] if end <= request.num_slots else self._make_room(request, end, plan)
+            if new_block_ids is not None:
+                add_row(request, num_tokens, new_block_ids)
+                if (end - num_unknown_tokens) % block_size < num_tokens:
+                    self._cache_blocks(request)  # the row fills a block
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> list[int] | None:
-        """Blocks for the request's next tokens, taken from those behind it; None if it had to give up its own."""
-        num_tokens += request.num_computed_tokens
+        """Blocks for the request's first `num_tokens`, taken from those behind; None if it had to give up its own."""
         while (new_block_ids := self._kv_cache_manager.allocate_slots(request.request_id, num_tokens)) is None:
             # Rows are placed in rank order, so the last one has not been placed in this step.
             victim = self.running.last()
@@ -164,90 +245,128 @@ class Scheduler:
             if victim is request:
                 return None
         request.num_slots += len(new_block_ids) * self._block_size
-        return new_block_ids
+        block_ids = self._forking.introduce(request, plan)
+        return new_block_ids if block_ids is None else block_ids
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
         self.running.remove(victim)
-        self._kv_cache_manager.free(victim.request_id)
-        victim.preempt()
+        was_protected, is_unknown = victim.is_protected, self._forking.forget(victim.request_id)
+        self._preemptor.preempt(victim, plan, self._step, can_swap=not is_unknown)
         self.waiting.add(victim)
-        plan.preempted_request_ids.append(victim.request_id)
-        self._num_preemptions += 1
+        if not is_unknown:
+            plan.preempted_request_ids.append(victim.request_id)
+        self._num_swapped += victim.status is RequestStatus.SWAPPED
+        self._num_protected += victim.is_protected and not was_protected
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        while self.waiting and len(self.running) < self._config.max_num_rows and plan.budget:
-            if not self._admit(self.waiting.first(), plan):
-                break  # nobody overtakes
+        waiting = self.waiting.requests
+        num_skipped = 0
+        while num_skipped < len(waiting) and len(self.running) < self._config.max_num_rows and plan.budget:
+            if self._is_to_be_skipped(waiting[num_skipped], plan):
+                num_skipped += 1
+                if num_skipped > MAX_NUM_SKIPPED:
+                    break
+            elif not self._admit(waiting[num_skipped], plan):
+                break  # nobody overtakes a request that waits for room
+
+    def _is_to_be_skipped(self, request: Request, plan: StepPlan) -> bool:
+        """Whether the request waits for the progress of running ones, not for room: then others may overtake it."""
+        if request.num_tokens > len(request.token_ids):
+            return True  # preempted while a step under way samples for it
+        parent, limit = request.parent, self._config.max_num_partial_prefills
+        if parent is not None and parent.status is RequestStatus.RUNNING:
+            if parent.num_computed_tokens < request.num_prompt_tokens - 1:
+                return True  # what it will share is being computed
+        elif limit and plan.num_partial_rows >= limit:
+            num_tokens = request.num_tokens - request.num_computed_tokens
+            return num_tokens > min(plan.budget, self._config.max_num_row_tokens)
+        return False
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Admits the request if the step and the pool have room for it; False changes nothing."""
-        computed_block_ids, num_computed_tokens = self._find_computed_blocks(request)
-        num_missing_tokens = len(request.token_ids) - num_computed_tokens
+        entrance = find_entrance(request, self._kv_cache_manager, plan)
+        num_missing_tokens = request.num_tokens - entrance.num_computed_tokens
         num_tokens = min(num_missing_tokens, plan.budget, self._config.max_num_row_tokens)
         if num_tokens < num_missing_tokens and not self._config.enable_chunked_prefill:
             return False
         # All its tokens have to find room now, though the step takes only a chunk: half a prompt admitted is preempted.
-        if -(-num_missing_tokens // self._block_size) > self._kv_cache_manager.num_free_blocks:
+        if entrance.num_needed_blocks > self._kv_cache_manager.num_free_blocks or not self._keeps_promises(request):
             return False
-        block_ids = self._kv_cache_manager.allocate_slots(
-            request.request_id, num_computed_tokens + num_tokens, computed_block_ids, request.arrival.cache_salt
-        )
+        block_ids = entrance.take(entrance.num_computed_tokens + num_tokens, plan)
         if block_ids is None:
             return False
-        self._start(request, num_computed_tokens, len(block_ids))
+        self._start(request, entrance, len(block_ids))
         plan.introduce(request)
-        self._place(request, num_tokens, block_ids, plan)
+        plan.add(request, num_tokens, block_ids)
+        self._cache_blocks(request)
         return True
 
-    def _find_computed_blocks(self, request: Request) -> tuple[list[int], int]:
-        if request.prompt_logprobs is not None:  # they need every prompt token computed
-            return [], 0
-        return self._kv_cache_manager.get_computed_blocks(
-            request.request_id, request.token_ids, request.arrival.cache_salt
-        )
+    def _keeps_promises(self, request: Request) -> bool:
+        if not self._num_protected:
+            return True
+        num_free_blocks = self._kv_cache_manager.num_free_blocks
+        return keeps_promises(request, self.running.requests, num_free_blocks, self._block_size)
 
-    def _start(self, request: Request, num_computed_tokens: int, num_blocks: int) -> None:
+    def _start(self, request: Request, entrance: Entrance, num_blocks: int) -> None:
         self.waiting.remove(request)
         self.running.add(request)
+        self._num_swapped -= request.status is RequestStatus.SWAPPED
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_computed_tokens
+        request.parent = None
+        request.num_computed_tokens = entrance.num_computed_tokens
         request.num_slots = num_blocks * self._block_size
         if request.num_cached_tokens < 0:
-            request.num_cached_tokens = num_computed_tokens
+            request.num_cached_tokens = entrance.num_computed_tokens
 
-    def _place(self, request: Request, num_tokens: int, new_block_ids: list[int], plan: StepPlan) -> None:
-        plan.add(request, num_tokens, new_block_ids)
-        num_computed_tokens = request.num_computed_tokens
-        if num_computed_tokens % self._block_size < num_tokens:  # the row fills a block
-            self._kv_cache_manager.cache_blocks(request.request_id, request.token_ids, num_computed_tokens)
+    def _cache_blocks(self, request: Request) -> None:
+        """Makes the blocks that a row fills findable; a token not known yet leaves its block for later."""
+        num_tokens = min(request.num_computed_tokens, len(request.token_ids))
+        self._kv_cache_manager.cache_blocks(request.request_id, request.token_ids, num_tokens)
 
-    def _issue(self, plan: StepPlan) -> SchedulerOutput:
+    def _issue(self, plan: StepPlan, now_s: float) -> SchedulerOutput:
         self._step += 1
-        self._step_to_requests[self._step] = plan.requests
+        self._steps_under_way[self._step] = _StepUnderWay(plan.requests, now_s)
         removed_request_ids, self._removed_request_ids = self._removed_request_ids, []
         scheduled = plan.finish(self._step, removed_request_ids)
         self._num_scheduled_tokens = scheduled.total_num_scheduled_tokens
+        self._preemptor.num_swapped_in_blocks += len(plan.swap_ins)
+        self._forking.num_forks += plan.num_forks
         return scheduled
 
     def _update_row(
-        self, row: ScheduledRequest, request: Request, sampled_token_ids: list[int], output: ModelRunnerOutput
+        self,
+        row: ScheduledRequest,
+        request: Request,
+        sampled_token_ids: list[int],
+        output: ModelRunnerOutput,
+        step: int,
     ) -> EngineCoreOutput | None:
         """Takes over one row; None when there is nothing to tell, as after a chunk of a prefill."""
         error = output.errors.get(request.request_id) if output.errors else None
         if error is not None:
             return self._fail(request, error)
-        if request.prompt_logprobs is not None:
+        if request.prompt_logprobs is not None and step > request.recompute_step:
             collect_prompt_logprobs(request, output)
-        if row.num_computed_tokens + row.num_scheduled_tokens != len(request.token_ids):
+        _, start, num_tokens, _, draft_token_ids = row
+        num_drafts = len(draft_token_ids)
+        if start + num_tokens - num_drafts != len(request.token_ids):
             return None
-        if not sampled_token_ids:
-            return self._fail(request, "The model runner sampled no token.")
+        if not 0 < len(sampled_token_ids) <= num_drafts + 1:
+            return self._fail(request, f"The model runner sampled {len(sampled_token_ids)} tokens.")
         new_token_ids, stop = append_until_stop(request, sampled_token_ids)
+        if num_drafts:
+            self._settle_drafts(request, len(sampled_token_ids), step)
         if stop is not None:
             self._retire(request, stop.status)
         elif not request.has_more_to_tell:
             return EngineCoreOutput(request.request_id, new_token_ids)  # nearly all of them
         return build_output(request, new_token_ids, stop, output)
+
+    def _settle_drafts(self, request: Request, num_sampled_tokens: int, step: int) -> None:
+        if self._drafting is not None:
+            self._drafting.settle(request, num_sampled_tokens, is_stale=step <= request.recompute_step)
+        if request.status is RequestStatus.RUNNING:
+            self._cache_blocks(request)  # only now is it known what they hold
 
     def _fail(self, request: Request, error: str) -> EngineCoreOutput:
         self._retire(request, RequestStatus.FINISHED_ERROR)
@@ -256,9 +375,13 @@ class Scheduler:
     def _retire(self, request: Request, status: RequestStatus) -> None:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-            self._kv_cache_manager.free(request.request_id)
-            self._removed_request_ids.append(request.request_id)
+            if not self._forking.forget(request.request_id):
+                self._removed_request_ids.append(request.request_id)
         else:
             self.waiting.remove(request)
+        if request.status in (RequestStatus.RUNNING, RequestStatus.SWAPPED):
+            self._kv_cache_manager.free(request.request_id)
+        self._num_swapped -= request.status is RequestStatus.SWAPPED
+        self._num_protected -= request.is_protected
         request.finish(status)
         del self._requests[request.request_id]

@@ -13,9 +13,28 @@ class StepPlan:
         budget: Tokens that the step can still take.
         requests: The requests of `rows`, in the same order.
         preempted_request_ids: Rows that the runner has to drop because their blocks went to others.
+        has_preempted: Whether anybody has lost blocks in this step.
+        num_partial_rows: Rows that leave some of their request's tokens for later.
+        num_forks: Requests that begin in this step with another's blocks.
+        swap_outs: Copies (block, host block) that come first.
+        swap_ins: Copies (host block, block) that come next.
+        block_copies: Copies (source, destination) that come last.
     """
 
-    __slots__ = ("_max_num_tokens", "budget", "new_requests", "preempted_request_ids", "requests", "rows")
+    __slots__ = (
+        "_max_num_tokens",
+        "block_copies",
+        "budget",
+        "has_preempted",
+        "new_requests",
+        "num_forks",
+        "num_partial_rows",
+        "preempted_request_ids",
+        "requests",
+        "rows",
+        "swap_ins",
+        "swap_outs",
+    )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -24,14 +43,44 @@ class StepPlan:
         self.requests: list[Request] = []
         self.new_requests: list[NewRequest] = []
         self.preempted_request_ids: list[str] = []
+        self.has_preempted = False
+        self.num_partial_rows = 0
+        self.num_forks = 0
+        self.swap_outs: list[tuple[int, int]] = []
+        self.swap_ins: list[tuple[int, int]] = []
+        self.block_copies: list[tuple[int, int]] = []
 
     def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """Adds a row of the request's next `num_tokens` tokens; from now on they count as computed."""
-        num_computed_tokens = request.num_computed_tokens
-        self.rows.append(ScheduledRequest(request.request_id, num_computed_tokens, num_tokens, new_block_ids))
+        start = request.num_computed_tokens
+        # Half the time of calling the class, which is a function of Python around this.
+        self.rows.append(tuple.__new__(ScheduledRequest, (request.request_id, start, num_tokens, new_block_ids, ())))
         self.requests.append(request)
-        request.num_computed_tokens = num_computed_tokens + num_tokens
+        request.num_computed_tokens = end = start + num_tokens
         self.budget -= num_tokens
+        if end != request.num_tokens:
+            self.num_partial_rows += 1
+        elif end < request.max_num_slots:
+            request.num_tokens = end + 1  # the row samples, and that token will not be the last
+
+    def add_drafts(self, index: int, draft_token_ids: list[int], new_block_ids: list[int]) -> None:
+        """Extends a row by drafts; until it is known which are right, nothing of the request is left to compute."""
+        row, request = self.rows[index], self.requests[index]
+        self.rows[index] = row._replace(
+            num_scheduled_tokens=row.num_scheduled_tokens + len(draft_token_ids),
+            new_block_ids=row.new_block_ids + new_block_ids,
+            draft_token_ids=draft_token_ids,
+        )
+        request.num_computed_tokens += len(draft_token_ids)
+        request.num_tokens = request.num_computed_tokens
+        self.budget -= len(draft_token_ids)
+
+    def num_tokens_before(self, request: Request) -> int:
+        """Tokens of a request whose KV exists before this step; O(rows)."""
+        for row, other in zip(self.rows, self.requests, strict=True):
+            if other is request:
+                return row.num_computed_tokens
+        return request.num_computed_tokens
 
     def introduce(self, request: Request) -> None:
         """Tells the runner all about a request it has no row for."""
@@ -55,4 +104,7 @@ class StepPlan:
             scheduled_requests=self.rows,
             removed_request_ids=removed_request_ids + self.preempted_request_ids,
             total_num_scheduled_tokens=self._max_num_tokens - self.budget,
+            swap_outs=self.swap_outs,
+            swap_ins=self.swap_ins,
+            block_copies=self.block_copies,
         )

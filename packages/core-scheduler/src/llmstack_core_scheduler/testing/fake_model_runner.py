@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -49,14 +49,14 @@ class FakeModelRunner:
         vocab_size: int = 1000,
         choose_token: Callable[[str, Sequence[int]], int] | None = None,
         num_host_blocks: int = 0,
-        error_request_ids: Iterable[str] = (),
+        error_request_ids: Collection[str] = (),
     ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._choose_token = choose_token
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
         self._host_slots: list[int | None] = [None] * (num_host_blocks * block_size)
-        self._error_request_ids = frozenset(error_request_ids)
+        self._error_request_ids = error_request_ids
         self._rows: dict[str, _Row] = {}
 
     @property

@@ -1,0 +1,66 @@
+"""Takes a running request's blocks away, by recompute or by swap, and learns what either costs."""
+
+from __future__ import annotations
+
+from llmstack_core_scheduler.preemption import PreemptionPolicy
+from llmstack_core_scheduler.protocols import KVCacheManager
+from llmstack_core_scheduler.request import Request
+from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_types import SchedulerOutput
+
+
+class Preemptor:
+    """Carries out preemptions.
+
+    Attributes:
+        num_preemptions: Counter of all of them.
+        num_swaps: Counter of those that moved blocks to the host.
+        num_swapped_out_blocks: Counter of these blocks.
+        num_swapped_in_blocks: Counter of those that came back.
+    """
+
+    def __init__(self, policy: PreemptionPolicy, max_num_preemptions: int, manager: KVCacheManager) -> None:
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        self.num_swapped_out_blocks = 0
+        self.num_swapped_in_blocks = 0
+        self._policy = policy
+        self._max_num_preemptions = max_num_preemptions
+        self._manager = manager
+        self._has_host_blocks = manager.num_host_blocks > 0
+        self._end_s = 0.0
+
+    def preempt(self, victim: Request, plan: StepPlan, step: int, *, can_swap: bool) -> None:
+        """Takes all blocks of a running request. `step` is the last one scheduled.
+
+        `can_swap` is False where blocks lack their content still, since it is copied in the step that is being made.
+        """
+        plan.has_preempted = True
+        self.num_preemptions += 1
+        victim.num_preemptions += 1
+        victim.is_protected = victim.num_preemptions >= self._max_num_preemptions
+        if not (can_swap and self._has_host_blocks and self._swap_out(victim, plan)):
+            self._manager.free(victim.request_id)
+            victim.lose_kv(step)
+
+    def observe(self, scheduled: SchedulerOutput, start_s: float, end_s: float) -> None:
+        """Learns from a step; one that was scheduled ahead is counted from the end of the one before."""
+        if self._has_host_blocks:
+            num_copied_blocks = len(scheduled.swap_outs) + len(scheduled.swap_ins)
+            duration_s = end_s - max(start_s, self._end_s)
+            num_rows = len(scheduled.scheduled_requests)
+            self._policy.observe(scheduled.total_num_scheduled_tokens, num_rows, num_copied_blocks, duration_s)
+            self._end_s = end_s
+
+    def _swap_out(self, victim: Request, plan: StepPlan) -> bool:
+        num_blocks = victim.num_slots // self._manager.block_size
+        if not self._policy.prefers_swap(victim.num_computed_tokens, num_blocks):
+            return False
+        swap_outs = self._manager.swap_out(victim.request_id)
+        if swap_outs is None:
+            return False
+        plan.swap_outs += swap_outs
+        victim.swap_out()
+        self.num_swaps += 1
+        self.num_swapped_out_blocks += len(swap_outs)
+        return True
