@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +16,30 @@ from hypothesis import strategies as st
 
 import llmstack_core_scheduler
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
-from llmstack_engine_core.replay import DecisionsDifferError, verify
-from llmstack_engine_core.replay.command import ReplayCommand
+from llmstack_engine_core.commands.replay import ReplayCommand
+from llmstack_engine_core.replay import Decision, DecisionsDifferError, verify
+from llmstack_engine_core.replay.compare import Difference, describe
 from llmstack_engine_core.step_log import LogHeader, RecordedRun, RingSink, StepLogError, read_step_log
-from llmstack_types import EngineCoreRequest, EngineStartError, ModelRunnerConfig, SamplingParams
+from llmstack_engine_core.step_log.decisions import (
+    pack_refused,
+    pack_reset,
+    pack_scheduled,
+    pack_updated,
+    scheduled_rows,
+    unpack_decision,
+    updated_rows,
+)
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineStartError,
+    FinishReason,
+    ModelRunnerConfig,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 LIMITS = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 
@@ -212,3 +234,53 @@ def test_a_log_can_be_switched_off_and_a_file_that_cannot_be_written_ends_the_st
         build(record_steps=str(tmp_path / "absent" / "run.steps"))
     with pytest.raises(ValueError, match="step_log_bytes"):
         build(step_log_bytes=-1)
+
+
+ids = st.text(max_size=4)
+counts = st.integers(0, 2**20)
+
+
+@given(
+    st.lists(st.builds(ScheduledRequest, ids, counts, counts, st.lists(counts, max_size=3), st.just([])), max_size=6),
+    st.lists(st.lists(counts, max_size=3), max_size=6, unique_by=tuple),
+)
+def test_a_packed_decision_can_be_read_again(rows: list[ScheduledRequest], token_ids: list[list[int]]) -> None:
+    kind, decided = unpack_decision(pack_scheduled(SchedulerOutput(7, [], rows)))
+    assert (kind, decided["step"]) == ("scheduled", 7)
+    assert [row[:4] for row in scheduled_rows(decided)] == [(*row[:3], row.new_block_ids or None) for row in rows]
+    outputs = [EngineCoreOutput(str(index), tokens) for index, tokens in enumerate(token_ids)]
+    if outputs:
+        outputs[-1] = outputs[-1]._replace(finish_reason=FinishReason.STOP, num_cached_tokens=0)
+    kind, decided = unpack_decision(pack_updated(EngineCoreOutputs(outputs)))
+    assert kind == "updated"
+    expected = {output.request_id: {"new_token_ids": output.new_token_ids} for output in outputs}
+    if outputs:
+        expected[outputs[-1].request_id] |= {"finish_reason": "stop", "num_cached_tokens": 0}
+    assert updated_rows(decided) == expected
+
+
+def test_decisions_of_every_kind_are_shown() -> None:
+    outputs = [EngineCoreOutput("a", [5, 6], finish_reason=FinishReason.LENGTH), EngineCoreOutput("b", [7])]
+    update = pack_updated(EngineCoreOutputs(outputs))
+    sides = [Decision(3, 0, packed) for packed in (update, pack_refused("r"), pack_reset(False), pack_reset(True))]
+    texts = [describe(Difference(one, None), "ours", "theirs") for one in sides]
+    assert "finish_reason length, new_token_ids [5, 6]" in texts[0]
+    assert "request r is refused" in texts[1]
+    assert "not forgotten" in texts[2]
+    assert "is forgotten" in texts[3]
+    assert all("none, the run is over" in text for text in texts)
+    long = pack_updated(EngineCoreOutputs([EngineCoreOutput(f"r{index}", [index]) for index in range(40)]))
+    assert "25 lines more" in describe(Difference(Decision(3, 0, long), None), "ours", "theirs")
+
+
+def test_the_commands_import_nothing_heavy() -> None:
+    code = (
+        "import argparse, sys\n"
+        "from llmstack_engine_core.commands.replay import ReplayCommand\n"
+        "from llmstack_engine_core.commands.simulate import SimulateCommand\n"
+        "SimulateCommand().add_arguments(argparse.ArgumentParser())\n"
+        "heavy = ('torch', 'zmq', 'msgpack', 'llmstack_engine_core.step_log', 'llmstack_core_scheduler')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

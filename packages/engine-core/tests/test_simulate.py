@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_engine_core import SchedulerConfig
+from llmstack_engine_core.commands.simulate import SimulateCommand
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.simulate import (
     Arrivals,
@@ -29,7 +30,6 @@ from llmstack_engine_core.simulate import (
     read_trace,
     simulate,
 )
-from llmstack_engine_core.simulate.command import SimulateCommand
 from llmstack_engine_core.simulate.cost_model import step_work
 from llmstack_engine_core.simulate.report import percentiles
 from llmstack_engine_core.step_log import LogHeader, RecordedRun, RecordingScheduler, RingSink, StepLog

@@ -17,9 +17,9 @@ BUILT_IN = {"versions": "llmstack_command.builtin:VersionsCommand"}
 
 # Entry points exist only where a distribution is installed; over PYTHONPATH these are looked for by name.
 FALLBACKS = {
-    "replay": "llmstack_engine_core.replay.command:ReplayCommand",
+    "replay": "llmstack_engine_core.commands.replay:ReplayCommand",
     "serve": "llmstack_server.commands:ServeCommand",
-    "simulate": "llmstack_engine_core.simulate.command:SimulateCommand",
+    "simulate": "llmstack_engine_core.commands.simulate:SimulateCommand",
 }
 
 

@@ -1,8 +1,34 @@
-"""The engine loop and its process: schedule, execute, update, behind ZeroMQ with msgpack frames."""
+"""The engine loop and its process: schedule, execute, update, behind ZeroMQ with msgpack frames.
 
-from llmstack_core_scheduler import SchedulerConfig
-from llmstack_engine_core.build import build_engine_core
-from llmstack_engine_core.config import EngineConfig
-from llmstack_engine_core.engine_core import EngineCore
+Names are imported when they are first used: `llmstack --help` loads this package for the commands in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmstack_core_scheduler import SchedulerConfig
+    from llmstack_engine_core.build import build_engine_core
+    from llmstack_engine_core.config import EngineConfig
+    from llmstack_engine_core.engine_core import EngineCore
+
+_MODULES = {
+    "EngineConfig": "llmstack_engine_core.config",
+    "EngineCore": "llmstack_engine_core.engine_core",
+    "SchedulerConfig": "llmstack_core_scheduler",
+    "build_engine_core": "llmstack_engine_core.build",
+}
 
 __all__ = ["EngineConfig", "EngineCore", "SchedulerConfig", "build_engine_core"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -68,9 +68,9 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
         num_blocks = choose_num_blocks(config, spec, runner.available_kv_bytes())
         max_model_len = choose_max_model_len(config, num_blocks, spec.block_size)
     with timer.phase("initialize_kv_cache"):
-        _initialize_kv_cache(runner, num_blocks, spec)
+        _initialize_kv_cache(runner, num_blocks, config.num_host_blocks, spec)
     with timer.phase("build_scheduler"):
-        cache_config = CacheConfig(num_blocks, spec.block_size, config.enable_prefix_caching)
+        cache_config = CacheConfig(num_blocks, spec.block_size, config.enable_prefix_caching, config.num_host_blocks)
         scheduler_config = replace(config.scheduler, max_model_len=max_model_len)
         scheduler: Scheduler = build_scheduler(scheduler_config, cache_config)
         step_log = open_step_log(config, LogHeader.of(scheduler_config, cache_config, _versions()))
@@ -97,6 +97,7 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
         log_stats=config.log_stats,
         max_num_queued_requests=config.max_num_queued_requests,
         step_log=step_log,
+        async_scheduling=config.async_scheduling,
     )
 
 
@@ -165,9 +166,12 @@ def _blocks_of(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def _initialize_kv_cache(runner: ModelRunner, num_blocks: int, spec: KVCacheSpec) -> None:
+def _initialize_kv_cache(runner: ModelRunner, num_blocks: int, num_host_blocks: int, spec: KVCacheSpec) -> None:
     try:
-        runner.initialize_kv_cache(num_blocks)
+        if num_host_blocks:
+            runner.initialize_kv_cache(num_blocks, num_host_blocks)
+        else:  # a runner without host storage need not know of it
+            runner.initialize_kv_cache(num_blocks)
     except MemoryError as error:
         raise EngineStartError(
             f"out of memory: the KV cache of {num_blocks * spec.bytes_per_block} bytes could not be allocated; "

@@ -22,6 +22,9 @@ class EngineConfig:
         scheduler: Its limits are those of `model`.
         num_blocks: Blocks of the KV cache; None derives them from `kv_cache_bytes` or from the device.
         kv_cache_bytes: Size of the KV cache; None means what the device has left, within reason.
+        num_host_blocks: Blocks in the host's memory, to which preempted requests may be swapped; 0 recomputes them.
+        async_scheduling: Schedule each step before the last one's tokens are known. It changes no output; it gains
+            where the device computes by itself, and delays outputs by a step where it does not, as on a CPU.
         is_max_model_len_explicit: The user asked for this `max_model_len`: refuse to start rather than lower it when
             the KV cache cannot hold one such request.
         log_stats: Report the scheduler's state with each step.
@@ -47,6 +50,8 @@ class EngineConfig:
     shutdown_grace_s: float = 5.0
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20
+    num_host_blocks: int = 0
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         self._check_shared_limits()
@@ -57,8 +62,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, but is {value}")
-        if self.step_log_bytes < 0:
-            raise ValueError(f"step_log_bytes must not be negative, but is {self.step_log_bytes}")
+        for name in ("step_log_bytes", "num_host_blocks"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, but is {self.log_level[:64]!r}")
 

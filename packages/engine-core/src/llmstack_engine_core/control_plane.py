@@ -15,11 +15,14 @@ class CacheConfig:
     num_blocks: int
     block_size: int = 16
     enable_prefix_caching: bool = True
+    num_host_blocks: int = 0
 
 
 def build_cache(cache: CacheConfig) -> KVCacheManager:
     """The cache as configured."""
-    return KVCacheManager(cache.num_blocks, cache.block_size, cache.enable_prefix_caching)
+    return KVCacheManager(
+        cache.num_blocks, cache.block_size, cache.enable_prefix_caching, num_host_blocks=cache.num_host_blocks
+    )
 
 
 def build_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> Scheduler:

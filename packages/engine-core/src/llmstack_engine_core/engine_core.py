@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from llmstack_engine_core.protocols import ModelRunner, Scheduler
+from llmstack_engine_core.protocols import ModelRunner, PendingOutput, Scheduler
 from llmstack_engine_core.step_log import StepLog
 from llmstack_types import (
     EngineCoreOutput,
@@ -14,6 +14,7 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     InvalidRequestError,
+    SchedulerOutput,
     SchedulerStats,
 )
 
@@ -37,6 +38,7 @@ class EngineCore:
         log_stats: bool = True,
         max_num_queued_requests: int = 65_536,
         step_log: StepLog | None = None,
+        async_scheduling: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ready = ready
@@ -45,6 +47,8 @@ class EngineCore:
         self._runner = runner
         self._log_stats = log_stats
         self._max_num_queued_requests = max_num_queued_requests
+        self._async_scheduling = async_scheduling
+        self._under_way: tuple[SchedulerOutput, PendingOutput] | None = None
         self._clock = clock
         self._request_ids: set[str] = set()
         self._refused: list[EngineCoreOutput] = []
@@ -88,14 +92,23 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """True while a step could bring something."""
-        return bool(self._refused) or self._scheduler.has_unfinished_requests()
+        return bool(self._refused or self._under_way) or self._scheduler.has_unfinished_requests()
 
     def step(self) -> EngineCoreOutputs:
-        """Computes one step of all running requests."""
+        """Computes one step of all running requests; under asynchronous scheduling, the outputs are of the last one."""
         scheduled = self._scheduler.schedule(self._clock())
-        output = self._runner.execute_model(scheduled).result()
-        outputs = self._scheduler.update_from_output(scheduled, output, self._clock())
-        return self._complete(outputs)
+        pending = self._runner.execute_model(scheduled)
+        if not self._async_scheduling:
+            return self._complete(self._land(scheduled, pending))
+        landing, self._under_way = self._under_way, (scheduled, pending)
+        step_outputs = EngineCoreOutputs([], self._clock()) if landing is None else self._land(*landing)
+        if scheduled.is_empty():  # there is nothing to wait for
+            self._under_way = None
+            self._land(scheduled, pending)
+        return self._complete(step_outputs)
+
+    def _land(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
+        return self._scheduler.update_from_output(scheduled, pending.result(), self._clock())
 
     def _complete(self, step_outputs: EngineCoreOutputs) -> EngineCoreOutputs:
         refused, self._refused = self._refused, []

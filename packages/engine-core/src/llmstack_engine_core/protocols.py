@@ -35,13 +35,13 @@ class Scheduler(Protocol):
         ...
 
     def schedule(self, now_s: float) -> SchedulerOutput:
-        """Chooses the rows of the next step."""
+        """Chooses the rows of the next step; under asynchronous scheduling before the last one is updated."""
         ...
 
     def update_from_output(
         self, scheduled: SchedulerOutput, output: ModelRunnerOutput, now_s: float
     ) -> EngineCoreOutputs:
-        """Takes over the step's results: appends tokens, ends requests, frees blocks."""
+        """Takes over the results of the oldest step under way: appends tokens, ends requests, frees blocks."""
         ...
 
     def stats(self) -> SchedulerStats:
@@ -80,12 +80,20 @@ class ModelRunner(Protocol):
         """Memory that KV storage may take on the device, after the weights and working memory."""
         ...
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower."""
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower.
+
+        `num_host_blocks` further ones lie in the host's memory, for requests that are swapped out; a runner without
+        them may leave the argument away.
+        """
         ...
 
     def execute_model(self, scheduled: SchedulerOutput) -> PendingOutput:
-        """Starts one step: row updates, forward pass, sampling. An empty step still applies its row updates."""
+        """Starts one step: row updates, copies of blocks, forward pass, sampling. An empty step has the first two.
+
+        If the last step is still under way, its tokens are this one's inputs: the runner waits for it, or orders the
+        two on its device.
+        """
         ...
 
     def backends(self) -> Mapping[str, str]:

@@ -113,7 +113,7 @@ class EchoModelRunner:
         """Room for `num_available_blocks`."""
         return self.options.num_available_blocks * BYTES_PER_TOKEN * self._block_size
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """There is nothing to allocate."""
 
     def backends(self) -> Mapping[str, str]:
@@ -170,11 +170,14 @@ class EchoModelRunner:
             ]
         if request_id == self.options.error_request_id:
             results.errors[request_id] = "the row fails, as the options say"
-        if end < num_tokens or request_id in results.errors:
+        if end < num_tokens:
             results.sampled_token_ids.append([])
             return
         token_id = request.token_ids[(num_tokens - num_prompt_tokens) % num_prompt_tokens]
-        request.token_ids.append(token_id)
+        request.token_ids.append(token_id)  # for a row that fails too: the next step may be scheduled for it already
+        if request_id in results.errors:
+            results.sampled_token_ids.append([])
+            return
         results.sampled_token_ids.append([token_id])
         if params.logprobs is not None:
             results.logprobs[request_id] = [fake_logprobs(token_id, params.logprobs)]

@@ -8,7 +8,15 @@ from itertools import zip_longest
 from typing import Any
 
 from llmstack_engine_core.replay.derive import Decision
-from llmstack_engine_core.step_log.decisions import OUTPUT_FIELDS, REFUSED, RESET, SCHEDULED, UPDATED, unpack_decision
+from llmstack_engine_core.step_log.decisions import (
+    REFUSED,
+    RESET,
+    SCHEDULED,
+    UPDATED,
+    scheduled_rows,
+    unpack_decision,
+    updated_rows,
+)
 
 MAX_LINES = 16
 MAX_CELL = 60
@@ -62,7 +70,7 @@ def _lines(decision: Decision | None) -> Lines:
 
 
 def _describe_scheduled(decided: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    rows = decided.get("scheduled_requests", ())
+    rows = scheduled_rows(decided)
     new = [name for name, *_ in decided.get("new_requests", ())]
     yield "decision", f"step {decided.get('step')}"
     yield "rows", f"{len(rows)}, {decided.get('total_num_scheduled_tokens', 0)} tokens"
@@ -78,11 +86,10 @@ def _describe_scheduled(decided: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, str(value)
 
 
-def _describe_updated(decided: list[list[Any]]) -> Iterator[tuple[str, str]]:
+def _describe_updated(decided: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "decision", "what the step brought"
-    for request_id, *values in decided:
-        named = zip(OUTPUT_FIELDS[1:], values, strict=False)
-        yield request_id, ", ".join(f"{name} {value}" for name, value in named if value not in (None, -1, []))
+    for request_id, named in updated_rows(decided).items():
+        yield request_id, ", ".join(f"{name} {value}" for name, value in named.items())
 
 
 def _describe_refused(request_id: str) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from llmstack_engine_core.replay.against import decisions_as_recorded
 from llmstack_engine_core.simulate.cost_model import LinearCostModel, StepWork, fit_cost_model, step_work
 from llmstack_engine_core.simulate.errors import SimulationError
 from llmstack_engine_core.step_log import RecordedRun, StepLogError
-from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, unpack_decision
+from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows, unpack_decision
 from llmstack_engine_core.step_log.encoding import MAGIC
 from llmstack_engine_core.step_log.recording_scheduler import MICROSECONDS
 
@@ -45,11 +45,11 @@ def measured_steps(run: RecordedRun) -> Iterator[tuple[StepWork, float]]:
     Raises:
         StepLogError: The run cannot be replayed.
     """
-    under_way: deque[tuple[int, list[Any]]] = deque()  # steps come back in the order in which they went
+    under_way: deque[tuple[int, list[tuple[Any, ...]]]] = deque()  # steps come back in the order in which they went
     for decision in decisions_as_recorded(run):
         kind, decided = unpack_decision(decision.packed)
         if kind == SCHEDULED:
-            under_way.append((decision.now_us, decided.get("scheduled_requests", [])))
+            under_way.append((decision.now_us, scheduled_rows(decided)))
         elif kind == UPDATED and under_way:
             began_us, rows = under_way.popleft()
             if rows and decision.now_us > began_us:

@@ -37,11 +37,12 @@ def put_ints(buffer: bytearray, values: list[int]) -> None:
 def pack_ints(values: Iterable[int]) -> tuple[str, bytes]:
     """The narrowest typecode of `array` that holds the numbers, and their bytes, little-endian."""
     values = values if isinstance(values, list) else list(values)
-    typecode = "q"
-    if values and min(values) >= 0:
-        largest = max(values)
-        typecode = next((code for limit, code in _WIDTHS if largest < limit), "q")
-    packed = array(typecode, values)
+    largest = max(values, default=0)
+    typecode = next((code for limit, code in _WIDTHS if largest < limit), "q")
+    try:
+        packed = array(typecode, values)
+    except OverflowError:  # there is a negative one
+        typecode, packed = "q", array("q", values)
     if sys.byteorder == "big":
         packed.byteswap()
     return typecode, packed.tobytes()

@@ -1,0 +1,1 @@
+"""The subcommands of `llmstack` that come with the engine core; light, since `llmstack --help` imports them."""
