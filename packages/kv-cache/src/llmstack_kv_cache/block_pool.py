@@ -9,6 +9,9 @@ from llmstack_kv_cache.block import Segment
 from llmstack_kv_cache.events import EventLog
 from llmstack_kv_cache.prefix_index import PrefixIndex
 
+_MAX_BLOCKS_TO_COLLECT = 8  # a segment of its own costs some 400 bytes
+_MAX_COLLECTED_BLOCKS = 64
+
 
 class BlockPool:
     """Blocks that are held or free. A free block keeps its content, findable, until it is taken for something else.
@@ -41,6 +44,7 @@ class BlockPool:
         self._holders: list[Segment | None] = [None] * num_blocks
         self._holders[:num_reserved_blocks] = [self._shared] * num_reserved_blocks
         self._unfindable = list(range(num_blocks - 1, num_reserved_blocks - 1, -1))  # taken from its end
+        self._collector: Segment | None = None
         self._segments: OrderedDict[Segment, None] = OrderedDict()  # least recently used first
 
     @property
@@ -125,10 +129,12 @@ class BlockPool:
                 del block_ids[-len(unfindable) :]
             else:
                 block_ids = [block_id for block_id in block_ids if self._holders[block_id] is segment]
+        if len(block_ids) <= _MAX_BLOCKS_TO_COLLECT:
+            self._collect(block_ids)
+            return
         segment.block_ids = block_ids
         segment.num_free = len(block_ids)
-        if block_ids:
-            self._segments[segment] = None
+        self._segments[segment] = None
 
     def forget_contents(self) -> None:
         """Forgets what every block holds, the held ones included."""
@@ -196,6 +202,20 @@ class BlockPool:
             evicted += taken
         self.num_evictions += self.prefix_index.evict(evicted)
         return evicted
+
+    def _collect(self, block_ids: list[int]) -> None:
+        """Adds a few findable blocks to the most recently used segment, if that is one for this purpose."""
+        if not block_ids:
+            return
+        newest = next(reversed(self._segments), None)
+        if newest is None or newest is not self._collector or len(newest.block_ids) >= _MAX_COLLECTED_BLOCKS:
+            newest = self._collector = Segment([])
+            self._segments[newest] = None
+        self._drop_left(newest)  # a block that left it may be among those that come
+        for block_id in block_ids:
+            self._holders[block_id] = newest
+        newest.block_ids[:0] = block_ids
+        newest.num_free += len(block_ids)
 
     def _disown(self, segment: Segment) -> list[int]:
         """Takes an owner from the segment's shared blocks; its blocks that nobody else holds."""

@@ -1,0 +1,284 @@
+"""Groups of layers share one pool, and a window keeps only the blocks it looks at."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from llmstack_kv_cache import (
+    NULL_BLOCK_ID,
+    BlockStored,
+    DuplicateRequestError,
+    HybridKVCacheManager,
+    KVCacheGroup,
+    UnknownRequestError,
+)
+
+WINDOW = KVCacheGroup("window", sliding_window=6)
+FULL = KVCacheGroup("full")
+
+
+class HybridMachine(RuleBasedStateMachine):
+    """Requests over groups; `slots` holds what was last written where, and by which group."""
+
+    @initialize(
+        windows=st.lists(st.sampled_from([None, None, 1, 5, 16, 40]), min_size=1, max_size=3),
+        num_blocks=st.integers(2, 50),
+        block_size=st.integers(1, 16),
+        num_host_blocks=st.integers(0, 40),
+        watermark=st.sampled_from([0.0, 0.1]),
+    )
+    def start(self, windows, num_blocks, block_size, **options):
+        self.groups = [KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
+        self.manager = HybridKVCacheManager(self.groups, num_blocks, block_size, **options)
+        self.slots, self.host_slots = {}, {}
+        self.tokens, self.num_computed = {}, {}
+        self.swapped = []
+        self.num_requests = 0
+
+    @property
+    def held(self):
+        return [request_id for request_id in self.tokens if request_id not in self.swapped]
+
+    def next_id(self):
+        self.num_requests += 1
+        return str(self.num_requests)
+
+    def choose(self, data):
+        return data.draw(st.sampled_from(self.held))
+
+    def unchanged(self, function, *arguments):
+        before = self.manager.stats()
+        answer = function(*arguments)
+        assert answer is not None or self.manager.stats() == before
+        return answer
+
+    def copy(self, copies, source, destination):
+        for source_id, destination_id in copies:
+            for offset in range(self.manager.block_size):
+                destination[destination_id, offset] = source.get((source_id, offset))
+
+    def check_reads(self, tables, tokens, num_computed):
+        """All that the next token attends to is there, in every group."""
+        size = self.manager.block_size
+        for number, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
+            first = 0 if group.sliding_window is None else max(num_computed - group.sliding_window + 1, 0)
+            for position in range(first, num_computed):
+                block_id = table[position // size]
+                assert block_id != NULL_BLOCK_ID
+                assert self.slots[block_id, position % size] == (number, tuple(tokens[: position + 1]))
+
+    def compute(self, request_id, num_tokens):
+        manager, size, tokens = self.manager, self.manager.block_size, self.tokens[request_id]
+        start = self.num_computed[request_id]
+        manager.advance(request_id, start)
+        end = min(start + num_tokens, len(tokens))
+        if end == start or self.unchanged(manager.allocate_slots, request_id, end) is None:
+            return
+        manager.cache_blocks(request_id, tokens, end)
+        tables = manager.block_tables(request_id)
+        others = {b for r in self.held if r != request_id for table in manager.block_tables(r) for b in table}
+        for number, table in enumerate(tables):
+            for position in range(start, end):
+                block_id = table[position // size]
+                assert block_id != NULL_BLOCK_ID
+                assert block_id not in others
+                self.slots[block_id, position % size] = (number, tuple(tokens[: position + 1]))
+        self.num_computed[request_id] = end
+
+    @rule(length=st.integers(1, 120), period=st.integers(1, 3), chunk=st.integers(1, 120))
+    def add(self, length, period, chunk):
+        request_id = self.next_id()
+        tokens = [int(position % period == 0) for position in range(length)]
+        found, num_hits = self.manager.get_computed_blocks(request_id, tokens)
+        assert num_hits < length
+        assert {len(block_ids) * self.manager.block_size for block_ids in found} == {num_hits}
+        self.check_reads(found, tokens, num_hits)
+        end = min(num_hits + chunk, length)
+        if self.unchanged(self.manager.allocate_slots, request_id, end, found) is not None:
+            self.tokens[request_id], self.num_computed[request_id] = tokens, num_hits
+            self.compute(request_id, chunk)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), max_size=20))
+    def go_on(self, data, tokens):
+        request_id = self.choose(data)
+        self.compute(request_id, len(self.tokens[request_id]))
+        self.tokens[request_id] += tokens
+        self.compute(request_id, len(tokens))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), back=st.integers(0, 30))
+    def fork(self, data, back):
+        parent_id, child_id = self.choose(data), self.next_id()
+        num_tokens = self.num_computed[parent_id] - back
+        try:
+            copies = self.unchanged(self.manager.fork, parent_id, child_id, num_tokens)
+        except ValueError:
+            return
+        if copies is not None:
+            self.copy(copies, self.slots, self.slots)
+            self.tokens[child_id] = self.tokens[parent_id][:num_tokens]
+            self.num_computed[child_id] = num_tokens
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def swap_out(self, data):
+        request_id = self.choose(data)
+        copies = self.unchanged(self.manager.swap_out, request_id)
+        if copies is not None:
+            self.copy(copies, self.slots, self.host_slots)
+            self.swapped.append(request_id)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def swap_in(self, data):
+        request_id = data.draw(st.sampled_from(self.swapped))
+        copies = self.unchanged(self.manager.swap_in, request_id)
+        if copies is not None:
+            self.copy(copies, self.host_slots, self.slots)
+            self.swapped.remove(request_id)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def free(self, data):
+        request_id = data.draw(st.sampled_from(list(self.tokens)))
+        self.manager.free(request_id)
+        self.manager.free(request_id)
+        self.swapped = [other for other in self.swapped if other != request_id]
+        del self.tokens[request_id], self.num_computed[request_id]
+
+    @rule(num_blocks=st.integers(2, 50))
+    def resize(self, num_blocks):
+        self.manager.resize(num_blocks)
+
+    @rule()
+    def reset(self):
+        assert self.manager.reset_prefix_cache() == (not self.held)
+
+    @invariant()
+    def the_books_agree(self):
+        self.manager.check_integrity()
+        used = {b for r in self.held for table in self.manager.block_tables(r) for b in table} - {NULL_BLOCK_ID}
+        assert self.manager.num_free_blocks + len(used) == self.manager.num_blocks
+
+    @invariant()
+    def every_request_reads_its_own_tokens(self):
+        for request_id in self.held:
+            tables = self.manager.block_tables(request_id)
+            self.check_reads(tables, self.tokens[request_id], self.num_computed[request_id])
+
+    def teardown(self):
+        if hasattr(self, "manager"):
+            for request_id in self.tokens:
+                self.manager.free(request_id)
+            assert self.manager.num_free_blocks == self.manager.num_blocks
+            assert self.manager.num_free_host_blocks == self.manager.num_host_blocks
+
+
+TestHybridMachine = HybridMachine.TestCase
+TestHybridMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def run_once(manager, request_id, tokens):
+    """Computes a whole request and frees it; how many of its tokens were found."""
+    found, num_hits = manager.get_computed_blocks(request_id, tokens)
+    assert manager.allocate_slots(request_id, len(tokens), found) is not None
+    manager.cache_blocks(request_id, tokens, len(tokens))
+    manager.free(request_id)
+    return num_hits
+
+
+def test_a_window_gives_back_the_blocks_it_has_passed_while_the_request_runs():
+    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=41, block_size=2)
+    manager.allocate_slots("a", 20)
+    assert manager.num_free_blocks == 20
+    manager.advance("a", 20)  # the token at 20 looks back to 15, so the window needs the blocks from 7 on
+    assert manager.num_free_blocks == 27
+    full, window = manager.block_tables("a")
+    assert NULL_BLOCK_ID not in full
+    assert [index for index, block_id in enumerate(window) if block_id == NULL_BLOCK_ID] == list(range(7))
+
+
+def test_a_long_request_runs_through_a_window_in_a_pool_that_never_holds_it_all():
+    manager = HybridKVCacheManager([WINDOW], num_blocks=6, block_size=2)
+    for num_tokens in range(1, 200):
+        assert manager.allocate_slots("a", num_tokens) is not None
+        manager.advance("a", num_tokens)
+
+
+def test_a_prefix_hits_where_the_window_has_lost_what_lies_before_it():
+    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=33, block_size=2)
+    tokens = list(range(20))
+    manager.allocate_slots("a", 20)
+    manager.cache_blocks("a", tokens, 20)
+    manager.advance("a", 20)
+    manager.allocate_slots("b", 20)  # takes what was free, and of what the window gave back
+    (full, window), num_hits = manager.get_computed_blocks("c", [*tokens, 20])
+    assert num_hits == 20
+    assert window[:7] == [NULL_BLOCK_ID] * 7
+    assert (full, window[7:]) == (manager.block_tables("a")[0], manager.block_tables("a")[1][7:])
+
+
+def test_a_prefix_is_no_hit_where_one_group_has_lost_it():
+    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=23, block_size=2)
+    tokens = list(range(20))
+    manager.allocate_slots("a", 20)
+    manager.cache_blocks("a", tokens, 20)
+    manager.advance("a", 20)
+    manager.allocate_slots("b", 8)  # takes six of the seven blocks that the window gave back, all but the first
+    assert manager.get_computed_blocks("c", tokens[:11])[1] == 2
+
+
+def test_a_model_of_one_full_group_hits_as_the_plain_manager_does():
+    manager = HybridKVCacheManager([FULL], num_blocks=20, block_size=4)
+    assert [run_once(manager, "a", list(range(13))) for _ in range(2)] == [0, 12]
+    assert manager.stats().hit_rate == pytest.approx(12 / 26)
+
+
+def test_events_tell_each_content_once_whatever_the_number_of_groups():
+    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=20, block_size=2, max_events=10)
+    run_once(manager, "a", [1, 2, 3, 4])
+    (event,), num_dropped = manager.fetch_events()
+    assert isinstance(event, BlockStored)
+    assert (event.token_ids, event.parent_identity, num_dropped) == ((1, 2, 3, 4), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "name"),
+    [([], "groups"), ([FULL, FULL], "groups"), ([KVCacheGroup("w", 0)], "sliding_window")],
+)
+def test_groups_that_make_no_model_are_refused_by_name(groups, name):
+    with pytest.raises(ValueError, match=name):
+        HybridKVCacheManager(groups, num_blocks=10)
+
+
+def test_misuse_is_a_typed_error_and_changes_nothing():
+    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=40, block_size=2, num_host_blocks=40)
+    manager.allocate_slots("a", 20)
+    manager.advance("a", 20)
+    before = manager.stats()
+    with pytest.raises(ValueError, match="num_reserved_blocks"):
+        HybridKVCacheManager([FULL], num_blocks=4, num_reserved_blocks=0)
+    for error, match, function, *arguments in (
+        (UnknownRequestError, "nobody", manager.block_tables, "nobody"),
+        (UnknownRequestError, "nobody", manager.swap_in, "nobody"),
+        (DuplicateRequestError, "'a'", manager.fork, "a", "a", 20),
+        (ValueError, "num_tokens", manager.fork, "a", "b", 4),
+        (ValueError, "num_tokens", manager.fork, "a", "b", 21),
+        (ValueError, "num_tokens", manager.allocate_slots, "b", 0),
+        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [[1]]),
+        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [[1], [2]]),
+        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [[0], [0]]),
+        (ValueError, "computed_block_ids", manager.allocate_slots, "a", 22, [[1], [2]]),
+        (ValueError, "num_computed_tokens", manager.cache_blocks, "a", [1], 2),
+        (ValueError, "num_computed_tokens", manager.advance, "a", 21),
+        (ValueError, "32 bits", manager.cache_blocks, "a", [2**31] * 20, 20),
+    ):
+        with pytest.raises(error, match=match):
+            function(*arguments)
+    assert manager.stats() == before
+    assert manager.swap_out("a") is not None
+    with pytest.raises(DuplicateRequestError):
+        manager.allocate_slots("a", 2)
+    manager.check_integrity()
