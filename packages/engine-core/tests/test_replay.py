@@ -95,10 +95,12 @@ def replay(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, captured.out, captured.err
 
 
-@settings(max_examples=30)
-@given(st.integers(0, 10_000), st.integers(5, 30))
-def test_every_decision_of_a_messy_run_is_derived_again(seed: int, num_blocks: int) -> None:
-    core = build(num_blocks)
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(5, 30), st.sampled_from([0, 20]), st.booleans())
+def test_every_decision_of_a_messy_run_is_derived_again(
+    seed: int, num_blocks: int, num_host_blocks: int, is_async: bool
+) -> None:
+    core = build(num_blocks, num_host_blocks=num_host_blocks, async_scheduling=is_async)
     run_messily(core, seed)
     data = dump(core)
     report = verify(RecordedRun(data))

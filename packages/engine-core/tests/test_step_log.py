@@ -54,6 +54,7 @@ requests = st.builds(
     st.integers(-(2**63), 2**63 - 1),
     texts,
     st.none() | texts,
+    fork_of=texts,
 )
 events = st.one_of(
     st.builds(RequestAdded, requests),

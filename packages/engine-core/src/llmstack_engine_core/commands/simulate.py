@@ -77,6 +77,13 @@ def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
     add("--long-prefill-token-threshold", type=int, default=0, metavar="N",
         help="tokens of one request per step at most; 0 is no limit (default: 0)")  # fmt: skip
+    add(
+        "--max-num-partial-prefills",
+        type=int,
+        default=0,
+        metavar="N",
+        help="requests in the midst of their prompts at most; 0 is no limit (default: 0)",
+    )
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="reuse equal prefixes")
 
 
@@ -91,6 +98,7 @@ def _config(namespace: argparse.Namespace) -> SimulationConfig:
             max_num_batched_tokens=namespace.max_num_batched_tokens,
             policy=namespace.scheduling_policy,
             long_prefill_token_threshold=namespace.long_prefill_token_threshold,
+            max_num_partial_prefills=namespace.max_num_partial_prefills,
         )
     except ValueError as error:
         raise SimulationError(str(error)) from error
