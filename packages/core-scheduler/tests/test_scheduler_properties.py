@@ -5,15 +5,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llmstack_core_scheduler import RequestStatus, Scheduler, SchedulerConfig
+from llmstack_core_scheduler import AlwaysSwap, RequestStatus, Scheduler, SchedulerConfig
 from llmstack_core_scheduler.testing import FakeModelRunner, next_token
 from llmstack_types import EngineCoreRequest, InvalidRequestError, SamplingParams
 
 kv_cache = pytest.importorskip("llmstack_kv_cache")
 
 
+class SometimesRight:
+    def propose(self, request_id, token_ids, max_num_tokens):
+        right = next_token(token_ids)
+        return [right, right, right] if token_ids[-1] % 2 else [right, next_token([*token_ids, right])]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    """Schedule, execute and update are rules of their own, so that adding and aborting fall in between."""
+    """Schedule, execute and update are rules of their own, so that all else falls in between, and steps overlap."""
 
     @initialize(
         num_blocks=st.integers(2, 50),
@@ -22,19 +28,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 40),
         policy=st.sampled_from(["fcfs", "priority"]),
         is_chunked=st.booleans(),
+        num_host_blocks=st.sampled_from([0, 3, 100]),
+        num_lookahead_slots=st.sampled_from([0, 3]),
+        max_num_preemptions=st.integers(1, 4),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, budget, policy, is_chunked):
+    def start(
+        self, num_blocks, block_size, max_num_seqs, budget, policy, is_chunked, num_host_blocks, num_lookahead_slots,
+        max_num_preemptions,
+    ):  # fmt: skip
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget if is_chunked else 64,
             max_model_len=64,
             enable_chunked_prefill=is_chunked,
             policy=policy,
+            num_lookahead_slots=num_lookahead_slots,
+            max_num_preemptions=max_num_preemptions,
+            max_num_partial_prefills=1,
         )
-        self.manager = kv_cache.KVCacheManager(num_blocks, block_size)
-        self.scheduler = Scheduler(self.config, self.manager)
-        self.runner = FakeModelRunner(num_blocks, block_size)
-        self.scheduled = self.output = None
+        self.num_host_blocks = num_host_blocks
+        self.manager = kv_cache.KVCacheManager(num_blocks, block_size, num_host_blocks=num_host_blocks)
+        self.scheduler = Scheduler(self.config, self.manager, preemption=AlwaysSwap(), draft_source=SometimesRight())
+        self.runner = FakeModelRunner(num_blocks, block_size, num_host_blocks=num_host_blocks)
+        self.under_way = []
         self.requests, self.answers = {}, {}
 
     @rule(
@@ -43,10 +59,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         shared=st.integers(0, 64),
         max_tokens=st.integers(0, 20),
         priority=st.integers(-1, 1),
+        fork_of=st.sampled_from(["", "", "0", "1"]),
     )
-    def add(self, number, length, shared, max_tokens, priority):
+    def add(self, number, length, shared, max_tokens, priority, fork_of):
         prompt = [1] * min(shared, length) + [number] * (length - min(shared, length))
-        request = EngineCoreRequest(str(number), prompt, SamplingParams(max_tokens=max_tokens), priority=priority)
+        if fork_of in self.requests:
+            prompt = list(self.requests[fork_of].prompt_token_ids)
+            length = len(prompt)
+        request = EngineCoreRequest(
+            str(number), prompt, SamplingParams(max_tokens=max_tokens), priority=priority, fork_of=fork_of
+        )
         capacity = self.manager.num_blocks * self.manager.block_size
         fits = length + max_tokens <= 64 and max(length, length + max_tokens - 1) <= capacity
         before = [r.request_id for r in self.scheduler.waiting]
@@ -61,28 +83,49 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert request.request_id not in self.requests
         self.requests[request.request_id], self.answers[request.request_id] = request, []
 
-    @precondition(lambda self: self.scheduled is None)
+    @rule(
+        number=st.integers(13, 25),
+        token_id=st.integers(0, 9),
+        max_tokens=st.integers(0, 9),
+        is_parent_dropped=st.booleans(),
+        data=st.data(),
+    )
+    def fork(self, number, token_id, max_tokens, is_parent_dropped, data):
+        if not self.scheduler.running or str(number) in self.requests:
+            return
+        parent = data.draw(st.sampled_from(self.scheduler.running.requests))
+        prompt = [*parent.token_ids, token_id]
+        child = EngineCoreRequest(str(number), prompt, SamplingParams(max_tokens=max_tokens))
+        before = self.scheduler.stats()
+        try:
+            num_tokens = self.scheduler.fork_request(parent.request_id, child)
+        except InvalidRequestError:
+            assert self.scheduler.stats() == before
+            return
+        assert num_tokens <= len(prompt) - 1
+        self.requests[str(number)], self.answers[str(number)] = child, []
+        if is_parent_dropped:
+            self.abort(parent.request_id)
+
+    @precondition(lambda self: len(self.under_way) < 2)
     @rule()
     def schedule(self):
         oldest = self.scheduler.running.first().request_id if self.scheduler.running else None
-        self.scheduled = self.scheduler.schedule(0.0)
-        rows = self.scheduled.scheduled_requests
-        assert len(rows) == len(self.scheduler.running) <= self.config.max_num_seqs
-        assert self.scheduled.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
-        assert rows or not self.requests
-        if oldest is not None:
-            assert rows[0].request_id == oldest
+        scheduled = self.scheduler.schedule(0.0)
+        rows = scheduled.scheduled_requests
+        assert len(rows) <= len(self.scheduler.running) <= self.config.max_num_seqs
+        assert scheduled.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
+        if not self.under_way:
+            assert len(rows) == len(self.scheduler.running)
+            assert rows or not self.requests
+            if oldest is not None:
+                assert rows[0].request_id == oldest
+        self.under_way.append((scheduled, self.runner.execute_model(scheduled)))
 
-    @precondition(lambda self: self.scheduled is not None and self.output is None)
-    @rule()
-    def execute(self):
-        self.output = self.runner.execute_model(self.scheduled)
-
-    @precondition(lambda self: self.output is not None)
+    @precondition(lambda self: self.under_way)
     @rule()
     def update(self):
-        outputs = self.scheduler.update_from_output(self.scheduled, self.output, 0.0).outputs
-        self.scheduled = self.output = None
+        outputs = self.scheduler.update_from_output(*self.under_way.pop(0), 0.0).outputs
         for message in outputs:
             request, answer = self.requests[message.request_id], self.answers[message.request_id]
             for token_id in message.new_token_ids:
@@ -92,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert len(answer) == request.sampling_params.max_tokens
                 del self.requests[message.request_id]
 
-    @rule(number=st.integers(0, 12))
+    @rule(number=st.integers(0, 25))
     def abort(self, number):
         self.scheduler.abort_requests([str(number)])
         self.requests.pop(str(number), None)
@@ -106,7 +149,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         running, waiting = list(self.scheduler.running), list(self.scheduler.waiting)
         assert sorted(r.request_id for r in running + waiting) == sorted(self.requests)
         assert all(r.status is RequestStatus.RUNNING for r in running)
-        assert all(r.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for r in waiting)
+        states = (RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
+        assert all(r.status in states for r in waiting)
+        assert all(r.num_preemptions <= self.config.max_num_preemptions for r in running + waiting)
 
     @invariant()
     def the_blocks_are_those_of_the_running(self):
@@ -118,18 +163,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         for _ in range(5000):
-            if self.scheduled is None and not self.scheduler.has_unfinished_requests():
-                break
-            if self.scheduled is None:
-                self.schedule()
-            elif self.output is None:
-                self.execute()
-            else:
+            while self.under_way:
                 self.update()
+            if not self.scheduler.has_unfinished_requests():
+                break
+            self.schedule()
         assert not self.requests
         assert self.runner.request_ids == []
         assert self.manager.num_free_blocks == self.manager.num_blocks
+        assert self.manager.num_free_host_blocks == self.num_host_blocks
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

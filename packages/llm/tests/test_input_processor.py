@@ -112,6 +112,7 @@ def test_several_completions_have_seeds_of_their_own_that_repeat():
     again = ours.process_inputs("q", ours.admit("Hi", params))
     seeds = [request.sampling_params.seed for request in first]
     assert [request.request_id for request in first] == ["0_r", "1_r", "2_r"]
+    assert [request.fork_of for request in first] == ["", "0_r", "0_r"]
     assert len(set(seeds)) == 3
     assert seeds == [request.sampling_params.seed for request in again]
     assert all(isinstance(seed, int) and 0 <= seed < 2**63 for seed in seeds)

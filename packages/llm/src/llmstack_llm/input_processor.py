@@ -114,7 +114,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
     ) -> list[EngineCoreRequest]:
-        """One engine request per completion; `n` above 1 gives ids `{index}_{request_id}`."""
+        """One engine request per completion; `n` above 1 gives ids `{index}_{request_id}`, forks of the first."""
         params = admitted.sampling_params
         seed = params.seed if params.seed is not None else self._draw()
         arrival_time_s = self._clock()
@@ -134,6 +134,7 @@ class InputProcessor:
                 arrival_time_s=arrival_time_s,
                 priority=priority,
                 cache_salt=cache_salt,
+                fork_of=f"0_{request_id}" if index else "",
             )
             for index in range(params.n)
         ]

@@ -14,6 +14,7 @@ import torch
 from llmstack_kernels.dispatch import backends
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import read_json
+from llmstack_model_runner.block_copies import apply_block_copies
 from llmstack_model_runner.device_memory import available_kv_bytes, working_bytes
 from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.input_batch import InputBatch, StepRows
@@ -52,6 +53,7 @@ class ModelRunner:
         self._model: CausalLM | None = None
         self._spec: KVCacheSpec | None = None
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._host_kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._batch: InputBatch | None = None
         self._pending: PendingStep | None = None
 
@@ -93,13 +95,20 @@ class ModelRunner:
         step_bytes = working_bytes(config.max_num_batched_tokens, config.max_num_seqs, spec.vocab_size, token_bytes)
         return min(needed_bytes, available_kv_bytes(self._device, config.gpu_memory_utilization, step_bytes))
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower."""
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower.
+
+        Swapped-out requests use further `num_host_blocks` in the host's memory, which they take when they are written.
+        """
         config, spec = self._config, self.kv_cache_spec()
         dtype = getattr(torch, spec.dtype)
         self._kv_caches = allocate_kv_storage(
             spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, self._device
         )
+        if num_host_blocks:
+            self._host_kv_caches = allocate_kv_storage(
+                spec.num_layers, num_host_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, "cpu"
+            )
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size
         )
@@ -110,10 +119,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> PendingStep:
-        """Starts one step: row updates, forward pass, sampling. An empty step still applies its row updates.
+        """Starts one step: row updates, copies of blocks, forward pass, sampling. An empty step has the first two.
 
         Raises:
             InputBatchError: The step contradicts what the runner knows of its requests.
+            ValueError: A copy names a block that does not exist.
         """
         model, batch = self._model, self._batch
         if model is None or batch is None:
@@ -123,6 +133,7 @@ class ModelRunner:
             self._pending.result()
         with self.timing.phase("prepare"):
             step = batch.update(scheduled)
+            apply_block_copies(scheduled, self._kv_caches, self._host_kv_caches)
             inputs = prepare_inputs(batch, step, self._device) if step.request_ids else None
         if inputs is None:
             self._pending = PendingStep(batch, step, sampling_indices=np.zeros(0, dtype=np.int64))
@@ -138,6 +149,7 @@ class ModelRunner:
         """Releases the device. Idempotent."""
         self._model = self._batch = self._pending = None
         self._kv_caches = []
+        self._host_kv_caches = []
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

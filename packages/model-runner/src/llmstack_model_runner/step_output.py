@@ -58,7 +58,8 @@ class PendingStep:
     ) -> None:
         token_ids, is_good = sampled.token_ids.cpu().numpy(), sampled.is_good.cpu().numpy()
         good_indices = self.sampling_indices[is_good]
-        self.batch.append_tokens(self.step.rows[good_indices], token_ids[is_good])
+        # A row that failed gets a token as well: the step after this one may have been scheduled for it already.
+        self.batch.append_tokens(self.step.rows[self.sampling_indices], np.where(is_good, token_ids, 0))
         for index, token_id in zip(good_indices.tolist(), token_ids[is_good].tolist(), strict=True):
             sampled_token_ids[index].append(token_id)
         for index in self.sampling_indices[~is_good].tolist():
