@@ -166,6 +166,15 @@ def test_what_cannot_be_compared_is_refused_in_one_line(
     assert expected in err
 
 
+@pytest.mark.parametrize("against", ["num_blocks=0", "max_num_seqs=0", "policy=fair"])
+def test_settings_that_cannot_be_are_refused_in_one_line(
+    against: str, log_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = replay(capsys, log_path, "--against", against)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert against.partition("=")[0] in err
+
+
 def test_another_installation_decides_in_a_process_of_its_own(
     log_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

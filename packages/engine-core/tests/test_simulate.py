@@ -199,6 +199,12 @@ def test_a_tiny_pool_preempts_and_a_request_beyond_it_is_refused() -> None:
     assert report.num_preemptions > 0
 
 
+def test_a_trace_of_which_nothing_fits_has_no_distributions() -> None:
+    report = run([TraceRequest(0.0, 400, 40)], 16, 2)
+    assert (report.num_requests, report.num_refused, report.to_json()["ttft_s"]["p50"]) == (0, 1, None)
+    assert "p50 -" in report.to_text()
+
+
 def test_the_queue_counts_what_has_arrived_and_not_begun() -> None:
     trace = [TraceRequest(0.0, 10, 5) for _ in range(50)]
     report = run(trace, 16, scheduler=SchedulerConfig(max_num_seqs=1))
@@ -242,6 +248,7 @@ def test_azure_shares_nothing() -> None:
         ('{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}', "mooncake", "input_length"),
         ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "mooncake", "513 tokens"),
         ('{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [-1]}', "mooncake", "hash_ids"),
+        ('{"timestamp": NaN, "input_length": 9, "output_length": 1, "hash_ids": [1]}', "mooncake", "timestamp"),
         ("[1, 2]", "mooncake", "request 1"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "azure", "request 1"),
         ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,1\n", "azure", "'GeneratedTokens'"),

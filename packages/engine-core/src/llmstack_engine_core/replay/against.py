@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_core_scheduler.request_queue import POLICIES
-from llmstack_engine_core.control_plane import build_cache, build_scheduler
+from llmstack_engine_core.control_plane import build_cache
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.replay.derive import Decision, derive_decisions
 from llmstack_engine_core.replay.installation import derive_with_installation
@@ -26,7 +26,7 @@ class AgainstError(StepLogError):
 
 def decisions_as_recorded(run: RecordedRun) -> Iterator[Decision]:
     """The run's own decisions."""
-    return _decisions(run, build_scheduler(*run.header.configs()))
+    return _decisions(run, run.header.build_scheduler())
 
 
 def decisions_against(run: RecordedRun, path: Path, against: str) -> Iterator[Decision]:
@@ -63,7 +63,7 @@ def _with_settings(run: RecordedRun, settings: str) -> Iterator[Decision]:
             known = ", ".join([*scheduler, *cache])
             raise AgainstError(f"there is no setting {name[:64]!r}; the run has {known}")
         named[name] = _parse(name, text, named[name])
-    return _decisions(run, build_scheduler(*LogHeader(scheduler, cache).configs()))
+    return _decisions(run, LogHeader(scheduler, cache).build_scheduler())
 
 
 def _parse(name: str, text: str, recorded: Any) -> Any:

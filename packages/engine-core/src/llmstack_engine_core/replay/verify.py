@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmstack_engine_core.control_plane import build_scheduler
 from llmstack_engine_core.replay.derive import DecisionsDifferError, derive_decisions
 from llmstack_engine_core.step_log import RecordedRun
 from llmstack_engine_core.step_log.decisions import DecisionHash
@@ -35,7 +34,7 @@ def verify(run: RecordedRun) -> ReplayReport:
         StepLogError: The log cannot be replayed.
     """
     report, decided, proven_steps = ReplayReport(), DecisionHash(), 0
-    scheduler = build_scheduler(*run.header.configs())
+    scheduler = run.header.build_scheduler()
     for item in derive_decisions(_counted(run, report), scheduler):
         if not isinstance(item, Checkpoint):
             decided.add(item.packed)

@@ -82,7 +82,7 @@ def _parse_mooncake(lines: Iterable[str]) -> Iterator[TraceRequest]:
 
 def _mooncake_request(named: dict[str, Any]) -> TraceRequest:
     request = TraceRequest(
-        float(named["timestamp"]) / 1000,
+        _seconds(named["timestamp"]),
         _count(named["input_length"], "input_length", 1),
         _count(named["output_length"], "output_length", 0),
         tuple(_count(hash_id, "hash_ids", 0, 1 << 64) for hash_id in named["hash_ids"]),
@@ -103,6 +103,12 @@ def _parse_azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
             _count(int(row["ContextTokens"]), "ContextTokens", 1),
             _count(int(row["GeneratedTokens"]), "GeneratedTokens", 0),
         )
+
+
+def _seconds(milliseconds: Any) -> float:
+    if type(milliseconds) not in (int, float) or not 0 <= milliseconds < 1e15:
+        raise ValueError("timestamp must be a number of milliseconds")
+    return float(milliseconds) / 1000
 
 
 def _count(value: Any, name: str, low: int, high: int = MAX_TOKENS) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_core_scheduler import SchedulerConfig
-from llmstack_engine_core.control_plane import CacheConfig
+from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.plain_data import from_plain, to_plain
+from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.packing import pack, unpack
 
@@ -42,6 +43,18 @@ class LogHeader:
             return from_plain(SchedulerConfig, self.scheduler), from_plain(CacheConfig, self.cache)
         except ValueError as error:
             raise StepLogError(f"its configuration is not one of these packages: {error}") from error
+
+    def build_scheduler(self) -> Scheduler:
+        """A scheduler over an empty cache, as it was when the run began.
+
+        Raises:
+            StepLogError: These packages cannot build it.
+        """
+        scheduler, cache = self.configs()
+        try:
+            return build_scheduler(scheduler, cache)
+        except ValueError as error:
+            raise StepLogError(f"its control plane cannot be built: {error}") from error
 
     def pack(self) -> bytes:
         """One msgpack map."""
