@@ -5,6 +5,9 @@ from __future__ import annotations
 from llmstack_core_scheduler.request import Request
 from llmstack_types import NewRequest, ScheduledRequest, SchedulerOutput
 
+# Calling the class, a function of Python around this, takes half as long again.
+_make_row = tuple.__new__
+
 
 class StepPlan:
     """The rows of one step, collected row by row.
@@ -53,8 +56,7 @@ class StepPlan:
     def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """Adds a row of the request's next `num_tokens` tokens; from now on they count as computed."""
         start = request.num_computed_tokens
-        # Half the time of calling the class, which is a function of Python around this.
-        self.rows.append(tuple.__new__(ScheduledRequest, (request.request_id, start, num_tokens, new_block_ids, ())))
+        self.rows.append(_make_row(ScheduledRequest, (request.request_id, start, num_tokens, new_block_ids, ())))
         self.requests.append(request)
         request.num_computed_tokens = end = start + num_tokens
         self.budget -= num_tokens
