@@ -4,7 +4,14 @@ import tracemalloc
 
 import pytest
 
-from llmstack_kv_cache import KVCacheError, KVCacheIntegrityError, KVCacheManager, UnknownRequestError
+from llmstack_kv_cache import (
+    AllCleared,
+    BlockRemoved,
+    KVCacheError,
+    KVCacheIntegrityError,
+    KVCacheManager,
+    UnknownRequestError,
+)
 
 
 def run_once(manager, request_id, tokens, salt=""):
@@ -169,6 +176,22 @@ def test_sizes_that_make_no_sense_are_refused_by_name(sizes, name):
         KVCacheManager(*sizes)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_host_blocks", -1),
+        ("num_reserved_blocks", -1),
+        ("num_reserved_blocks", 4),
+        ("watermark", 1.0),
+        ("watermark", -0.1),
+        ("max_events", -1),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=name):
+        KVCacheManager(4, **{name: value})
+
+
 def test_misuse_is_a_typed_error_and_changes_nothing():
     manager = KVCacheManager(num_blocks=4, block_size=2)
     with pytest.raises(UnknownRequestError, match="'nobody'"):
@@ -192,12 +215,147 @@ def test_misuse_is_a_typed_error_and_changes_nothing():
     manager.check_integrity()
 
 
+def test_a_fork_shares_full_blocks_and_copies_the_one_that_is_begun():
+    manager = KVCacheManager(num_blocks=10, block_size=4)
+    table = manager.allocate_slots("a", 10)
+    assert manager.fork("a", "b", 10) == [(table[2], 3)]
+    assert manager.block_table("b") == [*table[:2], 3]
+    assert manager.fork("a", "c", 8) == []
+    assert manager.num_free_blocks == 6
+    assert manager.stats().num_forks == 2
+    manager.free("a")
+    assert manager.num_free_blocks == 7  # the others still hold its first two blocks
+
+
+def test_forks_that_diverge_find_their_own_continuations_only():
+    manager = KVCacheManager(num_blocks=20, block_size=2)
+    manager.allocate_slots("a", 3)
+    manager.cache_blocks("a", [1, 2, 3], 3)
+    manager.fork("a", "b", 3)
+    for request_id, last in (("a", 4), ("b", 5)):
+        manager.allocate_slots(request_id, 4)
+        manager.cache_blocks(request_id, [1, 2, 3, last], 4)
+        table = manager.block_table(request_id)
+        assert manager.get_computed_blocks("x", [1, 2, 3, last, 0]) == (table, 4)
+
+
+def test_a_fork_without_a_block_for_the_copy_is_none():
+    manager = KVCacheManager(num_blocks=2, block_size=4)
+    manager.allocate_slots("a", 6)
+    assert manager.fork("a", "b", 5) is None
+    assert manager.fork("a", "b", 4) == []
+
+
+def test_a_request_is_swapped_out_and_comes_back_to_other_blocks():
+    manager = KVCacheManager(num_blocks=4, block_size=2, num_host_blocks=3)
+    tokens = [1, 2, 3, 4, 5]
+    first = manager.allocate_slots("a", 5, salt="tenant")
+    manager.cache_blocks("a", tokens, 5)
+    assert manager.swap_out("a") == list(zip(first, range(3), strict=True))
+    assert (manager.num_free_blocks, manager.num_free_host_blocks) == (4, 0)
+    manager.allocate_slots("b", 3)
+    assert manager.swap_in("a") is None
+    manager.free("b")
+    copies = manager.swap_in("a")
+    assert copies == list(zip(range(3), manager.block_table("a"), strict=True))
+    manager.cache_blocks("a", tokens, 5)
+    assert manager.get_computed_blocks("c", tokens, "tenant")[1] == 4
+    stats = manager.stats()
+    assert (stats.num_swap_outs, stats.num_swap_ins, stats.num_free_host_blocks) == (1, 1, 3)
+
+
+def test_a_host_pool_without_room_is_none_and_freeing_a_swapped_request_makes_room():
+    manager = KVCacheManager(num_blocks=8, block_size=2, num_host_blocks=2)
+    manager.allocate_slots("a", 4)
+    manager.allocate_slots("b", 2)
+    assert manager.swap_out("a") is not None
+    assert manager.swap_out("b") is None
+    manager.free("a")
+    assert manager.swap_out("b") is not None
+
+
+def test_reserved_blocks_are_never_handed_out():
+    manager = KVCacheManager(num_blocks=6, block_size=1, num_reserved_blocks=2)
+    assert manager.num_blocks == manager.num_free_blocks == 4
+    assert sorted(manager.allocate_slots("a", 4)) == [2, 3, 4, 5]
+    assert manager.allocate_slots("a", 5) is None
+
+
+def test_the_watermark_holds_beginners_back_but_not_those_who_run_nor_the_only_one():
+    manager = KVCacheManager(num_blocks=10, block_size=1, watermark=0.2)
+    assert manager.allocate_slots("a", 7) is not None
+    assert manager.allocate_slots("b", 2) is None
+    assert manager.allocate_slots("b", 1) is not None
+    assert manager.allocate_slots("a", 9) is not None
+    alone = KVCacheManager(num_blocks=10, block_size=1, watermark=0.2)
+    assert alone.allocate_slots("a", 10) is not None
+
+
+def test_a_pool_grows_and_shrinks_as_far_as_its_blocks_are_free():
+    manager = KVCacheManager(num_blocks=4, block_size=2)
+    run_once(manager, "a", [1, 2, 3, 4, 5])
+    assert manager.resize(2)
+    assert manager.get_computed_blocks("a", [1, 2, 3, 4, 5])[1] == 4
+    assert manager.resize(1)
+    assert manager.get_computed_blocks("a", [1, 2, 3, 4, 5])[1] == 2
+    assert manager.resize(5)
+    assert manager.allocate_slots("b", 10) is not None
+    assert not manager.resize(4)
+    assert manager.num_blocks == 5
+
+
+def test_events_tell_what_can_be_found_with_tokens_and_parents_and_without_the_salt():
+    manager = KVCacheManager(num_blocks=3, block_size=2, max_events=10)
+    manager.allocate_slots("a", 6, salt="secret")
+    manager.cache_blocks("a", [1, 2, 3, 4, 5, 6], 2)
+    manager.cache_blocks("a", [1, 2, 3, 4, 5, 6], 6)
+    manager.free("a")
+    manager.allocate_slots("b", 2)
+    manager.free("b")
+    (first, more, removed), num_dropped = manager.fetch_events()
+    assert (first.token_ids, first.parent_identity, first.block_size) == ((1, 2), 0, 2)
+    assert (more.token_ids, more.parent_identity) == ((3, 4, 5, 6), first.identities[0])
+    assert removed == BlockRemoved(more.identities[1:])
+    assert num_dropped == 0
+    manager.reset_prefix_cache()
+    assert manager.fetch_events() == ([AllCleared()], 0)
+
+
+def test_a_log_of_events_that_overflows_says_so():
+    manager = KVCacheManager(num_blocks=8, block_size=1, max_events=2)
+    manager.allocate_slots("a", 5)
+    for num_tokens in range(1, 6):
+        manager.cache_blocks("a", [1, 2, 3, 4, 5], num_tokens)
+    events, num_dropped = manager.fetch_events()
+    assert ([event.token_ids for event in events], num_dropped) == ([(4,), (5,)], 3)
+    assert manager.fetch_events() == ([], 0)
+
+
+def test_without_a_log_there_are_no_events():
+    manager = KVCacheManager(num_blocks=8, block_size=1)
+    run_once(manager, "a", [1, 2])
+    assert manager.fetch_events() == ([], 0)
+
+
 def test_books_that_do_not_agree_are_found():
     manager = KVCacheManager(num_blocks=4, block_size=2)
     manager.allocate_slots("a", 4)
     manager._tables["a"].block_ids.append(3)
     with pytest.raises(KVCacheIntegrityError, match="references"):
         manager.check_integrity()
+
+
+def test_a_hundred_thousand_cached_blocks_take_less_than_350_bytes_each():
+    tracemalloc.start()
+    try:
+        manager = KVCacheManager(num_blocks=100_000)
+        for start in range(0, 1_600_000, 16_000):
+            run_once(manager, "a", list(range(start, start + 16_000)))
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert manager.stats().num_cached_blocks == 100_000
+    assert num_bytes < 35e6
 
 
 def test_a_million_empty_blocks_take_less_than_200_megabytes():

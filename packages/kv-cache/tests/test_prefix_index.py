@@ -1,0 +1,65 @@
+"""Everything that was computed and not evicted is found, however it was computed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager
+
+prompts = st.builds(
+    lambda pattern, length, tail: [pattern[i % len(pattern)] for i in range(length)] + tail,
+    st.lists(st.integers(0, 1), min_size=1, max_size=3),
+    st.integers(0, 300),
+    st.lists(st.integers(0, 2), min_size=1, max_size=4),
+)
+requests = st.lists(
+    st.tuples(prompts, st.sampled_from(["", "tenant"]), st.integers(1, 200), st.booleans()), min_size=1, max_size=8
+)
+
+
+def num_common(tokens, others):
+    """Length of the longest prefix that `tokens` has in common with any of the others."""
+    longest = 0
+    for other in others:
+        same = next(
+            (i for i, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), min(len(tokens), len(other))
+        )
+        longest = max(longest, same)
+    return longest
+
+
+@given(block_size=st.sampled_from([1, 2, 3, 16, 64]), requests=requests)
+def test_a_hit_is_the_longest_prefix_that_any_request_left(block_size, requests):
+    manager = KVCacheManager(num_blocks=5000, block_size=block_size)
+    computed = {"": [], "tenant": []}
+    for number, (tokens, salt, chunk, is_freed) in enumerate(requests):
+        request_id = str(number)
+        block_ids, num_hits = manager.get_computed_blocks(request_id, tokens, salt)
+        # Only whole blocks of the others can be found.
+        whole = [other[: len(other) // block_size * block_size] for other in computed[salt]]
+        assert num_hits == min(num_common(tokens, whole), len(tokens) - 1) // block_size * block_size
+        for end in range(num_hits + 1, len(tokens) + chunk, chunk):
+            manager.allocate_slots(request_id, min(end, len(tokens)), block_ids, salt)
+            manager.cache_blocks(request_id, tokens, min(end, len(tokens)))
+            block_ids = ()
+        computed[salt].append(tokens)
+        if is_freed:
+            manager.free(request_id)
+    manager.check_integrity()
+
+
+@given(block_size=st.sampled_from([1, 3, 16]), requests=requests)
+def test_groups_that_all_see_everything_hit_as_one_does(block_size, requests):
+    plain = KVCacheManager(num_blocks=5000, block_size=block_size)
+    groups = [KVCacheGroup("a"), KVCacheGroup("b"), KVCacheGroup("c", sliding_window=10_000)]
+    hybrid = HybridKVCacheManager(groups, num_blocks=15_000, block_size=block_size)
+    for number, (tokens, salt, _, is_freed) in enumerate(requests):
+        num_hits = []
+        for manager in (plain, hybrid):
+            block_ids, num_tokens = manager.get_computed_blocks(str(number), tokens, salt)
+            manager.allocate_slots(str(number), len(tokens), block_ids, salt)
+            manager.cache_blocks(str(number), tokens, len(tokens))
+            if is_freed:
+                manager.free(str(number))
+            num_hits.append(num_tokens)
+        assert num_hits[0] == num_hits[1]
+    hybrid.check_integrity()
