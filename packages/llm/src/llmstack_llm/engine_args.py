@@ -49,6 +49,7 @@ class EngineArgs:
         chat_template: A path, or the template itself; None is the model's.
         runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
+        log_level: Of the engine core's process.
     """
 
     model: str
@@ -76,6 +77,7 @@ class EngineArgs:
     disable_log_stats: bool = False
     runner: str = "default"
     max_num_queued_reqs: int | None = None
+    log_level: str = "INFO"
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -131,7 +133,7 @@ class EngineArgs:
             "model": model, "runner": self.runner, "scheduler": scheduler,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
-            "is_max_model_len_explicit": self.max_model_len is not None,
+            "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
         }  # fmt: skip
         try:
             return EngineConfig.from_plain(data)
