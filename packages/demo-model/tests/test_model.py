@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers")
 # Written for this test, so in none of the books; a guess among all tokens would cost ln(3072) = 8.03 nats a token.
 PARAGRAPH = (
     "Once upon a time there lived a poor miller who had an only daughter. One evening, when the snow lay deep upon "
-    'the ground, an old woman came to the door and said: "Let me warm myself by your fire, and I will give you whatever '
-    'you wish." The girl was kind, and she took the old woman by the hand and led her into the house.'
+    'the ground, an old woman came to the door and said: "Let me warm myself by your fire, and I will give you '
+    'whatever you wish." The girl was kind, and she took the old woman by the hand and led her into the house.'
 )
 MAX_LOSS = 4.2
 # The words that a storyteller of old tales uses most, and their inflections.

@@ -63,8 +63,9 @@ both. The small talk (who it is, what it cannot do, greetings) is original.
 """
 METHOD = """\
 AdamW (betas 0.9, 0.98; weight decay on matrices), linear warm-up, constant rate, then 1 - sqrt decay to zero; bfloat16
-autocast over float32 weights; targets are the story and the answers, never the requests. The first phase trains on rows
-of {short_length} tokens, the decay on rows of {num_positions}.
+autocast over float32 weights; targets are the story and the answers, never the requests. The last steps train on rows
+of {num_positions} tokens, the others on rows of {short_length}. An epoch holds 1,000 pieces of small talk; these
+weights saw 500 an epoch until step 3,600.
 """
 REPRODUCTION = """\
 Reproduced by the command in the package's README; sums run in another order on another machine, so the weights will
