@@ -1,4 +1,4 @@
-"""What the engine is for, as ratios in one run: to `transformers.generate` one by one, and to no KV cache."""
+"""What the engine is for, as ratios in one run: to `transformers.generate` one by one, and to no KV cache.
 
 GPT-2's shape with random weights in bfloat16, greedy, end of text ignored.
 """
