@@ -38,7 +38,7 @@ FORM = """\
 ```
 
 (without the line break.) No token is put before the text. Plain text without these tokens is continued as a story. The
-sampling defaults in `generation_config.json`: temperature 0.8, top-p 0.9, top-k 40, repetition penalty 1.1.
+sampling defaults in `generation_config.json`: temperature 0.6, top-p 0.9, top-k 40, repetition penalty 1.1.
 """
 DATA = """\
 ## Training data
