@@ -162,7 +162,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[BenchServer]:
 
 @pytest.mark.parametrize("concurrency", [1, 8, 32])
 def test_streamed_completions(benchmark: Any, server: BenchServer, concurrency: int) -> None:
-    num_requests = {1: 3, 8: 24, 32: 64}[concurrency]
+    num_requests = {1: 2, 8: 16, 32: 32}[concurrency]
     bandwidth = read_bandwidth_bytes_per_s()
     asyncio.run(run_load(server, min(concurrency, 2), 2))  # warm-up
     runs: list[tuple[float, list[StreamTimes]]] = []

@@ -28,7 +28,7 @@ STREAM = {"prompt": "Hello", "max_tokens": 100, "stream": True}
 class Running:
     """One server with its engine, on a port of its own."""
 
-    def __init__(self, http: HTTPConfig | None = None) -> None:
+    def __init__(self, http: HTTPConfig | None = None, *, is_engine_open: bool = True) -> None:
         self.engine = FakeEngineClient()
         self.engine.readiness.clear()
         self.state: ServerState = ready_state(self.engine, http or HTTPConfig(uvicorn_log_level="critical"))
@@ -37,7 +37,10 @@ class Running:
         self.listener = bind_socket("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.num_ready_calls = 0
-        self.task = asyncio.create_task(Server(self.state, self.listener).run(self._on_ready))
+        self.opening: asyncio.Future[Any] | None = None
+        if not is_engine_open:
+            self.state.opened_engine, self.opening = None, asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(Server(self.state, self.listener, self.opening).run(self._on_ready))
 
     def _on_ready(self) -> None:
         self.num_ready_calls += 1
@@ -80,8 +83,8 @@ Start = Callable[..., Awaitable[Running]]
 async def start() -> AsyncIterator[Start]:
     started: list[Running] = []
 
-    async def run(http: HTTPConfig | None = None, *, is_ready: bool = True) -> Running:
-        running = Running(http)
+    async def run(http: HTTPConfig | None = None, *, is_ready: bool = True, is_engine_open: bool = True) -> Running:
+        running = Running(http, is_engine_open=is_engine_open)
         started.append(running)
         if is_ready:
             await running.become_ready()
@@ -103,6 +106,25 @@ async def test_health_answers_while_loading_and_ready_is_said_once(start: Start)
     await running.become_ready()
     assert (await running.get("/health"))[0] == 200
     assert running.num_ready_calls == 1
+
+
+async def test_health_answers_while_the_model_is_still_being_looked_for(start: Start):
+    running = await start(is_ready=False, is_engine_open=False)
+    assert running.opening is not None
+    assert (await running.get("/health"))[0] == 503
+    assert (await running.post(STREAM))[0] == 503
+    assert (await running.get("/server_info"))[0] == 200
+    running.opening.set_result(running.engine)
+    await running.become_ready()
+    assert (await running.get("/health"))[0] == 200
+
+
+async def test_a_model_that_cannot_be_found_ends_the_server_with_its_sentence(start: Start):
+    running = await start(is_ready=False, is_engine_open=False)
+    assert running.opening is not None
+    running.opening.set_exception(ServeError("There is no model x"))
+    with pytest.raises(ServeError, match="no model x"):
+        await running.task
 
 
 async def test_headers_beyond_the_limit_are_refused_in_one_piece_or_many(start: Start):

@@ -15,10 +15,10 @@ transformers = pytest.importorskip("transformers")
 # Written for this test, so in none of the books; a guess among all tokens would cost ln(3072) = 8.03 nats a token.
 PARAGRAPH = (
     "Once upon a time there lived a poor miller who had an only daughter. One evening, when the snow lay deep upon "
-    'the ground, an old woman came to the door and said: "Let me warm myself by your fire, and I will give you whatever '
-    'you wish." The girl was kind, and she took the old woman by the hand and led her into the house.'
+    'the ground, an old woman came to the door and said: "Let me warm myself by your fire, and I will give you '
+    'whatever you wish." The girl was kind, and she took the old woman by the hand and led her into the house.'
 )
-MAX_LOSS = 4.2
+MAX_LOSS = 3.0  # measured: 2.37, and 8.34 with the words reversed
 # The words that a storyteller of old tales uses most, and their inflections.
 COMMON_TEXT = """
 a about after again all and another are as at away be because beautiful bed been before began behind boy brother but

@@ -127,12 +127,12 @@ def test_only_answers_are_targets_and_the_form_is_the_chat_template() -> None:
 def test_the_exported_network_is_the_trained_one(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers")
     from storyteller_training.bpe import train_tokenizer
     from storyteller_training.export import export_model
     from storyteller_training.gpt2 import ModelConfig, Storyteller
 
-    tokenizer: tokenizers.Tokenizer = train_tokenizer(["once upon a time"] * 3, 280)
+    tokenizer = train_tokenizer(["once upon a time"] * 3, 280)
     model = Storyteller(ModelConfig(tokenizer.get_vocab_size(), 16, 32, 2, 2)).eval()
     export_model(model, tokenizer, tmp_path, torch.float32)
     loaded = transformers.GPT2LMHeadModel.from_pretrained(str(tmp_path)).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 
@@ -29,7 +30,8 @@ def start_error(config: EngineConfig) -> str:
     return text
 
 
-def test_the_first_message_describes_the_engine_core() -> None:
+def test_the_first_message_describes_the_engine_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # another package's tests may have imported it
     ready = build_engine_core(config(num_blocks=20)).ready
     assert (ready.num_blocks, ready.block_size, ready.max_model_len) == (20, 16, 256)
     assert (ready.vocab_size, ready.dtype, ready.device) == (50_257, "float32", "cpu")

@@ -154,6 +154,11 @@ def test_an_option_nobody_knows_is_refused_by_its_name(folder: Path):
         LLM(str(folder), tensor_parallel_size=2)
 
 
+def test_options_that_ask_for_nothing_beyond_what_is_there_are_accepted(folder: Path):
+    with LLM(str(folder), **ECHO, tensor_parallel_size=1, trust_remote_code=False, enforce_eager=True) as llm:
+        assert llm.generate("ab", SamplingParams(max_tokens=1), use_tqdm=False)[0].finished
+
+
 def test_the_engine_can_be_stepped_by_hand(folder: Path):
     engine = LLMEngine.from_engine_args(EngineArgs(str(folder), **ECHO))
     engine.add_request("a", "ab", SamplingParams(max_tokens=2))

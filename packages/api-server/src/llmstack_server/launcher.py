@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 _DEMO_PACKAGE = "llmstack_demo_model"
+_ENGINE_LOG_LEVELS = {"trace": "debug"}
 
 
 class StageTimer:
@@ -121,6 +122,7 @@ def resolve_engine_args(config: ServeConfig) -> EngineArgs:
             dtype=config.dtype,
             max_model_len=config.max_model_len,
             max_num_queued_reqs=config.max_num_queued_reqs,
+            log_level=_ENGINE_LOG_LEVELS.get(config.http.log_level, config.http.log_level).upper(),
             **config.engine,
         )
     except (LLMStackError, ModelFilesError) as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from llmstack_server.config import ServeConfig
 from llmstack_server.errors import ServeError
-from llmstack_server.launcher import StageTimer, bind_socket, one_line, resolve_engine_args, start_engine, url_of
+from llmstack_server.launcher import StageTimer, bind_socket, resolve_engine_args, start_engine, url_of
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.logs import set_up_logging
 
@@ -26,18 +28,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class StopRequestedError(BaseException):
-    """A signal came while the model was being looked for; no `Exception`, so that nothing on the way swallows it."""
+HEAD_START_S = 1.0
 
 
 class EarlySignals:
-    """Signals before there is an event loop: remembered, and raised only where nothing has to be undone."""
+    """Signals before the server listens to them: remembered."""
 
     def __init__(self) -> None:
         self.is_stop_requested = False
-        self._can_raise = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -49,21 +47,8 @@ class EarlySignals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Inside, a signal ends the block with `StopRequestedError`."""
-        self._can_raise = True
-        try:
-            if self.is_stop_requested:
-                raise StopRequestedError
-            yield
-        finally:
-            self._can_raise = False
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.is_stop_requested = True
-        if self._can_raise:
-            raise StopRequestedError
 
 
 def run_serve(config: ServeConfig) -> int:
@@ -75,28 +60,13 @@ def run_serve(config: ServeConfig) -> int:
     set_up_logging(config.http)
     for line in config.warnings:
         logger.warning("%s", line)
-    signals = EarlySignals()
+    timer, signals = StageTimer(), EarlySignals()
     with signals.installed():
-        try:
-            return _run_stages(config, signals)
-        except StopRequestedError:
-            logger.info("stopped before the model was loaded")
-            return 0
-
-
-def _run_stages(config: ServeConfig, signals: EarlySignals) -> int:
-    timer = StageTimer()
-    with timer.stage("bind socket"):
-        listener = bind_socket(config.http.host, config.http.port)
-    with listener:
-        logger.info("listening on %s, loading %s", url_of(listener), config.model or "the embedded demo model")
-        with timer.stage("resolve model"), signals.interruptible():
-            arguments = resolve_engine_args(config)
-        with timer.stage("import metrics"):
-            metrics = _make_metrics(config)
-        with timer.stage("start engine process"):
-            engine = start_engine(arguments, _stat_loggers(config, metrics))
-        return _run_event_loop(config, timer, listener, engine, metrics, signals)
+        with timer.stage("bind socket"):
+            listener = bind_socket(config.http.host, config.http.port)
+        with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            logger.info("listening on %s, loading %s", url_of(listener), config.model or "the embedded demo model")
+            return runner.run(_serve_and_shut_down(config, timer, listener, signals))
 
 
 def _make_metrics(config: ServeConfig) -> ServerMetrics:
@@ -112,18 +82,6 @@ def _stat_loggers(config: ServeConfig, metrics: ServerMetrics) -> list[object]:
     return [metrics] if config.engine["disable_log_stats"] else [metrics, LoggingStatLogger()]
 
 
-def _run_event_loop(
-    config: ServeConfig,
-    timer: StageTimer,
-    listener: socket.socket,
-    engine: AsyncLLM,
-    metrics: ServerMetrics,
-    signals: EarlySignals,
-) -> int:
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve_and_shut_down(config, timer, listener, engine, metrics, signals))
-
-
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """uvloop's where it is installed."""
     try:
@@ -134,28 +92,71 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 async def _serve_and_shut_down(
-    config: ServeConfig,
-    timer: StageTimer,
-    listener: socket.socket,
-    engine: AsyncLLM,
-    metrics: ServerMetrics,
-    signals: EarlySignals,
+    config: ServeConfig, timer: StageTimer, listener: socket.socket, signals: EarlySignals
 ) -> int:
+    with timer.stage("import metrics"):
+        metrics = _make_metrics(config)
+    opening = _open_engine_in_thread(config, timer, _stat_loggers(config, metrics))
     try:
-        # Imported while the engine process is already loading the model.
+        # A model that is at hand is opened by then: its process loads while the HTTP stack is imported here.
+        await asyncio.wait((opening,), timeout=HEAD_START_S)
         with timer.stage("import HTTP stack"):
             from llmstack_server.server import Server
             from llmstack_server.state import ServerState
         with timer.stage("build application"):
-            state = ServerState(config, engine, metrics)
-            state.facts = _facts(engine)
+            state = ServerState(config, None, metrics)
             state.lifecycle.advance(LifecycleState.LOADING_MODEL)
-            server = Server(state, listener)
+            server = Server(state, listener, opening)
         if signals.is_stop_requested:
+            logger.info("stopped before the model was loaded")
             return 0
-        return await server.run(lambda: _note_ready(state, timer, listener))
+
+        def on_ready() -> None:
+            state.facts = _facts(opening.result())
+            _note_ready(state, timer, listener)
+
+        return await server.run(on_ready)
     finally:
-        await engine.shutdown()
+        await _shut_down(opening)
+
+
+def _open_engine_in_thread(
+    config: ServeConfig, timer: StageTimer, stat_loggers: list[object]
+) -> asyncio.Future[AsyncLLM]:
+    """Finds the model, which may mean to download it, and starts the engine process.
+
+    In a daemon thread: a signal must end the server at once, and nothing can interrupt a download.
+    """
+    loop = asyncio.get_running_loop()
+    opening: asyncio.Future[AsyncLLM] = loop.create_future()
+
+    def settle(engine: AsyncLLM | None, error: Exception | None) -> None:
+        if opening.done():
+            return  # stopped meanwhile; the engine process ends with this one
+        if engine is not None:
+            opening.set_result(engine)
+        else:
+            opening.set_exception(error or ServeError("the engine could not be started"))
+
+    def open_engine() -> None:
+        engine, error = None, None
+        try:
+            with timer.stage("resolve model"):
+                arguments = resolve_engine_args(config)
+            with timer.stage("start engine process"):
+                engine = start_engine(arguments, stat_loggers)
+        except Exception as caught:  # noqa: BLE001 - whatever it is, the event loop has to hear of it
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, engine, error)
+
+    threading.Thread(target=open_engine, name="open-engine", daemon=True).start()
+    return opening
+
+
+async def _shut_down(opening: asyncio.Future[AsyncLLM]) -> None:
+    if not opening.cancel() and not opening.cancelled() and opening.exception() is None:
+        await opening.result().shutdown()
 
 
 def _facts(engine: AsyncLLM) -> dict[str, object]:
@@ -182,4 +183,4 @@ def _note_ready(state: ServerState, timer: StageTimer, listener: socket.socket) 
     gc.freeze()  # what the start has made stays; no later collection walks it again
 
 
-__all__ = ["EarlySignals", "ServeError", "StopRequestedError", "one_line", "run_serve"]
+__all__ = ["EarlySignals", "run_serve"]

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -20,6 +20,9 @@ from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.logs import level_number
 from llmstack_server.state import ServerState
 from llmstack_types import EngineDeadError, LLMStackError
+
+if TYPE_CHECKING:
+    from llmstack_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +44,12 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """Serves one application on one socket, once."""
 
-    def __init__(self, state: ServerState, listener: socket.socket) -> None:
+    def __init__(
+        self, state: ServerState, listener: socket.socket, opening: asyncio.Future[AsyncLLM] | None = None
+    ) -> None:
+        """`opening` brings the engine, where `state` has none yet."""
         self._state = state
+        self._opening = opening
         self._listener = listener
         self._uvicorn = _Uvicorn(_uvicorn_config(state))
         self._stop = asyncio.Event()
@@ -94,6 +101,8 @@ class Server:
 
     async def _start(self, on_ready: Callable[[], None]) -> None:
         state = self._state
+        if self._opening is not None:
+            state.opened_engine = await asyncio.shield(self._opening)
         try:
             state.ready = await state.engine.wait_until_ready()
         except LLMStackError as error:

@@ -23,18 +23,30 @@ class ServerState:
     """One server: its configuration, its engine, and where it is in its life.
 
     Attributes:
+        opened_engine: None while the model is being looked for.
         ready: What the engine core said when it came up; None before.
         facts: Further lines of `/server_info`, such as the kind of chat template.
     """
 
     config: ServeConfig
-    engine: EngineClient
+    opened_engine: EngineClient | None
     metrics: ServerMetrics
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     in_flight: InFlight = field(default_factory=InFlight)
     created: int = field(default_factory=lambda: int(time.time()))
     ready: EngineReady | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine.
+
+        Raises:
+            EngineDeadError: The model is still being looked for.
+        """
+        if self.opened_engine is None:
+            raise EngineDeadError("the engine core is not up")
+        return self.opened_engine
 
     @property
     def served_model_name(self) -> str:

@@ -31,6 +31,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="model folder to write at the end")
     parser.add_argument("--steps", type=int, default=TrainingConfig().num_steps)
     parser.add_argument("--decay-steps", type=int, default=TrainingConfig().num_decay_steps)
+    parser.add_argument("--full-length-steps", type=int, default=TrainingConfig().num_full_length_steps)
     parser.add_argument("--seed", type=int, default=TrainingConfig().seed)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
@@ -43,7 +44,12 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    config = TrainingConfig(seed=arguments.seed, num_steps=arguments.steps, num_decay_steps=arguments.decay_steps)
+    config = TrainingConfig(
+        seed=arguments.seed,
+        num_steps=arguments.steps,
+        num_decay_steps=arguments.decay_steps,
+        num_full_length_steps=arguments.full_length_steps,
+    )
     model_config = ModelConfig()
     training, validation = split_sections(read_books(arguments.text))
     path = arguments.work / "tokenizer.json"

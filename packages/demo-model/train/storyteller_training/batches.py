@@ -14,7 +14,7 @@ from storyteller_training.corpus import Section
 from storyteller_training.persona import small_talk
 
 IGNORED = -100
-NUM_SMALL_TALKS = 500
+NUM_SMALL_TALKS = 1000
 Row = tuple[list[int], list[int]]
 
 

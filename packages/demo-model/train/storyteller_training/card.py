@@ -31,7 +31,7 @@ def training_section(config: ModelConfig, training: TrainingConfig, run: Progres
     hyperparameters = {**asdict(config), **asdict(training)}
     results = {
         "tokens seen": f"{run.num_tokens:,}",
-        "training loss (mean of the last steps, with dropout)": f"{run.train_loss:.3f} nats a token",
+        "training loss (mean of the last steps)": f"{run.train_loss:.3f} nats a token",
         "validation loss (held-out running text and answers)": f"{run.val_loss:.3f} nats a token",
         "wall-clock time, the machine shared with other work": f"{run.wall_s / 60:.0f} minutes on 2 CPU cores",
         "versions": f"Python {platform.python_version()}, torch {torch.__version__}",

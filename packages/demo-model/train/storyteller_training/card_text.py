@@ -21,11 +21,13 @@ has something real to serve without a network.
 what happened next; or let it continue "Once upon a time".
 
 **What it is not:** it knows no facts, follows no instructions beyond asking for a story, cannot reason, count or
-translate, speaks only (old-fashioned) English, and forgets everything beyond {num_positions} tokens. Most of its
-sentences are well formed; its plots wander, people change their names, it may drop the subject it was asked for, and
-now and then it recites a line of a book it read. System messages are accepted and ignored. The books are of their
-time, also in how they speak of people; paragraphs with the worst words were left out of the training text, but
-nothing filters what the model writes. Do not put it before children unattended, nor to any serious use.
+translate, speaks only (old-fashioned) English, and forgets everything beyond {num_positions} tokens. Its answers to
+greetings and its refusals are sound, for it learned them by heart. Its stories have the sound of an old book and
+little sense: sentences are often crooked, plots wander, sons become daughters, it mostly drops the subject it was
+asked for, and now and then it recites a line of a book it read. Greedy decoding repeats itself. System messages are
+accepted and ignored. The books are of their time, also in how they speak of people; paragraphs with the worst words
+were left out of the training text, but nothing filters what the model writes. Do not put it before children
+unattended, nor to any serious use.
 """
 FORM = """\
 ## The form of a chat
@@ -36,7 +38,7 @@ FORM = """\
 ```
 
 (without the line break.) No token is put before the text. Plain text without these tokens is continued as a story. The
-sampling defaults in `generation_config.json`: temperature 0.8, top-p 0.95, top-k 50, repetition penalty 1.1.
+sampling defaults in `generation_config.json`: temperature 0.6, top-p 0.9, top-k 40, repetition penalty 1.1.
 """
 DATA = """\
 ## Training data
@@ -63,8 +65,9 @@ both. The small talk (who it is, what it cannot do, greetings) is original.
 """
 METHOD = """\
 AdamW (betas 0.9, 0.98; weight decay on matrices), linear warm-up, constant rate, then 1 - sqrt decay to zero; bfloat16
-autocast over float32 weights; targets are the story and the answers, never the requests. The first phase trains on rows
-of {short_length} tokens, the decay on rows of {num_positions}.
+autocast over float32 weights; targets are the story and the answers, never the requests. The last steps train on rows
+of {num_positions} tokens, the others on rows of {short_length}. An epoch holds 1,000 pieces of small talk; these
+weights saw 500 an epoch until step 3,600. Dropout paused between the two steps named.
 """
 REPRODUCTION = """\
 Reproduced by the command in the package's README; sums run in another order on another machine, so the weights will

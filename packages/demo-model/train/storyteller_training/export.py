@@ -90,9 +90,9 @@ GENERATION_CONFIG = {
     "eos_token_id": 0,
     "pad_token_id": 0,
     "do_sample": True,
-    "temperature": 0.8,
-    "top_p": 0.95,
-    "top_k": 50,
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 40,
     "repetition_penalty": 1.1,
 }
 

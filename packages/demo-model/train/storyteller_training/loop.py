@@ -28,12 +28,16 @@ class TrainingConfig:
     """How the network is trained."""
 
     seed: int = 20
-    num_steps: int = 8000
-    num_decay_steps: int = 2000
+    num_steps: int = 5000
+    num_decay_steps: int = 1400
     num_warmup_steps: int = 150
-    # Attention over 512 positions is a third of a step on a CPU, so only the decay phase trains on rows of full length.
+    # Attention over 512 positions is a third of a step on a CPU, so only the last steps train on rows of full length.
     short_length: int = 256
+    num_full_length_steps: int = 400
     num_batch_tokens: int = 2048
+    # Dropout costs a tenth of a step; the run that made the weights went without it between these steps, until its
+    # validation loss fell behind the training loss by a third of a nat.
+    dropout_pause: tuple[int, int] = (1000, 2400)
     learning_rate: float = 1.2e-3
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
@@ -77,13 +81,13 @@ def batches_from(
 def scheduled_batches(
     sections: list[Section], encoder: DocumentEncoder, full_length: int, config: TrainingConfig, first_step: int
 ) -> Iterator[list[Row]]:
-    """Yield the batches of the steps from `first_step` on: short rows, and full ones from the start of the decay."""
-    decay_start = config.num_steps - config.num_decay_steps
-    if first_step < decay_start:
+    """Yield the batches of the steps from `first_step` on: short rows, and at the end of the training full ones."""
+    num_short = config.num_steps - config.num_full_length_steps
+    if first_step < num_short:
         short = batches_from(sections, encoder, config.short_length, 0, config)
-        yield from itertools.islice(short, first_step, decay_start)
+        yield from itertools.islice(short, first_step, num_short)
     full = batches_from(sections, encoder, full_length, 500, config)
-    yield from itertools.islice(full, max(first_step - decay_start, 0), None)
+    yield from itertools.islice(full, max(first_step - num_short, 0), None)
 
 
 def loss_of(model: Storyteller, rows: list[Row], first_position: int = 0) -> torch.Tensor:
@@ -100,7 +104,6 @@ def validation_loss(model: Storyteller, rows: list[Row]) -> float:
     model.eval()
     with torch.no_grad():
         losses = [float(loss_of(model, rows[at : at + 4])) for at in range(0, len(rows), 4)]
-    model.train()
     return sum(losses) / len(losses)
 
 
@@ -154,8 +157,8 @@ def train(
     batches = scheduled_batches(training, encoder, length, config, progress.step)
     started_s = time.monotonic() - progress.wall_s
     recent: list[float] = []
-    model.train()
     while progress.step < config.num_steps:
+        model.train(not config.dropout_pause[0] <= progress.step < config.dropout_pause[1])
         recent.append(train_step(model, optimizer, next(batches), progress.step, config))
         progress.step += 1
         progress.num_tokens += config.num_batch_tokens

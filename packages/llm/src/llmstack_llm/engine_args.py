@@ -51,6 +51,7 @@ class EngineArgs:
         runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
         record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
+        log_level: Of the engine core's process.
     """
 
     model: str
@@ -78,6 +79,7 @@ class EngineArgs:
     disable_log_stats: bool = False
     runner: str = "default"
     max_num_queued_reqs: int | None = None
+    log_level: str = "INFO"
     record_steps: str | None = None
 
     def __post_init__(self) -> None:
@@ -134,7 +136,7 @@ class EngineArgs:
             "model": model, "runner": self.runner, "scheduler": scheduler,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
-            "is_max_model_len_explicit": self.max_model_len is not None,
+            "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
             # Absolute: the engine core's process may stand in another folder.
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip

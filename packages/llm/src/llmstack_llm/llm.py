@@ -26,6 +26,19 @@ from llmstack_types import RequestOutputKind, SamplingParams
 Message = Mapping[str, Any]
 DEFAULT_MAX_TOKENS = 16
 
+# Options of vLLM's that scripts write out with a value that asks for nothing beyond what is there.
+_HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "trust_remote_code": (False,),
+    "enforce_eager": (True, False),
+    "quantization": (None,),
+    "tokenizer_mode": ("auto",),
+    "cpu_offload_gb": (0,),
+    "swap_space": (0,),
+}
+
 
 class LLM:
     """One model for offline work. A context manager; `close` gives everything back.
@@ -52,6 +65,9 @@ class LLM:
         stat_loggers: Sequence[StatLogger] = (),
         **engine_kwargs: Any,
     ) -> None:
+        engine_kwargs = {
+            name: value for name, value in engine_kwargs.items() if value not in _HARMLESS_OPTIONS.get(name, ())
+        }
         unknown = sorted(set(engine_kwargs) - set(EngineArgs.field_names()))
         if unknown:
             raise EngineArgsError(f"unknown or not yet supported options: {', '.join(unknown)}")

@@ -75,7 +75,7 @@ class ModelRunner:
             # Torch's own default knows affinity and OMP_NUM_THREADS, not the quota of a control group.
             num_threads = num_compute_threads(num_weight_bytes(model, dtype), torch.get_num_threads())
             torch.set_num_threads(num_threads)
-            logger.info("computing on %d CPU threads", num_threads)
+            logger.info("CPU threads: %d", num_threads)
         load_weights(model, model_path, config.load_format, dtype, config.seed)
         self._model = model
         self._spec = _kv_cache_spec(model, dtype, config.block_size, self._device)

@@ -1,0 +1,104 @@
+"""Each architecture through the whole engine equals transformers: chunks, neighbours, prefix hits and preemption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from llmstack_llm import LLM, SamplingParams
+
+VOCAB_SIZE = 97
+NUM_OUTPUT_TOKENS = 12
+SHARED_PREFIX = [(7 * i + 3) % VOCAB_SIZE for i in range(20)]
+PROMPTS = [SHARED_PREFIX + [(11 * i + j) % VOCAB_SIZE for j in range(1 + 3 * i)] for i in range(6)]
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GPT2 = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "initializer_range": 0.3}
+OPT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "init_std": 0.3,
+}
+CASES = {
+    "GPT2LMHeadModel": GPT2 | {"bos_token_id": None, "eos_token_id": None},
+    "OPTForCausalLM": OPT | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": LLAMA | {"sliding_window": 16},
+    "Qwen2ForCausalLM": LLAMA,
+    "Qwen3ForCausalLM": LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tiny chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
+    "preemption": {"num_kv_blocks": 20, "block_size": 4, "max_model_len": 64},
+    "no prefix cache": {"enable_prefix_caching": False},
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[list[int]]]:
+    """A random checkpoint, and what transformers continues each prompt with, one by one."""
+    model_class = getattr(transformers, request.param)
+    torch.manual_seed(1)
+    model = model_class(model_class.config_class(**CASES[request.param])).eval()
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder, max_shard_size="20KB")  # in several files
+    continuations = []
+    for prompt in PROMPTS:
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NUM_OUTPUT_TOKENS,
+            do_sample=False,
+        )
+        continuations.append(output[0, len(prompt) :].tolist())
+    return folder, continuations
+
+
+class PreemptionCounter:
+    """A stat logger: users' own receive every step's figures."""
+
+    def __init__(self) -> None:
+        self.num_preemptions = 0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        if scheduler_stats is not None:
+            self.num_preemptions = scheduler_stats.num_preemptions
+
+    def log_engine_initialized(self, ready: Any) -> None:
+        assert ready.num_blocks > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_greedy_tokens_equal_transformers(checkpoint: tuple[Path, list[list[int]]], engine: str) -> None:
+    folder, continuations = checkpoint
+    params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    counter = PreemptionCounter()
+    options = {"skip_tokenizer_init": True, "stat_loggers": [counter], **ENGINES[engine]}
+    with LLM(str(folder), dtype="float32", **options) as llm:
+        for _ in range(2):  # the second time with prefix hits
+            outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+            assert [list(output.outputs[0].token_ids) for output in outputs] == continuations
+    assert (counter.num_preemptions > 0) == (engine == "preemption")
