@@ -63,3 +63,32 @@ def test_groups_that_all_see_everything_hit_as_one_does(block_size, requests):
             num_hits.append(num_tokens)
         assert num_hits[0] == num_hits[1]
     hybrid.check_integrity()
+
+
+def test_an_identity_that_died_with_its_block_is_not_given_to_what_takes_its_place():
+    manager = KVCacheManager(num_blocks=7, block_size=1)
+    manager.allocate_slots("a", 3)
+    manager.cache_blocks("a", [1, 2, 3], 3)
+    manager.allocate_slots("b", 4)  # copies of the same, and a child of the last block of "a"
+    manager.cache_blocks("b", [1, 2, 3, 4], 4)
+    manager.free("a")
+    manager.allocate_slots("x", 1)  # evicts the last block of "a"
+    block_ids, num_hits = manager.get_computed_blocks("c", [1, 2, 9])
+    assert num_hits == 2
+    manager.allocate_slots("c", 3, block_ids)
+    manager.cache_blocks("c", [1, 2, 9], 3)  # goes on where the last block of "a" was
+    assert manager.get_computed_blocks("d", [1, 2, 9, 4, 0])[1] == 3
+
+
+def test_a_fork_that_looks_its_blocks_up_anew_takes_them_from_where_nobody_finds_them():
+    manager = KVCacheManager(num_blocks=5, block_size=1)
+    manager.allocate_slots("a", 1)
+    manager.cache_blocks("a", [1], 1)
+    manager.allocate_slots("b", 3)
+    manager.cache_blocks("b", [1, 2, 3], 3)  # its first block is a copy of that of "a"
+    manager.free("a")
+    manager.allocate_slots("x", 2)  # evicts that one, so that nothing of "b" is found any more
+    manager.fork("b", "c", 2)
+    manager.cache_blocks("c", [1, 2], 2)
+    manager.check_integrity()
+    assert manager.get_computed_blocks("d", [1, 2, 3]) == (manager.block_table("c"), 2)
