@@ -73,6 +73,7 @@ def test_an_identity_that_died_with_its_block_is_not_given_to_what_takes_its_pla
     manager.cache_blocks("b", [1, 2, 3, 4], 4)
     manager.free("a")
     manager.allocate_slots("x", 1)  # evicts the last block of "a"
+    manager.free("x")
     block_ids, num_hits = manager.get_computed_blocks("c", [1, 2, 9])
     assert num_hits == 2
     manager.allocate_slots("c", 3, block_ids)
