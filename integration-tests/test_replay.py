@@ -29,7 +29,7 @@ async def make_a_mess(url: str, model: str) -> None:
     """Requests of several kinds that arrive while others run; every third one is given up after a few tokens."""
 
     async def complete(index: int) -> None:
-        await asyncio.sleep(0.01 * index)
+        await asyncio.sleep(0.005 * index)
         prompt = f"{STORY} {'never ' * (index % 5)}went home"
         if index % 3 == 0:
             stream = await client.completions.create(model=model, prompt=prompt, max_tokens=80, seed=index, stream=True)
@@ -37,10 +37,11 @@ async def make_a_mess(url: str, model: str) -> None:
                 await anext(aiter(stream))
             await stream.close()
             return
-        count = 3 if index % 3 == 1 else 1
-        answer = await client.completions.create(
-            model=model, prompt=prompt, max_tokens=30 + index, n=count, seed=index, stop=[" sea", "."]
-        )
+        if index % 3 == 1:
+            count, how = 3, {"max_tokens": 30 + index, "stop": [" sea", "."]}
+        else:  # long ones, all at once: the pool holds two of them
+            count, how = 1, {"max_tokens": 90, "extra_body": {"ignore_eos": True}}
+        answer = await client.completions.create(model=model, prompt=prompt, n=count, seed=index, **how)
         assert len(answer.choices) == count
 
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
