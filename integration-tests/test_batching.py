@@ -38,9 +38,11 @@ def alone(serve: Callable[..., Any]) -> list[str]:
         (),
         ("--max-num-batched-tokens", "16", "--max-num-seqs", "16"),
         ("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8"),
+        ("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8", "--num-host-blocks", "64"),
         ("--no-enable-prefix-caching", "--no-enable-chunked-prefill"),
+        ("--async-scheduling", "--max-num-partial-prefills", "2", "--long-prefill-token-threshold", "8"),
     ],
-    ids=["plain", "tiny chunks", "preemption", "whole prompts"],
+    ids=["plain", "tiny chunks", "preemption", "swap", "whole prompts", "scheduling ahead"],
 )
 def test_answers_do_not_change_with_the_batch(
     serve: Callable[..., Any], alone: list[str], flags: tuple[str, ...]

@@ -149,6 +149,28 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     boolean = argparse.BooleanOptionalAction
     add("--enable-prefix-caching", action=boolean, default=True, help="reuse the KV blocks of equal prefixes")
     add("--enable-chunked-prefill", action=boolean, default=True, help="let a long prompt span several steps")
+    add(
+        "--long-prefill-token-threshold",
+        type=at_least(0, count),
+        default=0,
+        metavar="N",
+        help="tokens of one request per step at most, 0 for no such limit (default: 0)",
+    )
+    add(
+        "--max-num-partial-prefills",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="requests in the midst of their prompts at once, 0 for no limit (default: 0)",
+    )
+    add(
+        "--num-host-blocks",
+        type=at_least(0, count),
+        default=0,
+        metavar="N",
+        help="blocks in host memory to swap preempted requests to, 0 to recompute them (default: 0)",
+    )
+    add("--async-scheduling", action=boolean, default=False, help="schedule a step before the last one's tokens arrive")
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
     add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
     add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _FLAGS = """
 --additional-config --all2all-backend --allow-credentials --allow-deprecated-quantization --allowed-headers
---allowed-local-media-path --allowed-media-domains --allowed-methods --api-server-count --async-scheduling
+--allowed-local-media-path --allowed-media-domains --allowed-methods --api-server-count
 --attention-backend --attention-config --block-size-override --calculate-kv-scales --chat-template-content-format
 --code-revision --collect-detailed-traces --compilation-config --config --config-format --convert --cpu-offload-gb
 --cudagraph-capture-sizes --cudagraph-metrics --data-parallel-address --data-parallel-backend
@@ -23,9 +23,9 @@ _FLAGS = """
 --interleave-mm-strings --io-processor-plugin --kv-cache-dtype --kv-cache-metrics --kv-events-config
 --kv-offloading-backend --kv-offloading-size --kv-sharing-fast-prefill --kv-transfer-config --limit-mm-per-prompt
 --log-config-file --log-error-stack --logits-processor-pattern --logits-processors --logprobs-mode
---long-prefill-token-threshold --lora-dtype --lora-modules --mamba-block-size --mamba-cache-dtype
+--lora-dtype --lora-modules --mamba-block-size --mamba-cache-dtype
 --mamba-ssm-cache-dtype --master-addr --master-port --max-cpu-loras --max-log-len --max-logprobs
---max-long-partial-prefills --max-lora-rank --max-loras --max-num-partial-prefills --max-num-queued-tokens
+--max-long-partial-prefills --max-lora-rank --max-loras --max-num-queued-tokens
 --max-parallel-loading-workers --media-io-kwargs --middleware --mm-encoder-attn-backend --mm-encoder-tp-mode
 --mm-processor-cache-gb --mm-processor-cache-type --mm-processor-kwargs --mm-shm-cache-max-object-size-mb --model-impl
 --model-loader-extra-config --nnodes --node-rank --optimization-level --otlp-traces-endpoint

@@ -45,6 +45,9 @@ class EngineArgs:
         max_num_batched_tokens: None is 2048 for a server, 8192 for `LLM`.
         num_kv_blocks: Blocks of the KV cache; `num_gpu_blocks_override` is vLLM's name for it.
         kv_cache_memory_bytes: The size of the KV cache in another unit.
+        max_num_partial_prefills: Requests in the midst of their prompts at once; 0 is no limit.
+        num_host_blocks: Blocks in the host's memory that preempted requests may be swapped to; 0 recomputes them.
+        async_scheduling: Schedule a step before the last one's tokens are known; changes no output.
         generation_config: `auto` applies the model's own sampling defaults, `vllm` keeps vLLM's.
         skip_tokenizer_init: Token ids in, token ids out.
         chat_template: A path, or the template itself; None is the model's.
@@ -73,6 +76,9 @@ class EngineArgs:
     enable_chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
     long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 0
+    num_host_blocks: int = 0
+    async_scheduling: bool = False
     generation_config: str = "auto"
     skip_tokenizer_init: bool = False
     chat_template: str | None = None
@@ -130,13 +136,15 @@ class EngineArgs:
         }  # fmt: skip
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
-            "long_prefill_token_threshold": self.long_prefill_token_threshold, **limits,
+            "long_prefill_token_threshold": self.long_prefill_token_threshold,
+            "max_num_partial_prefills": self.max_num_partial_prefills, **limits,
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "runner": self.runner, "scheduler": scheduler,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
+            "num_host_blocks": self.num_host_blocks, "async_scheduling": self.async_scheduling,
             # Absolute: the engine core's process may stand in another folder.
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
