@@ -32,7 +32,7 @@ class Forking:
             return 0
         self._request_id_to_copies[child.request_id] = copies
         # `num_slots` stays 0, so that the child asks for room in its first step and is introduced then.
-        child.status = RequestStatus.RUNNING
+        child.change_status(RequestStatus.RUNNING)
         child.num_computed_tokens = child.num_cached_tokens = num_tokens
         self.num_forks += 1
         return num_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from llmstack_types import EngineCoreRequest, TokenLogprobs
@@ -21,6 +22,10 @@ class RequestStatus(Enum):
     FINISHED_LENGTH_CAPPED = "finished_length_capped"
     FINISHED_ABORTED = "finished_aborted"
     FINISHED_ERROR = "finished_error"
+
+
+StatusListener = Callable[[str, RequestStatus], None]
+"""Hears the id of a request and the state it enters."""
 
 
 class Request:
@@ -65,6 +70,7 @@ class Request:
         "num_prompt_tokens",
         "num_slots",
         "num_tokens",
+        "on_status",
         "parent",
         "prompt_logprobs",
         "rank",
@@ -77,13 +83,19 @@ class Request:
     )
 
     def __init__(
-        self, arrival: EngineCoreRequest, rank: Rank, max_num_tokens: int, parent: Request | None = None
+        self,
+        arrival: EngineCoreRequest,
+        rank: Rank,
+        max_num_tokens: int,
+        parent: Request | None = None,
+        on_status: StatusListener | None = None,
     ) -> None:
         params = arrival.sampling_params
         self.arrival = arrival
         self.request_id = arrival.request_id
         self.rank = rank
         self.status = RequestStatus.WAITING
+        self.on_status = on_status
         self.token_ids = list(arrival.prompt_token_ids)
         self.parent = parent
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
@@ -105,9 +117,15 @@ class Request:
         self.wants_logprobs = params.logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
 
+    def change_status(self, status: RequestStatus) -> None:
+        """Enters a state, and tells whoever listens."""
+        self.status = status
+        if self.on_status is not None:
+            self.on_status(self.request_id, status)
+
     def lose_kv(self, step: int) -> None:
         """Back to the queue: nothing is computed any more, the tokens stay. `step` is the last one scheduled."""
-        self.status = RequestStatus.PREEMPTED
+        self.change_status(RequestStatus.PREEMPTED)
         self.num_computed_tokens = 0
         self.num_slots = 0
         self.recompute_step = step
@@ -116,10 +134,10 @@ class Request:
 
     def swap_out(self) -> None:
         """Back to the queue: what is computed waits on the host."""
-        self.status = RequestStatus.SWAPPED
+        self.change_status(RequestStatus.SWAPPED)
         self.num_slots = 0
 
     def finish(self, status: RequestStatus) -> None:
         """Ends the request; `status` is one of the finished ones."""
-        self.status = status
+        self.change_status(status)
         self.is_finished = True

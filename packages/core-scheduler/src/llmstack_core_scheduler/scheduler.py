@@ -16,7 +16,7 @@ from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPol
 from llmstack_core_scheduler.preemptor import Preemptor
 from llmstack_core_scheduler.promises import keeps_promises
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
-from llmstack_core_scheduler.request import Request, RequestStatus
+from llmstack_core_scheduler.request import Request, RequestStatus, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.step_plan import StepPlan
 from llmstack_core_scheduler.stop_check import append_until_stop
@@ -69,8 +69,12 @@ class Scheduler:
         *,
         preemption: PreemptionPolicy | None = None,
         draft_source: DraftSource | None = None,
+        on_status: StatusListener | None = None,
     ) -> None:
-        """`policy` replaces the one that `config.policy` names; `preemption` decides where there are host blocks."""
+        """`policy` replaces the one that `config.policy` names; `preemption` decides where there are host blocks.
+
+        `on_status` hears each state that a request enters, from WAITING on; it must not call the scheduler.
+        """
         self.running = RequestQueue()
         self.waiting = RequestQueue()
         self._config = config
@@ -82,6 +86,7 @@ class Scheduler:
         self._drafting = (
             None if draft_source is None else Drafting(draft_source, config.num_lookahead_slots, kv_cache_manager)
         )
+        self._on_status = on_status
         self._arrival_numbers = count()
         self._requests: dict[str, Request] = {}
         self._steps_under_way: dict[int, _StepUnderWay] = {}
@@ -207,8 +212,10 @@ class Scheduler:
                 code="duplicate_request_id",
             )
         max_num_tokens = longest_length(request, self._config.max_model_len, self._kv_cache_manager)
-        accepted = Request(request, self._policy.rank(request, next(self._arrival_numbers)), max_num_tokens, parent)
+        rank = self._policy.rank(request, next(self._arrival_numbers))
+        accepted = Request(request, rank, max_num_tokens, parent, self._on_status)
         self._requests[accepted.request_id] = accepted
+        accepted.change_status(RequestStatus.WAITING)
         return accepted
 
     def _can_fork(self, parent: Request, child: Request) -> bool:
@@ -315,7 +322,7 @@ class Scheduler:
         self.waiting.remove(request)
         self.running.add(request)
         self._num_swapped -= request.status is RequestStatus.SWAPPED
-        request.status = RequestStatus.RUNNING
+        request.change_status(RequestStatus.RUNNING)
         request.parent = None
         request.num_computed_tokens = entrance.num_computed_tokens
         request.num_slots = num_blocks * self._block_size
