@@ -133,6 +133,14 @@ def test_a_killed_server_takes_its_engine_core_along(launch: Callable[..., Any])
     assert not psutil.wait_procs([engine], timeout=10)[1]
 
 
+def test_torch_is_loaded_in_the_engine_process_alone(demo_server: Any) -> None:
+    def libraries(pid: int) -> str:
+        return Path(f"/proc/{pid}/maps").read_text()
+
+    assert "libtorch" in libraries(demo_server.engine_pid())
+    assert "libtorch" not in libraries(demo_server.process.pid)
+
+
 def test_a_client_that_goes_away_frees_its_blocks(demo_server: Any) -> None:
     def free() -> float:
         return demo_server.metric("llmstack:kv_cache_usage_perc")
