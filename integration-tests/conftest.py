@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,17 @@ class Server:
                 command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
             )
         self.url = ""
+        self._on_stop: list[Callable[[], None]] = []
 
     @property
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    @property
+    @cached_property
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        self._on_stop.append(client.close)
+        return client
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float = READY_TIMEOUT_S) -> Any:
         deadline = time.monotonic() + timeout_s
@@ -103,6 +107,10 @@ class Server:
         assert len(engines) == 1, engines
         return engines[0]
 
+    def close_client(self) -> None:
+        while self._on_stop:
+            self._on_stop.pop()()
+
     def stop(self, sig: signal.Signals = signal.SIGTERM, timeout_s: float = 60) -> int:
         """Sends a signal and returns the exit code; no process of the server is left when it returns."""
         family = []
@@ -110,6 +118,7 @@ class Server:
             family = psutil.Process(self.process.pid).children(recursive=True)
             self.process.send_signal(sig)
         code = self.process.wait(timeout_s)
+        self.close_client()
         _gone, alive = psutil.wait_procs(family, timeout=10)
         assert not alive, f"left behind: {alive}"
         return code
@@ -149,6 +158,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., S
     for server in started:
         if server.process.poll() is None:
             server.stop(signal.SIGKILL)
+        server.close_client()
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pytest
 LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
-def private_folders() -> set[str]:
-    roots = [os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent", os.environ.get("TMPDIR", "/tmp")]
-    return {str(path) for root in roots for path in Path(root).glob("llmstack-*")}
+@pytest.fixture
+def runtime_folder() -> Iterator[Path]:
+    """Where a server of this test puts its sockets; a short path, since those of sockets are limited."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
 
 
 def model_of(server: Any) -> str:
@@ -34,12 +37,13 @@ def open_stream(server: Any) -> Any:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_an_idle_server_and_leaves_nothing(launch: Callable[..., Any], sig: signal.Signals) -> None:
-    before = private_folders()
-    server = launch()
+def test_a_signal_stops_an_idle_server_and_leaves_nothing(
+    launch: Callable[..., Any], runtime_folder: Path, sig: signal.Signals
+) -> None:
+    server = launch(env={"XDG_RUNTIME_DIR": str(runtime_folder)})
     server.wait_until_ready()
     assert server.stop(sig, timeout_s=20) == 0
-    assert private_folders() <= before
+    assert list(runtime_folder.iterdir()) == []
 
 
 def test_health_answers_503_while_loading_and_200_once_ready(launch: Callable[..., Any]) -> None:
@@ -53,12 +57,11 @@ def test_health_answers_503_while_loading_and_200_once_ready(launch: Callable[..
     server.stop()
 
 
-def test_sigterm_while_loading_exits_cleanly(launch: Callable[..., Any]) -> None:
-    before = private_folders()
-    server = launch()
+def test_sigterm_while_loading_exits_cleanly(launch: Callable[..., Any], runtime_folder: Path) -> None:
+    server = launch(env={"XDG_RUNTIME_DIR": str(runtime_folder)})
     server.wait_until_listening()
     assert server.stop(signal.SIGTERM, timeout_s=20) in (0, 128 + signal.SIGTERM)
-    assert private_folders() <= before
+    assert list(runtime_folder.iterdir()) == []
 
 
 def test_a_taken_port_fails_at_once_and_names_the_flag(launch: Callable[..., Any]) -> None:
@@ -111,9 +114,8 @@ def test_shutdown_timeout_zero_aborts_running_requests(launch: Callable[..., Any
         list(stream)
 
 
-def test_a_dead_engine_core_ends_the_server_with_one_clear_line(launch: Callable[..., Any]) -> None:
-    before = private_folders()
-    server = launch()
+def test_a_dead_engine_core_ends_the_server_with_a_clear_line(launch: Callable[..., Any], runtime_folder: Path) -> None:
+    server = launch(env={"XDG_RUNTIME_DIR": str(runtime_folder)})
     server.wait_until_ready()
     stream = open_stream(server)
     os.kill(server.engine_pid(), signal.SIGKILL)
@@ -121,16 +123,17 @@ def test_a_dead_engine_core_ends_the_server_with_one_clear_line(launch: Callable
         list(stream)
     assert server.process.wait(30) != 0
     assert "engine core" in server.log.lower()
-    assert private_folders() <= before
+    assert list(runtime_folder.iterdir()) == []
 
 
-def test_a_killed_server_takes_its_engine_core_along(launch: Callable[..., Any]) -> None:
-    server = launch()
+def test_a_killed_server_takes_its_engine_core_along(launch: Callable[..., Any], runtime_folder: Path) -> None:
+    server = launch(env={"XDG_RUNTIME_DIR": str(runtime_folder)})
     server.wait_until_ready()
     engine = psutil.Process(server.engine_pid())
     server.process.kill()
     server.process.wait(10)
     assert not psutil.wait_procs([engine], timeout=10)[1]
+    assert list(runtime_folder.iterdir()) == []
 
 
 def test_torch_is_loaded_in_the_engine_process_alone(demo_server: Any) -> None:
