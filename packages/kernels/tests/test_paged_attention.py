@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import pytest
@@ -26,6 +26,8 @@ class Case:
     rows: list[tuple[int, int]]
     block_tables: torch.Tensor
     sliding_window: int | None = None
+    soft_cap: float | None = None
+    alibi_slopes: torch.Tensor | None = None
 
     @property
     def starts(self) -> list[int]:
@@ -51,6 +53,8 @@ class Case:
             torch.tensor(self.seq_lens, dtype=torch.int32),
             self.block_tables,
             self.query.shape[-1] ** -0.5,
+            soft_cap=self.soft_cap,
+            alibi_slopes=self.alibi_slopes,
             plan=plan,
             **keywords,
         )
@@ -58,9 +62,7 @@ class Case:
     def only(self, row: int) -> Case:
         start, end = self.starts[row : row + 2]
         tables = self.block_tables[row : row + 1]
-        return Case(
-            self.query[start:end], self.key_cache, self.value_cache, [self.rows[row]], tables, self.sliding_window
-        )
+        return replace(self, query=self.query[start:end], rows=[self.rows[row]], block_tables=tables)
 
 
 def make_case(
@@ -106,6 +108,54 @@ def test_mixed_batches_equal_the_reference(
     torch.testing.assert_close(case.run(), case.run(use_reference=True), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("sliding_window", [None, 7])
+@pytest.mark.parametrize("with_soft_cap", [True, False], ids=["capped", "uncapped"])
+@pytest.mark.parametrize("with_alibi", [True, False], ids=["alibi", "no alibi"])
+def test_soft_caps_and_alibi_equal_the_reference(
+    dtype: torch.dtype,
+    num_heads: int,
+    num_kv_heads: int,
+    sliding_window: int | None,
+    with_soft_cap: bool,
+    with_alibi: bool,
+) -> None:
+    plain = make_case(MIXED_ROWS, num_heads=num_heads, num_kv_heads=num_kv_heads, dtype=dtype)
+    case = replace(
+        plain,
+        sliding_window=sliding_window,
+        soft_cap=0.7 if with_soft_cap else None,
+        alibi_slopes=slopes(num_heads) if with_alibi else None,
+    )
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(case.run(), case.run(use_reference=True), atol=tolerance, rtol=tolerance)
+
+
+def slopes(num_heads: int) -> torch.Tensor:
+    return torch.tensor([0.5**head for head in range(num_heads)])
+
+
+def test_the_reference_caps_scores_before_it_adds_the_slope_times_the_distance() -> None:
+    case = replace(make_case([(3, 40)], num_heads=4, num_kv_heads=2), soft_cap=0.7, alibi_slopes=slopes(4))
+    keys, values = dense_context(case)
+    scores = case.query.transpose(0, 1) @ keys.transpose(1, 2) * 32**-0.5
+    distances = torch.arange(40) - torch.arange(37, 40)[:, None]
+    scores = 0.7 * torch.tanh(scores / 0.7) + slopes(4).view(4, 1, 1) * distances
+    weights = scores.masked_fill(distances > 0, float("-inf")).softmax(-1)
+    expected = (weights @ values).transpose(0, 1)
+    torch.testing.assert_close(case.run(use_reference=True), expected, atol=5e-6, rtol=5e-6)
+
+
+def dense_context(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the first row, of 40 tokens, for each of 4 query heads: [4, 40, 32] each."""
+    keys, values = (
+        cache[case.block_tables[0, :3].long()].transpose(0, 1).reshape(2, 48, 32)[:, :40].repeat_interleave(2, 0)
+        for cache in (case.key_cache, case.value_cache)
+    )
+    return keys, values
+
+
 @given(
     rows=st.lists(
         st.integers(1, 70).flatmap(lambda seq_len: st.tuples(st.integers(1, seq_len), st.just(seq_len))),
@@ -128,10 +178,7 @@ def test_any_mix_of_rows_equals_the_reference(
 
 def test_the_reference_equals_dense_attention() -> None:
     case = make_case([(40, 40)], num_heads=4, num_kv_heads=2)
-    keys, values = (
-        cache[case.block_tables[0, :3].long()].transpose(0, 1).reshape(2, 48, 32)[:, :40].repeat_interleave(2, 0)
-        for cache in (case.key_cache, case.value_cache)
-    )
+    keys, values = dense_context(case)
     dense = torch.nn.functional.scaled_dot_product_attention(
         case.query.transpose(0, 1)[None], keys[None], values[None], is_causal=True
     )
@@ -146,8 +193,9 @@ def test_a_plan_made_beforehand_changes_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(12, 12), (8, 2), (32, 4)])
 @pytest.mark.parametrize("sliding_window", [None, 40])
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "capped with alibi"])
 def test_rows_are_bit_equal_alone_and_among_neighbours(
-    dtype: torch.dtype, num_heads: int, num_kv_heads: int, sliding_window: int | None
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, sliding_window: int | None, is_plain: bool
 ) -> None:
     rows = MIXED_ROWS + [(1, seq_len) for seq_len in (3, 90, 110, 128, 200, 240, 250, 256, 300, 400)]
     case = make_case(
@@ -158,6 +206,8 @@ def test_rows_are_bit_equal_alone_and_among_neighbours(
         dtype=dtype,
         sliding_window=sliding_window,
     )
+    if not is_plain:
+        case = replace(case, soft_cap=2.0, alibi_slopes=slopes(num_heads))
     whole = case.run()
     for row in range(len(rows)):
         start, end = case.starts[row : row + 2]
@@ -191,3 +241,5 @@ def test_heads_that_cannot_share_and_wrong_rows_are_refused() -> None:
     case.query = case.query[:1]
     with pytest.raises(ValueError, match="query_start_loc"):
         case.run()
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        replace(make_case([(2, 2)]), alibi_slopes=slopes(3)).run()

@@ -21,6 +21,8 @@ def paged_attention(
     query_start_loc_list: Sequence[int],
     seq_lens_list: Sequence[int],
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,  # [num_heads] float32
     plan: object | None = None,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Softmax attention of each token over its row's context up to itself.
@@ -29,12 +31,17 @@ def paged_attention(
     whose keys and values (this step's included) lie in the blocks of `block_tables[i]`. With `num_heads` a multiple of
     `num_kv_heads`, neighbouring query heads share a KV head. With a sliding window a token sees itself and the
     `sliding_window - 1` tokens before it. `plan` is what `plan_paged_attention` made for the same rows.
+
+    A score is `scale` * q·k; then, given a soft cap, soft_cap * tanh(score / soft_cap); then, given ALiBi's slopes,
+    plus slope * (position of the key - position of the query).
     """
     num_heads, num_kv_heads = query.shape[1], key_cache.shape[1]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly.")
     if len(query_start_loc_list) != len(seq_lens_list) + 1 or query_start_loc_list[-1] != query.shape[0]:
         raise ValueError(f"query_start_loc does not divide {query.shape[0]} tokens into {len(seq_lens_list)} rows.")
+    if alibi_slopes is not None and alibi_slopes.shape != (num_heads,):
+        raise ValueError(f"alibi_slopes of shape {tuple(alibi_slopes.shape)} do not fit {num_heads} query heads.")
     out: torch.Tensor = implementation("paged_attention", query.device.type).paged_attention(
         query,
         key_cache,
@@ -46,6 +53,8 @@ def paged_attention(
         query_start_loc_list=query_start_loc_list,
         seq_lens_list=seq_lens_list,
         sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        alibi_slopes=alibi_slopes,
         plan=plan,
     )
     return out

@@ -38,6 +38,7 @@ class DecodeGroup:
     pieces: (
         torch.Tensor
     )  # [group * num_kv_heads * num_blocks] int64, into the cache as [num_blocks * num_kv_heads, ...]
+    distances: torch.Tensor  # [group, 1, num_slots] int64, from the query to the key: negative for what came before
     mask: torch.Tensor  # [group, 1, num_slots] float32, 0 or -inf
 
 
@@ -140,13 +141,13 @@ def _decode_group(
     columns = torch.where(columns < counts[:, None], columns, 0) + first_blocks[:, None]  # [group, num_blocks]
     block_ids = block_tables[rows[:, None], columns].long()
     pieces = block_ids[:, None, :] * num_kv_heads + torch.arange(num_kv_heads)[:, None]
-    positions = torch.arange(num_blocks * block_size) + first_blocks[:, None] * block_size  # [group, num_slots]
-    hidden = positions >= seq_lens[:, None]
+    distances = torch.arange(num_blocks * block_size) + (first_blocks * block_size - seq_lens + 1)[:, None]
+    hidden = distances > 0  # [group, num_slots]
     if sliding_window is not None:
-        hidden |= positions < seq_lens[:, None] - sliding_window
+        hidden |= distances <= -sliding_window
     mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
     tokens = torch.tensor([query_start_loc_list[row] for _, row, _ in group])
-    return DecodeGroup(tokens, pieces.reshape(-1), mask[:, None, :])
+    return DecodeGroup(tokens, pieces.reshape(-1), distances[:, None, :], mask[:, None, :])
 
 
 def paged_attention(
@@ -161,6 +162,8 @@ def paged_attention(
     query_start_loc_list: Sequence[int],
     seq_lens_list: Sequence[int],
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,  # [num_heads]
     plan: object | None = None,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Attend decodes in groups, prefill rows in tiles."""
@@ -169,9 +172,9 @@ def paged_attention(
     scaled = query * scale
     out = torch.empty_like(scaled)
     for group in plan.decode_groups:
-        _attend_decodes(scaled, key_cache, value_cache, group, plan.scratch, out)
+        _attend_decodes(scaled, key_cache, value_cache, group, soft_cap, alibi_slopes, plan.scratch, out)
     for row in plan.prefill_rows:
-        _attend_prefill(scaled, key_cache, value_cache, row, sliding_window, plan.scratch, out)
+        _attend_prefill(scaled, key_cache, value_cache, row, sliding_window, soft_cap, alibi_slopes, plan.scratch, out)
     return out
 
 
@@ -180,6 +183,8 @@ def _attend_decodes(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     group: DecodeGroup,
+    soft_cap: float | None,
+    alibi_slopes: torch.Tensor | None,
     scratch: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
@@ -188,7 +193,8 @@ def _attend_decodes(
     shape = (num_rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
     selected = query.index_select(0, group.tokens).view(shape)
     keys = _gather(key_cache, group.pieces, num_rows * num_kv_heads, scratch[0])
-    weights = _softmax(torch.bmm(selected, keys.transpose(1, 2)), group.mask, num_rows)
+    bias = group.mask if alibi_slopes is None else group.mask + alibi_slopes[:, None] * group.distances
+    weights = _softmax(torch.bmm(selected, keys.transpose(1, 2)), bias, num_rows, soft_cap)
     values = _gather(value_cache, group.pieces, num_rows * num_kv_heads, scratch[0])  # over the keys, which are done
     out.index_copy_(0, group.tokens, _weigh(weights, values).view(num_rows, num_heads, head_dim))
 
@@ -214,6 +220,8 @@ def _attend_prefill(
     value_cache: torch.Tensor,
     row: PrefillRow,
     sliding_window: int | None,
+    soft_cap: float | None,
+    alibi_slopes: torch.Tensor | None,
     scratch: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
@@ -226,30 +234,32 @@ def _attend_prefill(
         first = last - (end - start)  # position of its first query
         low = row.first_position if sliding_window is None else max(row.first_position, first + 1 - sliding_window)
         seen = slice(low - row.first_position, last - row.first_position)
-        mask = _causal_mask(first, last, low, sliding_window)
-        out[start:end] = _attend_tile(query[start:end], keys[:, seen], values[:, seen], mask)
+        distances = torch.arange(low, last) - torch.arange(first, last)[:, None]
+        bias = _causal_mask(distances, sliding_window)
+        if alibi_slopes is not None:
+            bias = bias + alibi_slopes[:, None, None] * distances
+        out[start:end] = _attend_tile(query[start:end], keys[:, seen], values[:, seen], bias, soft_cap)
 
 
 def _attend_tile(
     query: torch.Tensor,  # [tile, num_heads, head_dim]
     keys: torch.Tensor,  # [num_kv_heads, num_seen, head_dim]
     values: torch.Tensor,
-    mask: torch.Tensor,  # [tile, num_seen]
+    bias: torch.Tensor,  # [tile, num_seen], or [num_heads, tile, num_seen]
+    soft_cap: float | None,
 ) -> torch.Tensor:  # [tile, num_heads, head_dim]
     tile, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[0]
     grouped = query.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)  # queries of a group of heads follow each other
-    weights = _softmax(torch.bmm(grouped, keys.transpose(1, 2)), mask, num_heads)
+    weights = _softmax(torch.bmm(grouped, keys.transpose(1, 2)), bias, num_heads, soft_cap)
     return torch.bmm(weights, values).view(num_heads, tile, head_dim).transpose(0, 1)
 
 
-def _causal_mask(first: int, last: int, low: int, sliding_window: int | None) -> torch.Tensor:
-    """0 where the query at [first, last) sees the key at [low, last), else -inf; float32."""
-    query_positions = torch.arange(first, last)[:, None]
-    positions = torch.arange(low, last)
-    hidden = positions > query_positions
+def _causal_mask(distances: torch.Tensor, sliding_window: int | None) -> torch.Tensor:
+    """0 where a query sees the key at that distance from it, else -inf; float32."""
+    hidden = distances > 0
     if sliding_window is not None:
-        hidden |= positions <= query_positions - sliding_window
+        hidden |= distances <= -sliding_window
     return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
@@ -261,7 +271,10 @@ def _gather(cache: torch.Tensor, pieces: torch.Tensor, num_sequences: int, scrat
     return torch.index_select(rows, 0, pieces, out=target).view(num_sequences, -1, head_dim)
 
 
-def _softmax(scores: torch.Tensor, mask: torch.Tensor, num_matrices: int) -> torch.Tensor:
-    """Softmax in float32 over the last dimension; the mask is added to `scores` seen as `num_matrices` matrices."""
-    masked = scores.float().view(num_matrices, -1, scores.shape[-1]).add_(mask)
-    return torch.softmax(masked, -1).to(scores.dtype).view(scores.shape)
+def _softmax(scores: torch.Tensor, bias: torch.Tensor, num_matrices: int, soft_cap: float | None) -> torch.Tensor:
+    """Softmax in float32 over the last dimension; the bias is added to `scores` seen as `num_matrices` matrices."""
+    wide = scores.float()
+    if soft_cap is not None:
+        wide = wide.div_(soft_cap).tanh_().mul_(soft_cap)
+    biased = wide.view(num_matrices, -1, scores.shape[-1]).add_(bias)
+    return torch.softmax(biased, -1).to(scores.dtype).view(scores.shape)

@@ -20,6 +20,8 @@ def paged_attention(
     query_start_loc_list: Sequence[int],
     seq_lens_list: Sequence[int],
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,  # [num_heads]
     plan: object | None = None,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Attend each row over its gathered context."""
@@ -28,7 +30,7 @@ def paged_attention(
         seq_len = seq_lens_list[row]
         keys = _context(key_cache, block_tables[row], seq_len)
         values = _context(value_cache, block_tables[row], seq_len)
-        out[start:end] = _attend(query[start:end], keys, values, scale, sliding_window)
+        out[start:end] = _attend(query[start:end], keys, values, scale, sliding_window, soft_cap, alibi_slopes)
     return out
 
 
@@ -49,13 +51,19 @@ def _attend(
     values: torch.Tensor,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None,
+    alibi_slopes: torch.Tensor | None,
 ) -> torch.Tensor:  # [query_len, num_heads, head_dim]
     query_len, num_heads, _ = query.shape
     num_kv_heads, seq_len, _ = keys.shape
     group = num_heads // num_kv_heads
     scores = query.float().transpose(0, 1) @ keys.repeat_interleave(group, 0).transpose(1, 2) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     positions = torch.arange(seq_len, device=query.device)
     query_positions = positions[seq_len - query_len :, None]
+    if alibi_slopes is not None:
+        scores = scores + alibi_slopes[:, None, None] * (positions - query_positions)
     visible = positions <= query_positions
     if sliding_window is not None:
         visible &= positions > query_positions - sliding_window

@@ -15,16 +15,29 @@ AttentionPlans = Mapping[int | None, object | None]
 
 
 class Attention:
-    """Scaled softmax attention; `sliding_window` tokens wide, or over the whole context if None."""
+    """Scaled softmax attention; `sliding_window` tokens wide, or over the whole context if None.
+
+    Scores pass a soft cap and ALiBi's slopes where they are given, as `paged_attention` defines.
+    """
 
     def __init__(
-        self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, sliding_window: int | None = None
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        sliding_window: int | None = None,
+        *,
+        soft_cap: float | None = None,
+        alibi_slopes: torch.Tensor | None = None,  # [num_heads] float32
     ) -> None:
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.sliding_window = sliding_window
         self._scale = scale
+        self._soft_cap = soft_cap
+        self._alibi_slopes = alibi_slopes
 
     def __call__(
         self,
@@ -49,6 +62,8 @@ class Attention:
             query_start_loc_list=metadata.query_start_loc_list,
             seq_lens_list=metadata.seq_lens_list,
             sliding_window=self.sliding_window,
+            soft_cap=self._soft_cap,
+            alibi_slopes=self._alibi_slopes,
             plan=plans.get(self.sliding_window),
         )
         return out.view(-1, self.num_heads * self.head_dim)
