@@ -2,6 +2,7 @@
 
 from llmstack_model_runner.sampling.logprobs import LogprobsTensors, gather_logprobs
 from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
+from llmstack_model_runner.sampling.probabilities import target_probabilities
 from llmstack_model_runner.sampling.rows import SamplingRows
 from llmstack_model_runner.sampling.sampler import Sampler, SamplerOutput
 
@@ -13,4 +14,5 @@ __all__ = [
     "SamplingMetadata",
     "SamplingRows",
     "gather_logprobs",
+    "target_probabilities",
 ]

@@ -46,7 +46,7 @@ class Sampler:
             logits: float32 [num_rows, vocab_size]; left as it is.
             metadata: Names rows of `logits`.
         """
-        processed = _process(logits, metadata) if metadata.has_changes else logits
+        processed = process_logits(logits, metadata)
         # The first of several maxima, and NaN if there is any.
         best, token_ids = processed.max(dim=-1)
         is_good = best.isfinite()
@@ -64,7 +64,10 @@ class Sampler:
         return SamplerOutput(token_ids, is_good, tuple(logprob_rows), logprobs)
 
 
-def _process(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+def process_logits(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    """The logits after everything that comes before temperature: the same tensor where nothing changes, or a copy."""
+    if not metadata.has_changes:
+        return logits
     logits = logits.clone()
     if metadata.allowed_token_ids:
         logit_masks.apply_allowed_token_ids(logits, metadata.allowed_token_ids)
