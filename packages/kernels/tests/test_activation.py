@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from llmstack_kernels.activation import gelu, gelu_tanh, relu, silu_and_mul
+from llmstack_kernels.activation import gelu, gelu_tanh, gelu_tanh_and_mul, relu, silu_and_mul
 
 
 def test_activations_follow_their_formulas() -> None:
@@ -21,5 +21,7 @@ def test_activations_follow_their_formulas() -> None:
 def test_the_first_half_gates_the_second() -> None:
     gate, up = torch.randn(3, 8), torch.randn(3, 8)
     torch.testing.assert_close(silu_and_mul(torch.cat((gate, up), dim=-1)), gate * torch.sigmoid(gate) * up)
-    with pytest.raises(ValueError, match="even"):
-        silu_and_mul(torch.zeros(2, 3))
+    torch.testing.assert_close(gelu_tanh_and_mul(torch.cat((gate, up), dim=-1)), gelu_tanh(gate) * up)
+    for function in (silu_and_mul, gelu_tanh_and_mul):
+        with pytest.raises(ValueError, match="even"):
+            function(torch.zeros(2, 3))

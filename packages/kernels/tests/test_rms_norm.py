@@ -19,6 +19,16 @@ def test_the_norm_follows_its_formula(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
+def test_a_float32_weight_scales_before_the_row_is_rounded() -> None:
+    x, residual = torch.randn(7, 48).bfloat16(), torch.randn(7, 48).bfloat16()
+    weight = 1 + torch.randn(48) * 0.1
+    wide = (x + residual).float()
+    expected = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight).bfloat16()
+    assert torch.equal(rms_norm(x + residual, weight, 1e-6), expected)
+    assert torch.equal(fused_add_rms_norm(x, residual, weight, 1e-6)[0], expected)
+    assert not torch.equal(rms_norm(x + residual, weight.bfloat16(), 1e-6), expected)
+
+
 def test_the_fused_form_returns_the_sum_and_its_norm() -> None:
     x, residual, weight = torch.randn(5, 16), torch.randn(5, 16), torch.randn(16)
     out, total = fused_add_rms_norm(x, residual, weight, 1e-6)
@@ -35,5 +45,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="weight"):
         rms_norm(torch.zeros(2, 3), torch.zeros(2), 1e-6)
+    with pytest.raises(ValueError, match="float16"):
+        rms_norm(torch.zeros(2, 3), torch.zeros(3, dtype=torch.float16), 1e-6)
     with pytest.raises(ValueError, match="residual"):
         fused_add_rms_norm(torch.zeros(2, 3), torch.zeros(1, 3), torch.zeros(3), 1e-6)

@@ -9,9 +9,12 @@ from llmstack_kernels.dispatch import implementation
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(first half) * second half of the last dimension: [..., 2 * n] to [..., n]."""
-    if x.shape[-1] % 2:
-        raise ValueError(f"the last dimension must be even, got {x.shape[-1]}.")
-    return _apply("silu_and_mul", x)
+    return _apply_gated("silu_and_mul", x)
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """gelu_tanh(first half) * second half of the last dimension: [..., 2 * n] to [..., n]."""
+    return _apply_gated("gelu_tanh_and_mul", x)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -27,6 +30,12 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 def relu(x: torch.Tensor) -> torch.Tensor:
     """max(x, 0)."""
     return _apply("relu", x)
+
+
+def _apply_gated(name: str, x: torch.Tensor) -> torch.Tensor:
+    if x.shape[-1] % 2:
+        raise ValueError(f"the last dimension must be even, got {x.shape[-1]}.")
+    return _apply(name, x)
 
 
 def _apply(name: str, x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,12 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate the second half of each row by the approximated GELU of the first."""
+    gate, up = x.chunk(2, dim=-1)
+    return gelu_tanh(gate) * up
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU, tanh approximation."""
     return F.gelu(x, approximate="tanh")

@@ -8,7 +8,11 @@ from llmstack_kernels.dispatch import implementation
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise the last dimension: x / sqrt(mean(x²) + eps) * weight; the mean is taken in float32."""
+    """Normalise the last dimension: x / sqrt(mean(x²) + eps) * weight; the mean is taken in float32.
+
+    The weight is of x's type or float32. The normalised row is rounded to the weight's type, scaled, and rounded to
+    x's: with a weight of x's type that is how Llama and its kin were trained, with a float32 weight how Gemma was.
+    """
     _check(x, weight)
     out: torch.Tensor = implementation("rms_norm", x.device.type).rms_norm(x, weight, eps)
     return out
@@ -30,3 +34,5 @@ def fused_add_rms_norm(
 def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight of shape {weight.shape} does not fit rows of {x.shape[-1]}.")
+    if weight.dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"weight of {weight.dtype} does not fit {x.dtype}; the same type or float32 does.")

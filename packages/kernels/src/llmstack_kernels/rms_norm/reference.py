@@ -6,10 +6,10 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise in float32, round to the input's type, then scale: the order that checkpoints are trained with."""
+    """Normalise in float32, round to the weight's type, then scale."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    return ((wide * scale).to(weight.dtype) * weight).to(x.dtype)
 
 
 def fused_add_rms_norm(
