@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear import cpu, linear, pack_linear, reference
+from llmstack_kernels.linear import ACTIVATIONS, PackedLinear, cpu, linear, native, pack_linear, reference
+from llmstack_kernels.native import NativeLibrary, supported_variants
 
 SHAPES = [(768, 2304), (768, 768), (2048, 96), (64, 172), (3072, 64), (17, 5), (1, 1)]
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
@@ -31,15 +32,67 @@ def test_a_packed_layer_equals_a_plain_one(shape: tuple[int, int], dtype: torch.
         assert packed(x).dtype == dtype
 
 
-@pytest.mark.skipif(not cpu.is_available(), reason="this build of PyTorch has no oneDNN")
+def pack_with(backend: str, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    if backend == "cpu":
+        return cpu.pack_linear(weight, bias)
+    return native.NativeLinear(weight, bias, NativeLibrary(backend))
+
+
+needs_onednn = pytest.mark.skipif(not cpu.is_available(), reason="this build of PyTorch has no oneDNN")
+BACKENDS = [pytest.param("cpu", marks=needs_onednn), *supported_variants()]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_are_bit_equal_in_any_batch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_rows_are_bit_equal_in_any_batch(shape: tuple[int, int], dtype: torch.dtype, backend: str) -> None:
     x, weight, bias = make(*shape, dtype, 65)
-    packed = pack_linear(weight, bias)
+    packed = pack_with(backend, weight, bias)
     whole = packed(x)
     for start, end in ((0, 1), (64, 65), (3, 5), (7, 40), (1, 65)):
         assert torch.equal(packed(x[start:end]), whole[start:end])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_backend_takes_bias_activation_and_residual_along(
+    activation: str, dtype: torch.dtype, backend: str
+) -> None:
+    for num_rows, shape in ((1, (64, 172)), (13, (40, 65)), (200, (33, 70))):
+        x, weight, bias = make(*shape, dtype, num_rows)
+        residual = torch.randn(num_rows, shape[1]).to(dtype)
+        plain = reference.PlainLinear(weight.float(), bias.float())
+        packed = pack_with(backend, weight, bias)
+        out = linear(x, packed, activation, residual)
+        expected = plain(x.float(), activation, residual.float())
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_outputs_can_be_float32(dtype: torch.dtype, backend: str) -> None:
+    x, weight, bias = make(64, 100, dtype, 3)
+    out = pack_with(backend, weight, bias)(x, out_dtype=torch.float32)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(
+        out, F.linear(x.float(), weight.float(), bias.float()), atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype]
+    )
+
+
+@pytest.mark.parametrize("backend", supported_variants())
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_what_is_not_a_number_stays_so_and_disturbs_no_other_row(dtype: torch.dtype, backend: str) -> None:
+    x, weight, bias = make(64, 100, dtype, 3)
+    expected = pack_with(backend, weight, bias)(x)
+    x[1, 7] = float("nan")
+    for activation in ACTIVATIONS:
+        out = pack_with(backend, weight, bias)(x, activation)
+        assert out[1].isnan().all()
+        assert not out[[0, 2]].isnan().any()
+    out = pack_with(backend, weight, bias)(x)
+    assert torch.equal(out[[0, 2]], expected[[0, 2]])
 
 
 def test_leading_dimensions_and_empty_batches_pass_through() -> None:
@@ -69,5 +122,10 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         pack_linear(torch.zeros(3))
     with pytest.raises(ValueError, match="bias"):
         pack_linear(torch.zeros(3, 2), torch.zeros(2))
+    packed = pack_linear(torch.zeros(3, 2))
     with pytest.raises(ValueError, match="inputs"):
-        linear(torch.zeros(1, 3), pack_linear(torch.zeros(3, 2)))
+        linear(torch.zeros(1, 3), packed)
+    with pytest.raises(ValueError, match="activation"):
+        linear(torch.zeros(1, 2), packed, "swish")
+    with pytest.raises(ValueError, match="residual"):
+        linear(torch.zeros(1, 2), packed, residual=torch.zeros(1, 2))

@@ -20,7 +20,7 @@ ENVIRONMENT_VARIABLE = "LLMSTACK_KERNELS"
 _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "activation": {},
     "layer_norm": {},
-    "linear": {"cpu": ("cpu",)},
+    "linear": {"cpu": ("native", "cpu")},
     "paged_attention": {"cpu": ("cpu",)},
     "reshape_and_cache": {},
     "rms_norm": {},

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is packed once for the processor at hand."""
+"""Linear layers whose weight is packed once for the processor at hand, with what follows the product taken along."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 
 from llmstack_kernels.dispatch import implementation
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 class PackedLinear(Protocol):
@@ -20,8 +22,21 @@ class PackedLinear(Protocol):
     def out_features(self) -> int:
         """Length of an output row."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x Wᵀ + b: [..., in_features] to [..., out_features], in the weight's type."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        activation: str = "none",
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b) + residual: [..., in_features] to [..., out_features].
+
+        Args:
+            x: In the weight's type; its rows may lie apart.
+            activation: One of `ACTIVATIONS`.
+            residual: [..., out_features], contiguous, in the output's type.
+            out_dtype: float32, or the weight's type by default.
+        """
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
@@ -34,8 +49,18 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packe
     return packed
 
 
-def linear(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-    """Apply a packed layer: [..., in_features] to [..., out_features]."""
+def linear(
+    x: torch.Tensor,
+    packed: PackedLinear,
+    activation: str = "none",
+    residual: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Apply a packed layer, checking its arguments first."""
     if x.shape[-1] != packed.in_features:
         raise ValueError(f"rows of {x.shape[-1]} do not fit a layer of {packed.in_features} inputs.")
-    return packed(x)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}.")
+    if residual is not None and residual.shape != (*x.shape[:-1], packed.out_features):
+        raise ValueError(f"residual of shape {tuple(residual.shape)} does not fit {packed.out_features} outputs.")
+    return packed(x, activation, residual, out_dtype)

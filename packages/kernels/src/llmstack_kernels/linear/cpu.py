@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from llmstack_kernels.linear.reference import PlainLinear
+from llmstack_kernels.linear.reference import PlainLinear, finish
 
 _CANDIDATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,18 +36,21 @@ class OneDnnLinear:
         """Length of an output row."""
         return self._out_features
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """X Wᵀ + b."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        activation: str = "none",
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b) + residual."""
         rows = x.reshape(-1, self._in_features)
         num_rows = rows.shape[0]
         if num_rows == 0:
-            return x.new_empty((*x.shape[:-1], self._out_features))
-        if num_rows == 1:
-            rows = rows.repeat(2, 1)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows.contiguous(), self._packed, self._bias, "none", [], ""
-        )
-        return out[:num_rows].view(*x.shape[:-1], self._out_features)
+            return x.new_empty((*x.shape[:-1], self._out_features), dtype=out_dtype)
+        rows = rows.repeat(2, 1) if num_rows == 1 else rows.contiguous()
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        return finish(out[:num_rows].view(*x.shape[:-1], self._out_features), activation, residual, out_dtype)
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> OneDnnLinear | PlainLinear:

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import torch
 import torch.nn.functional as F
+
+_ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def finish(
+    out: torch.Tensor, activation: str, residual: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.Tensor:
+    """What follows the product, one operation after another."""
+    if activation != "none":
+        out = _ACTIVATION_TO_FUNCTION[activation](out)
+    if out_dtype is not None:
+        out = out.to(out_dtype)
+    return out if residual is None else out + residual
 
 
 class PlainLinear:
@@ -25,9 +46,15 @@ class PlainLinear:
         """Length of an output row."""
         return self._weight.shape[0]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """X Wᵀ + b."""
-        return F.linear(x, self._weight, self._bias)
+    def __call__(
+        self,
+        x: torch.Tensor,
+        activation: str = "none",
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b) + residual."""
+        return finish(F.linear(x, self._weight, self._bias), activation, residual, out_dtype)
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PlainLinear:

@@ -1,0 +1,122 @@
+"""Loads the library of native kernels that fits the processor, and lends it PyTorch's threads."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from llmstack_kernels.build_native import is_built, library_path, variants
+
+logger = logging.getLogger(__name__)
+
+# What the processor must offer for each variant, as /proc/cpuinfo names it.
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"})
+_REQUIRED_FEATURES = {
+    "avx512bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
+    "avx512": _AVX512,
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+}
+
+Pointer = ctypes.c_void_p
+Int = ctypes.c_int64
+Float = ctypes.c_float
+
+# Suffix of the functions for each storage type.
+DTYPE_TO_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def supported_variants() -> list[str]:
+    """The variants that this processor can run and that are built, best first."""
+    features = _processor_features()
+    return [
+        name for name in variants() if _REQUIRED_FEATURES.get(name, set()) <= features and library_path(name).is_file()
+    ]
+
+
+@cache
+def library() -> NativeLibrary | None:
+    """The best library for this processor; None, with a warning, where none was built or the sources have changed."""
+    names = supported_variants()
+    if not names:
+        logger.warning(
+            "The native kernels are not built (no C++ compiler was at hand): slower PyTorch code runs. "
+            "`python -m llmstack_kernels.build_native` builds them."
+        )
+        return None
+    if not is_built():
+        logger.warning(
+            "The native kernels are older than their sources: slower PyTorch code runs. "
+            "`python -m llmstack_kernels.build_native` builds them again."
+        )
+        return None
+    return NativeLibrary(names[0])
+
+
+class NativeLibrary:
+    """The functions of one variant.
+
+    Attributes:
+        variant: Kind of processor it was compiled for.
+        has_threads: Whether it shares PyTorch's threads; without, it computes on the calling one.
+    """
+
+    def __init__(self, variant: str) -> None:
+        """Loads it; OSError if it cannot be."""
+        self.variant = variant
+        self._library = ctypes.CDLL(str(library_path(variant)))
+        self.has_threads = self._share_threads()
+
+    def function(self, name: str, *argument_types: type) -> Callable[..., None]:
+        """`llmstack_<name>`, which returns nothing."""
+        function = self._library[f"llmstack_{name}"]
+        function.argtypes = argument_types
+        function.restype = None
+        return function
+
+    def __str__(self) -> str:
+        """For logs."""
+        return self.variant if self.has_threads else f"{self.variant}, one thread"
+
+    def _share_threads(self) -> bool:
+        runtime = _openmp_runtime()
+        if runtime is None:
+            return False
+        set_threads = self.function("set_threads", Pointer, Pointer)
+        set_threads(
+            ctypes.cast(runtime.GOMP_parallel, Pointer),
+            ctypes.cast(runtime.omp_get_max_threads, Pointer),
+        )
+        return True
+
+
+@cache
+def _openmp_runtime() -> ctypes.CDLL | None:
+    """The OpenMP runtime that PyTorch has loaded: a second one would bring threads of its own, and fight for the cores.
+
+    Intel's and LLVM's runtimes answer to GNU's names too; where several are loaded, the preloaded one serves PyTorch.
+    """
+    torch.get_num_threads()
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return None
+    paths = {line.split(maxsplit=5)[5] for line in lines if "omp" in line.rpartition("/")[2] and ".so" in line}
+    for path in sorted(paths, key=lambda path: "gomp" in path):
+        runtime = ctypes.CDLL(path)
+        if hasattr(runtime, "GOMP_parallel") and hasattr(runtime, "omp_get_max_threads"):
+            return runtime
+    return None
+
+
+@cache
+def _processor_features() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux: what every processor of the family has
+        return frozenset()
+    return next((frozenset(line.split(":")[1].split()) for line in lines if line.startswith("flags")), frozenset())

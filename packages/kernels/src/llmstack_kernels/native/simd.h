@@ -1,0 +1,208 @@
+// Sixteen float lanes on any processor, and the storage types that are computed on as floats.
+//
+// Vectors are the compiler's own (GCC and Clang lower them to whatever registers the target has); intrinsics stand only
+// where the compilers miss an instruction. Sums are taken in the same order on every target.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace llmstack {
+
+using Float32 = float;
+
+constexpr int kLanes = 16;
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+// bfloat16 and float16 as they lie in memory.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline Floats broadcast(float x) {
+  return Floats{} + x;
+}
+
+// ---- conversions ----
+
+inline float to_float(float x) {
+  return x;
+}
+inline float to_float(BFloat16 x) {
+  return bits_as<float>(static_cast<uint32_t>(x.bits) << 16);
+}
+inline float to_float(Float16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16, magnitude = x.bits & 0x7fff;
+  if (magnitude >= 0x7c00) return bits_as<float>(sign | 0x7f800000 | (magnitude << 13));  // infinity, NaN
+  // 2^112 moves the exponent's bias from 15 to 127, for subnormal numbers too.
+  return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112f));
+}
+
+// To nearest, ties to even; a NaN stays one.
+inline BFloat16 to_bfloat16(float x) {
+  const uint32_t bits = bits_as<uint32_t>(x);
+  if (x != x) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
+  return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+inline Float16 to_float16(float x) {
+  const uint32_t bits = bits_as<uint32_t>(x), sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return {static_cast<uint16_t>(sign | 0x7e00)};
+  if (magnitude >= 0x477ff000) return {static_cast<uint16_t>(sign | 0x7c00)};  // rounds beyond 65504
+  if (magnitude < 0x38800000) {  // subnormal: adding 2^-1 leaves the rounded bits at the low end
+    const float shifted = bits_as<float>(magnitude) + 0.5f;
+    return {static_cast<uint16_t>(sign | (bits_as<uint32_t>(shifted) - 0x3f000000))};
+  }
+  const uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);
+  return {static_cast<uint16_t>(sign | ((rounded - 0x38000000) >> 13))};
+}
+
+inline Floats load(const float* p) {
+  Floats x;
+  std::memcpy(&x, p, sizeof(x));
+  return x;
+}
+inline Floats load(const BFloat16* p) {
+  Halves x;
+  std::memcpy(&x, p, sizeof(x));
+#if defined(__AVX512F__)
+  return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+#else
+  return bits_as<Floats>(__builtin_convertvector(x, Words) << 16);
+#endif
+}
+inline Floats load(const Float16* p) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+  Floats x;
+  for (int i = 0; i < kLanes; ++i) x[i] = to_float(p[i]);
+  return x;
+#endif
+}
+
+inline void store(float* p, Floats x) {
+  std::memcpy(p, &x, sizeof(x));
+}
+inline void store(BFloat16* p, Floats x) {
+#if defined(__AVX512BF16__)
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
+  std::memcpy(p, &rounded, sizeof(rounded));
+#else
+  const Words bits = bits_as<Words>(x);
+  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Words quiet = (bits >> 16) | 0x40;
+  const Words chosen = (x != x) ? quiet : rounded;
+  const Halves halves = __builtin_convertvector(chosen, Halves);
+  std::memcpy(p, &halves, sizeof(halves));
+#endif
+}
+inline void store(Float16* p, Floats x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = to_float16(x[i]);
+#endif
+}
+
+// The first `n` lanes, the others 0.
+template <class T>
+inline Floats load_first(const T* p, int n) {
+  T padded[kLanes] = {};
+  std::memcpy(padded, p, n * sizeof(T));
+  return load(padded);
+}
+template <class T>
+inline void store_first(T* p, Floats x, int n) {
+  T padded[kLanes];
+  store(padded, x);
+  std::memcpy(p, padded, n * sizeof(T));
+}
+
+// ---- arithmetic ----
+
+// a * b + c, rounded once where the processor can.
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  struct Pair {
+    __m256 low, high;
+  };
+  const Pair x = bits_as<Pair>(a), y = bits_as<Pair>(b), z = bits_as<Pair>(c);
+  return bits_as<Floats>(Pair{_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high)});
+#elif defined(__aarch64__)
+  struct Quads {
+    float32x4_t part[4];
+  };
+  Quads x = bits_as<Quads>(a), y = bits_as<Quads>(b), z = bits_as<Quads>(c);
+  for (int i = 0; i < 4; ++i) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
+  return bits_as<Floats>(z);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Floats maximum(Floats a, Floats b) {
+  return a > b ? a : b;
+}
+
+inline float sum(Floats x) {
+  float half[8], quarter[4];
+  for (int i = 0; i < 8; ++i) half[i] = x[i] + x[i + 8];
+  for (int i = 0; i < 4; ++i) quarter[i] = half[i] + half[i + 4];
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+inline float largest(Floats x) {
+  float best = x[0];
+  for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+// e^x within 2 units of the last place; 0 below -87.3, e^88 above 88. Cody-Waite reduction, then a polynomial of degree 6
+// (the Taylor series, whose remainder on |r| <= ln(2) / 2 is below float's resolution).
+inline Floats exponential(Floats x) {
+  const Floats lowest = broadcast(-87.3f), highest = broadcast(88.0f);
+  const Floats raised = maximum(x, lowest);
+  const Floats clamped = raised < highest ? raised : highest;
+  const Floats shifter = broadcast(0x1.8p23f);
+  const Floats shifted = multiply_add(clamped, broadcast(1.44269504f), shifter);  // rounds to an integer
+  const Floats n = shifted - shifter;
+  Floats r = multiply_add(n, broadcast(-0.693359375f), clamped);
+  r = multiply_add(n, broadcast(2.12194440e-4f), r);
+  Floats p = broadcast(1.0f / 720);
+  p = multiply_add(p, r, broadcast(1.0f / 120));
+  p = multiply_add(p, r, broadcast(1.0f / 24));
+  p = multiply_add(p, r, broadcast(1.0f / 6));
+  p = multiply_add(p, r, broadcast(0.5f));
+  p = multiply_add(p, r, broadcast(1.0f));
+  p = multiply_add(p, r, broadcast(1.0f));
+  const Ints exponent = bits_as<Ints>(shifted) << 23;
+  const Floats scaled = bits_as<Floats>(bits_as<Ints>(p) + exponent);
+  return x < lowest ? broadcast(0.0f) : scaled;
+}
+
+}  // namespace llmstack
