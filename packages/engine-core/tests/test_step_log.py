@@ -20,6 +20,7 @@ from llmstack_engine_core.step_log.records import (
     Gap,
     PrefixCacheReset,
     RequestAdded,
+    RequestForked,
     RequestsAborted,
     StepScheduled,
     StepUpdated,
@@ -58,6 +59,7 @@ requests = st.builds(
 )
 events = st.one_of(
     st.builds(RequestAdded, requests),
+    st.builds(RequestForked, texts, requests),
     st.builds(RequestsAborted, st.lists(texts, min_size=1, max_size=3)),
     st.builds(StepScheduled, times),
     st.builds(
@@ -75,6 +77,8 @@ def write(log: StepLog, event: Event) -> None:
     match event:
         case RequestAdded(request):
             log.add_request(request)
+        case RequestForked(parent_id, request):
+            log.fork_request(parent_id, request)
         case RequestsAborted(request_ids):
             log.abort_requests(request_ids)
         case StepScheduled(now_us):

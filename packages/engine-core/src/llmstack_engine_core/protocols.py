@@ -26,6 +26,14 @@ class Scheduler(Protocol):
         """
         ...
 
+    def fork_request(self, parent_id: str, child: EngineCoreRequest) -> int:
+        """Adds a request that goes on from where a running one is; how many of its tokens need not be computed.
+
+        Raises:
+            InvalidRequestError: There is no such parent, or the child cannot be added; nothing has changed.
+        """
+        ...
+
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Ends requests at once and frees their blocks; unknown ids are ignored. No output follows."""
         ...

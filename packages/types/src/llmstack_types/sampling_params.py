@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class RequestOutputKind(StrEnum):
@@ -26,7 +27,7 @@ class SamplingParams:
     `LLM.generate`.
 
     Attributes:
-        n: Number of completions.
+        n: Number of completions; under `use_beam_search` also the number of beams.
         temperature: 0 is greedy (ties go to the lowest token id).
         top_k: 0 and -1 both mean off.
         seed: None draws one at admission; a draw depends on the seed and the output index only.
@@ -35,6 +36,17 @@ class SamplingParams:
         max_tokens: None means what the context has left.
         logprobs: Number of most likely tokens to report beside the chosen one; None means no logprobs.
         prompt_logprobs: The same for prompt tokens.
+        best_of: Completions to generate; the `n` with the best mean log-probability per token are returned, best first.
+            None means `n`.
+        use_beam_search: Finds the `n` best completions by beam search, best first, instead of drawing them.
+        length_penalty: A beam's score is its log-probability divided by its length to this power.
+        early_stopping: When a beam search ends. True: with `n` complete beams. False: when no running beam, at its
+            present length, scores better than the worst of them. "never": when none can, at whatever length.
+        typical_p: Keeps the tokens of the most typical surprise that have this mass together; 1 is off.
+        bad_words: Strings that must not be generated.
+        bad_words_token_ids: The same as token ids, which is what the sampler bars: the last one of each sequence where
+            the others were just generated. The input processor adds those of `bad_words`.
+        extra_args: Arguments for custom logits processors: JSON's scalars and lists of them.
     """
 
     n: int = 1
@@ -60,11 +72,29 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    typical_p: float = 1.0
+    bad_words: tuple[str, ...] | list[str] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    extra_args: Mapping[str, Any] | None = None
+
+    @property
+    def num_generated(self) -> int:
+        """Completions to generate, of which `n` are returned."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def is_greedy(self) -> bool:
         """True when the most likely token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when what was said before changes what is likely next."""
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

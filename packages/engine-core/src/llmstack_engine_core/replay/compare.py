@@ -9,6 +9,7 @@ from typing import Any
 
 from llmstack_engine_core.replay.derive import Decision
 from llmstack_engine_core.step_log.decisions import (
+    FORKED,
     REFUSED,
     RESET,
     SCHEDULED,
@@ -96,6 +97,11 @@ def _describe_refused(request_id: str) -> Iterator[tuple[str, str]]:
     yield "decision", f"request {request_id} is refused"
 
 
+def _describe_forked(decided: tuple[str, int]) -> Iterator[tuple[str, str]]:
+    request_id, num_tokens = decided
+    yield "decision", f"request {request_id} begins with {num_tokens} tokens of another"
+
+
 def _describe_reset(is_done: bool) -> Iterator[tuple[str, str]]:
     yield "decision", f"the prefix cache is {'' if is_done else 'not '}forgotten"
 
@@ -108,5 +114,6 @@ _DESCRIBERS: dict[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     SCHEDULED: _describe_scheduled,
     UPDATED: _describe_updated,
     REFUSED: _describe_refused,
+    FORKED: _describe_forked,
     RESET: _describe_reset,
 }

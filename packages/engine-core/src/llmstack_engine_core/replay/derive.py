@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from llmstack_engine_core.protocols import Scheduler
-from llmstack_engine_core.step_log.decisions import pack_refused, pack_reset, pack_scheduled, pack_updated
+from llmstack_engine_core.step_log.decisions import pack_forked, pack_refused, pack_reset, pack_scheduled, pack_updated
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.recording_scheduler import MICROSECONDS
 from llmstack_engine_core.step_log.records import (
@@ -15,11 +15,12 @@ from llmstack_engine_core.step_log.records import (
     Gap,
     PrefixCacheReset,
     RequestAdded,
+    RequestForked,
     RequestsAborted,
     StepScheduled,
     StepUpdated,
 )
-from llmstack_types import InvalidRequestError, ModelRunnerOutput, SchedulerOutput
+from llmstack_types import EngineCoreRequest, InvalidRequestError, ModelRunnerOutput, SchedulerOutput
 
 
 class DecisionsDifferError(StepLogError):
@@ -74,10 +75,9 @@ class _Deriver:
         """The decision that the event brings about, if any."""
         match event:
             case RequestAdded(request):
-                try:
-                    self._scheduler.add_request(request)
-                except InvalidRequestError:
-                    return pack_refused(request.request_id)
+                return self._add(request)
+            case RequestForked(parent_id, request):
+                return self._fork(parent_id, request)
             case RequestsAborted(request_ids):
                 self._scheduler.abort_requests(request_ids)
             case StepScheduled(now_us):
@@ -87,6 +87,20 @@ class _Deriver:
             case PrefixCacheReset():
                 return pack_reset(self._scheduler.reset_prefix_cache())
         return None
+
+    def _add(self, request: EngineCoreRequest) -> bytes | None:
+        try:
+            self._scheduler.add_request(request)
+        except InvalidRequestError:
+            return pack_refused(request.request_id)
+        return None
+
+    def _fork(self, parent_id: str, child: EngineCoreRequest) -> bytes:
+        try:
+            num_tokens = self._scheduler.fork_request(parent_id, child)
+        except InvalidRequestError:
+            return pack_refused(child.request_id)
+        return pack_forked(child.request_id, num_tokens)
 
     def _schedule(self, now_us: int) -> bytes:
         self.now_us = now_us

@@ -18,6 +18,7 @@ SCHEDULED: Final = "scheduled"
 UPDATED: Final = "updated"
 REFUSED: Final = "refused"
 RESET: Final = "reset"
+FORKED: Final = "forked"
 
 _ROWS: Final = "scheduled_requests"
 _NEW_REQUESTS: Final = "new_requests"
@@ -25,8 +26,8 @@ _STEP_FIELDS: Final = tuple(field.name for field in fields(SchedulerOutput) if f
 _STEP_VALUES: Final = attrgetter(*_STEP_FIELDS)
 _NUM_ROW_COUNTS: Final = 3
 """The id of a row and its two counts; what follows them is empty in most rows."""
-# Log-probabilities pass through the scheduler and decide nothing.
-_PASSED_THROUGH: Final = ("logprobs", "prompt_logprobs")
+# Log-probabilities and vectors pass through the scheduler and decide nothing.
+_PASSED_THROUGH: Final = ("logprobs", "prompt_logprobs", "pooled")
 _OUTPUT_DEFAULTS: Final = EngineCoreOutput._field_defaults
 
 
@@ -106,6 +107,11 @@ def updated_rows(decided: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def pack_refused(request_id: str) -> bytes:
     """That a request was refused; the wording of why is no decision."""
     return pack([REFUSED, request_id])
+
+
+def pack_forked(request_id: str, num_tokens: int) -> bytes:
+    """That a request was forked, and how many of its tokens need not be computed."""
+    return pack([FORKED, [request_id, num_tokens]])
 
 
 def pack_reset(is_done: bool) -> bytes:

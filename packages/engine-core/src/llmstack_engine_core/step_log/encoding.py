@@ -22,6 +22,7 @@ from llmstack_engine_core.step_log.records import (
     Gap,
     PrefixCacheReset,
     RequestAdded,
+    RequestForked,
     RequestsAborted,
     StepScheduled,
     StepUpdated,
@@ -85,6 +86,14 @@ def encode_added(event: RequestAdded) -> bytes:
     return pack_request(event.request)
 
 
+def encode_forked(event: RequestForked) -> bytearray:
+    """Payload of a fork: the parent's id, then the request."""
+    parent_id = event.parent_id.encode()
+    payload = bytearray()
+    put_uint(payload, len(parent_id))
+    return payload + parent_id + pack_request(event.request)
+
+
 def encode_aborted(event: RequestsAborted) -> bytes:
     """Payload of an abort."""
     return pack(event.request_ids)
@@ -123,6 +132,7 @@ class EventDecoder:
         self._decoders: Mapping[int, Callable[[bytes], Event]] = MappingProxyType(
             {
                 Tag.ADD: lambda payload: RequestAdded(unpack_request(payload)),
+                Tag.FORK: _forked,
                 Tag.ABORT: lambda payload: RequestsAborted(_texts(payload)),
                 Tag.SCHEDULE: self._scheduled,
                 Tag.UPDATE: self._updated,
@@ -158,6 +168,12 @@ class EventDecoder:
         rows = _split(flat, cursor.take_ints()) if flags & _HAS_COUNTS else [[token_id] for token_id in flat]
         errors = unpack(payload[cursor.position :], dict) if flags & _HAS_ERRORS else {}
         return StepUpdated(now_us, lag, rows, errors)
+
+
+def _forked(payload: bytes) -> RequestForked:
+    cursor = Cursor(payload)
+    parent_id = str(cursor.take(cursor.take_uint()), "utf-8", "replace")
+    return RequestForked(parent_id, unpack_request(payload[cursor.position :]))
 
 
 def _split(flat: list[int], counts: list[int]) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmstack_engine_core.protocols import Scheduler
-from llmstack_engine_core.step_log.decisions import pack_refused, pack_reset, pack_scheduled, pack_updated
+from llmstack_engine_core.step_log.decisions import pack_forked, pack_refused, pack_reset, pack_scheduled, pack_updated
 from llmstack_engine_core.step_log.step_log import StepLog
 from llmstack_types import (
     EngineCoreOutputs,
@@ -39,6 +39,21 @@ class RecordingScheduler:
         except InvalidRequestError:
             self._log.decide(pack_refused(request.request_id))
             raise
+
+    def fork_request(self, parent_id: str, child: EngineCoreRequest) -> int:
+        """Adds a request that goes on from where a running one is.
+
+        Raises:
+            InvalidRequestError: The scheduler refuses it.
+        """
+        self._log.fork_request(parent_id, child)
+        try:
+            num_tokens = self._scheduler.fork_request(parent_id, child)
+        except InvalidRequestError:
+            self._log.decide(pack_refused(child.request_id))
+            raise
+        self._log.decide(pack_forked(child.request_id, num_tokens))
+        return num_tokens
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Ends requests at once."""

@@ -18,12 +18,21 @@ class Tag(IntEnum):
     RESET_PREFIX_CACHE = 5
     CHECKPOINT = 6
     GAP = 7
+    FORK = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAdded:
     """A request was queued, or refused: the scheduler says which."""
 
+    request: EngineCoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForked:
+    """A request was to go on from where another one is, or was refused: the scheduler says which."""
+
+    parent_id: str
     request: EngineCoreRequest
 
 
@@ -84,4 +93,6 @@ class Gap:
     num_steps: int
 
 
-Event = RequestAdded | RequestsAborted | StepScheduled | StepUpdated | PrefixCacheReset | Checkpoint | Gap
+Event = (
+    RequestAdded | RequestForked | RequestsAborted | StepScheduled | StepUpdated | PrefixCacheReset | Checkpoint | Gap
+)

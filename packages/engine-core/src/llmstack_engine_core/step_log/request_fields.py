@@ -8,16 +8,17 @@ from typing import Any, Final
 
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.packing import pack, packed_ints, unpack
-from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_types import EngineCoreRequest, PoolingParams, PoolingType, SamplingParams
 
 # What only the front end reads: no decision depends on it, and it may hold a user's text.
 _NOT_RECORDED: Final = frozenset(
     {
         "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
-        "output_kind",
+        "output_kind", "best_of",
     }
 )  # fmt: skip
 _PARAMS: Final = "sampling_params"
+_POOLING: Final = "pooling_params"
 
 
 def _defaults(cls: type) -> dict[str, Any]:
@@ -27,12 +28,15 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 _REQUEST_DEFAULTS: Final = _defaults(EngineCoreRequest)
 _PARAMS_DEFAULTS: Final = _defaults(SamplingParams)
+_POOLING_DEFAULTS: Final = _defaults(PoolingParams)
 
 
 def pack_request(request: EngineCoreRequest) -> bytes:
     """The request as one msgpack map; a new field of its class is recorded without a change here."""
     named = _changed(request, _REQUEST_DEFAULTS)
     named[_PARAMS] = _changed(request.sampling_params, _PARAMS_DEFAULTS)
+    if request.pooling_params is not None:
+        named[_POOLING] = _changed(request.pooling_params, _POOLING_DEFAULTS)
     return pack(named)
 
 
@@ -47,8 +51,10 @@ def unpack_request(packed: bytes) -> EngineCoreRequest:
         params = SamplingParams(**_known(named.pop(_PARAMS), _PARAMS_DEFAULTS))
         named = _known(named, _REQUEST_DEFAULTS)
         named["eos_token_ids"] = tuple(named.get("eos_token_ids", ()))
+        if _POOLING in named:
+            named[_POOLING] = _pooling_params(_known(named[_POOLING], _POOLING_DEFAULTS))
         return EngineCoreRequest(sampling_params=params, **named)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise StepLogError(f"a request cannot be read: {str(error)[:100] or type(error).__name__}") from error
 
 
@@ -56,7 +62,7 @@ def _changed(data: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
     changed = {}
     for name, default in defaults.items():
         value = getattr(data, name)
-        if name != _PARAMS and (default is MISSING or value != default):
+        if name not in (_PARAMS, _POOLING) and (default is MISSING or value != default):
             changed[name] = _packable(value)
     return changed
 
@@ -65,6 +71,12 @@ def _packable(value: Any) -> Any:
     if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
         return packed_ints(list(value))
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _pooling_params(named: dict[str, Any]) -> PoolingParams:
+    if "pooling_type" in named:
+        named["pooling_type"] = PoolingType(named["pooling_type"])
+    return PoolingParams(**named)
 
 
 def _known(named: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

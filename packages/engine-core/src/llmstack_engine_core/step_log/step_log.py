@@ -8,6 +8,7 @@ from llmstack_engine_core.step_log.decisions import DecisionHash
 from llmstack_engine_core.step_log.encoding import (
     encode_aborted,
     encode_added,
+    encode_forked,
     encode_header,
     encode_scheduled,
     encode_updated,
@@ -15,7 +16,7 @@ from llmstack_engine_core.step_log.encoding import (
     put_record,
 )
 from llmstack_engine_core.step_log.header import LogHeader
-from llmstack_engine_core.step_log.records import Checkpoint, RequestAdded, RequestsAborted, Tag
+from llmstack_engine_core.step_log.records import Checkpoint, RequestAdded, RequestForked, RequestsAborted, Tag
 from llmstack_engine_core.step_log.sinks import Sink
 from llmstack_types import EngineCoreRequest
 
@@ -41,9 +42,11 @@ class StepLog:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """A request comes in."""
-        if len(self._segment) > MAX_SEGMENT_BYTES:
-            self.checkpoint()
-        put_record(self._segment, Tag.ADD, encode_added(RequestAdded(request)))
+        self._put(Tag.ADD, encode_added(RequestAdded(request)))
+
+    def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None:
+        """A request goes on from where another is."""
+        self._put(Tag.FORK, encode_forked(RequestForked(parent_id, child)))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Requests are aborted."""
@@ -82,6 +85,11 @@ class StepLog:
         put_checkpoint(self._segment, checkpoint)
         self.sink.write(bytes(self._segment), checkpoint)
         self._segment.clear()
+
+    def _put(self, tag: Tag, payload: bytes | bytearray) -> None:
+        if len(self._segment) > MAX_SEGMENT_BYTES:
+            self.checkpoint()
+        put_record(self._segment, tag, payload)
 
     def close(self) -> None:
         """Ends the log in good order. Idempotent."""
