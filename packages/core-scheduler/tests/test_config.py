@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmstack_core_scheduler import SchedulerConfig
+from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,10 @@ from llmstack_core_scheduler import SchedulerConfig
             {"enable_chunked_prefill": False, "long_prefill_token_threshold": 1},
             ["long_prefill_token_threshold", "enable_chunked_prefill"],
         ),
+        (
+            {"num_lookahead_slots": 1, "speculative": SpeculativeConfig("ngram", 2)},
+            ["num_lookahead_slots", "speculative"],
+        ),
     ],
 )
 def test_an_error_names_the_fields(fields, names):
@@ -34,3 +38,19 @@ def test_the_defaults_are_those_users_know():
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (256, 2048)
     assert config.enable_chunked_prefill
     assert config.policy == "fcfs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"method": "eagle"}, "method"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        ({"prompt_lookup_max": 33}, "prompt_lookup_max"),
+        ({"prompt_lookup_max": 1}, "prompt_lookup_max"),
+    ],
+)
+def test_an_error_about_drafts_names_the_field(fields, name):
+    with pytest.raises(ValueError, match=name):
+        SpeculativeConfig(**({"method": "ngram", "num_speculative_tokens": 4} | fields))

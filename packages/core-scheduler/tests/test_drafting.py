@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_core_scheduler import Scheduler, SchedulerConfig, SpeculativeConfig
 from llmstack_core_scheduler.testing import FakeKVCacheManager, FakeModelRunner, next_token
 from llmstack_types import EngineCoreRequest, FinishReason, ModelRunnerOutput, SamplingParams, TokenLogprobs
 
@@ -12,9 +12,13 @@ class Guesses:
 
     def __init__(self, *token_ids):
         self.token_ids = list(token_ids)
+        self.forgotten = []
 
     def propose(self, request_id, token_ids, max_num_tokens):
         return self.token_ids
+
+    def forget(self, request_id):
+        self.forgotten.append(request_id)
 
 
 class Knows:
@@ -25,6 +29,9 @@ class Knows:
         for _ in range(max_num_tokens):
             text.append(next_token(text))
         return text[len(token_ids) :]
+
+    def forget(self, request_id):
+        pass
 
 
 def make_scheduler(source, num_blocks=20, block_size=4, **config):
@@ -76,7 +83,9 @@ def test_of_several_tokens_those_after_the_end_are_dropped():
     assert message.new_token_ids == [7, 50]
     assert message.logprobs == entries[:2]
     assert message.finish_reason is FinishReason.STOP
-    assert scheduler.stats().num_free_blocks == 20
+    stats = scheduler.stats()
+    assert stats.num_free_blocks == 20
+    assert stats.num_accepted_draft_tokens_per_place == (1, 1, 0)
 
 
 def test_more_tokens_than_the_row_can_have_sampled_fail_it():
@@ -105,6 +114,38 @@ def test_drafts_take_no_block_from_anybody_and_no_token_from_who_waits():
     scheduler.add_request(request_of("a", 8, 1))
     scheduler.add_request(request_of("b", 3, 6))
     assert len(scheduler.schedule(0.0).scheduled_requests) == 1
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_a_request_whose_chances_change_with_every_token_gets_no_drafts(penalty):
+    scheduler = make_scheduler(Guesses(5, 6, 7))
+    scheduler.add_request(request_of("a", 6, 9, **{penalty: 1.5}))
+    (row,) = scheduler.schedule(0.0).scheduled_requests
+    assert list(row.draft_token_ids) == []
+
+
+def test_the_source_forgets_a_request_when_it_ends_is_aborted_or_loses_its_row():
+    source = Guesses()
+    scheduler = make_scheduler(source, num_blocks=2)
+    scheduler.add_request(request_of("a", 4, 4))
+    scheduler.add_request(request_of("b", 4, 4))
+    update(scheduler, scheduler.schedule(0.0), [1], [2])
+    scheduled = scheduler.schedule(0.0)
+    assert source.forgotten == ["b"]
+    assert [row.request_id for row in scheduled.scheduled_requests] == ["a"]
+    update(scheduler, scheduled, [50])
+    assert source.forgotten == ["b", "a"]
+    scheduler.schedule(0.0)
+    scheduler.abort_requests(["b"])
+    assert source.forgotten == ["b", "a", "b"]
+
+
+def test_a_configured_method_needs_no_source():
+    speculative = SpeculativeConfig("ngram", 3)
+    scheduler = make_scheduler(None, num_lookahead_slots=0, speculative=speculative)
+    scheduler.add_request(EngineCoreRequest("a", [1, 2, 3, 4, 9, 1, 2], SamplingParams(max_tokens=9)))
+    (row,) = scheduler.schedule(0.0).scheduled_requests
+    assert list(row.draft_token_ids) == [3, 4, 9]
 
 
 def test_a_row_with_drafts_is_not_scheduled_ahead():

@@ -13,6 +13,9 @@ kv_cache = pytest.importorskip("llmstack_kv_cache")
 
 
 class SometimesRight:
+    def forget(self, request_id):
+        pass
+
     def propose(self, request_id, token_ids, max_num_tokens):
         right = next_token(token_ids)
         return [right, right, right] if token_ids[-1] % 2 else [right, next_token([*token_ids, right])]

@@ -77,6 +77,10 @@ PARAMS = st.builds(
     output_kind=st.sampled_from(RequestOutputKind),
     logit_bias=optional(st.dictionaries(TOKEN_ID, st.floats(-100, 100), max_size=4)),
     allowed_token_ids=optional(tuples(TOKEN_ID)),
+    best_of=optional(st.integers(1, 20)),
+    use_beam_search=st.booleans(),
+    length_penalty=PENALTY,
+    early_stopping=st.booleans() | st.just("never"),
 )
 REQUESTS = st.builds(
     EngineCoreRequest,
@@ -117,7 +121,11 @@ OUTPUTS = st.builds(
     num_cached_tokens=st.just(-1) | COUNT,
     error=optional(TEXT),
 )
-STATS = st.builds(SchedulerStats, *[COUNT] * len(SchedulerStats._fields))
+STATS = st.builds(
+    SchedulerStats,
+    **dict.fromkeys(SchedulerStats._fields, COUNT)
+    | {"num_accepted_draft_tokens_per_place": st.lists(COUNT, max_size=5).map(tuple)},
+)
 READY = st.builds(
     EngineReady,
     *[st.integers(1, 2**40)] * 4,

@@ -6,6 +6,7 @@ from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Rank, Request, RequestStatus
 from llmstack_core_scheduler.request_queue import FCFSPolicy, PriorityPolicy, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.scheduler import Scheduler
+from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 
 __all__ = [
     "AlwaysRecompute",
@@ -23,4 +24,5 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulingPolicy",
+    "SpeculativeConfig",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmstack_core_scheduler.request_queue import POLICIES
+from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,9 @@ class SchedulerConfig:
         long_prefill_token_threshold: Most tokens of one request in one step; 0 is no such limit.
         max_num_partial_prefills: Most requests in the midst of their prompts at once; shorter prompts, that a step
             completes, then go before longer ones. 0 is no such limit.
-        num_lookahead_slots: Most draft tokens of one row; used only by a scheduler with a source of drafts.
+        num_lookahead_slots: Most draft tokens of one row, of a source of drafts that the scheduler is given.
         max_num_preemptions: How often a request may lose its row before it is protected.
+        speculative: Which drafts the scheduler makes itself; None makes none.
 
     Raises:
         ValueError: A field is out of range, or two contradict each other; the text names them.
@@ -36,6 +38,7 @@ class SchedulerConfig:
     max_num_partial_prefills: int = 0
     num_lookahead_slots: int = 0
     max_num_preemptions: int = 4
+    speculative: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions"):
@@ -46,6 +49,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
+        if self.speculative is not None and self.num_lookahead_slots:
+            raise ValueError("num_lookahead_slots must be 0 where speculative says how many draft tokens a row has")
         if not self.enable_chunked_prefill:
             self._check_whole_prompts()
 
@@ -67,3 +72,8 @@ class SchedulerConfig:
     def max_num_row_tokens(self) -> int:
         """Most tokens of one request in one step."""
         return self.long_prefill_token_threshold or self.max_num_batched_tokens
+
+    @property
+    def max_num_drafts(self) -> int:
+        """Most draft tokens of one row."""
+        return self.num_lookahead_slots if self.speculative is None else self.speculative.num_speculative_tokens

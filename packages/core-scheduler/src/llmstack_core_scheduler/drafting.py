@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.ngram_drafts import NgramDrafts
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.step_plan import StepPlan
@@ -11,50 +13,60 @@ class Drafting:
     """Asks a source for drafts and finds them slots. Drafts take what nobody else wants: no request waits for them.
 
     Attributes:
+        num_drafts: Counter of rows that were scheduled with drafts.
         num_draft_tokens: Counter of drafts that were scheduled.
-        num_accepted_draft_tokens: Counter of those that were right.
+        num_accepted: Counters of those that were right and are part of an answer, by their place in the row.
     """
 
-    def __init__(self, source: DraftSource, num_lookahead_slots: int, manager: KVCacheManager) -> None:
-        """`num_lookahead_slots` is the most drafts of one row."""
+    def __init__(self, source: DraftSource | None, config: SchedulerConfig, manager: KVCacheManager) -> None:
+        """Without a source and a configured one there are no drafts."""
+        self.num_drafts = 0
         self.num_draft_tokens = 0
-        self.num_accepted_draft_tokens = 0
-        self._source = source
-        self._num_lookahead_slots = num_lookahead_slots
+        self.num_accepted = [0] * config.max_num_drafts
+        self._source = NgramDrafts(config.speculative) if source is None and config.speculative else source
         self._manager = manager
 
     def extend(self, plan: StepPlan) -> None:
         """Adds drafts to the rows that sample, first come first served."""
+        if self._source is None:
+            return
         for index, request in enumerate(plan.requests):
             if not plan.budget:
                 return
-            draft_token_ids = self._propose(request, plan.budget)
+            draft_token_ids = self._propose(self._source, request, plan.budget)
             if not draft_token_ids:
                 continue
             new_block_ids = self._make_room(request, len(draft_token_ids))
             if new_block_ids is not None:
                 plan.add_drafts(index, draft_token_ids, new_block_ids)
+                self.num_drafts += 1
                 self.num_draft_tokens += len(draft_token_ids)
 
-    def settle(self, request: Request, num_sampled_tokens: int, is_stale: bool) -> None:
+    def settle(self, request: Request, num_accepted: int, is_stale: bool) -> None:
         """Takes the slots of the rejected drafts back: the request's next tokens are computed into them.
 
         `is_stale` says that the request's blocks have gone since.
         """
-        self.num_accepted_draft_tokens += num_sampled_tokens - 1
+        for place in range(num_accepted):
+            self.num_accepted[place] += 1
         request.num_tokens = len(request.token_ids)
         if not is_stale:
             request.num_computed_tokens = request.num_tokens - 1
 
-    def _propose(self, request: Request, budget: int) -> list[int]:
+    def forget(self, request: Request) -> None:
+        """Tells the source that the request has ended or lost its row."""
+        if self._source is not None:
+            self._source.forget(request.request_id)
+
+    def _propose(self, source: DraftSource, request: Request, budget: int) -> list[int]:
         num_tokens = request.num_computed_tokens
-        if num_tokens != len(request.token_ids) or request.num_tokens == num_tokens:
+        if num_tokens != len(request.token_ids) or request.num_tokens == num_tokens or not request.is_draftable:
             return []  # it samples nothing, or its last token, or what it begins with is not known yet
         # The row's own token follows the drafts, so one less than may still come; the last token needs no slot.
-        limit = min(self._num_lookahead_slots, budget, request.max_num_tokens - num_tokens - 1)
+        limit = min(len(self.num_accepted), budget, request.max_num_tokens - num_tokens - 1)
         if limit < 1:
             return []
-        return list(self._source.propose(request.request_id, request.token_ids, limit))[:limit]
+        return list(source.propose(request.request_id, request.token_ids, limit))[:limit]
 
     def _make_room(self, request: Request, num_draft_tokens: int) -> list[int] | None:
         num_tokens = request.num_computed_tokens + num_draft_tokens

@@ -29,7 +29,7 @@ def find_entrance(request: Request, manager: KVCacheManager, plan: StepPlan) -> 
     """The way in for a request that waits."""
     if request.status is RequestStatus.SWAPPED:
         return _FromHost(request, manager)
-    if request.parent is not None and request.prompt_logprobs is None:
+    if request.parent is not None and not request.needs_whole_prompt:
         num_shared_tokens = num_tokens_to_share(request, request.parent, manager.block_size, plan)
         if num_shared_tokens:
             return _FromParent(request, request.parent, num_shared_tokens, manager)
@@ -52,7 +52,7 @@ class _FromPrefixCache:
         self._request, self._manager = request, manager
         self._block_ids: list[int] = []
         self.num_computed_tokens = 0
-        if request.prompt_logprobs is None:  # they need every prompt token computed
+        if not request.needs_whole_prompt:
             self._block_ids, self.num_computed_tokens = manager.get_computed_blocks(
                 request.request_id, request.token_ids, request.arrival.cache_salt
             )

@@ -36,6 +36,17 @@ def build_error(request: Request, error: str) -> EngineCoreOutput:
     return EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=error)
 
 
+def build_pooled(request: Request, output: ModelRunnerOutput) -> EngineCoreOutput:
+    """The message that ends a pooling request; its vector only passes through here."""
+    return EngineCoreOutput(
+        request.request_id,
+        [],
+        finish_reason=FinishReason.STOP,
+        num_cached_tokens=request.num_cached_tokens,
+        pooled=output.pooled.get(request.request_id),
+    )
+
+
 def collect_prompt_logprobs(request: Request, output: ModelRunnerOutput) -> None:
     """Keeps a chunk's prompt log-probabilities until the first token; a prompt recomputed later brings none."""
     if request.prompt_logprobs is not None:

@@ -33,7 +33,8 @@ class Preemptor:
     def preempt(self, victim: Request, plan: StepPlan, step: int, *, can_swap: bool) -> None:
         """Takes all blocks of a running request. `step` is the last one scheduled.
 
-        `can_swap` is False where blocks lack their content still, since it is copied in the step that is being made.
+        `can_swap` is False where blocks lack their content still, since it is copied in the step that is being made,
+        and where the runner's row holds more than they do.
         """
         plan.has_preempted = True
         self.num_preemptions += 1

@@ -112,11 +112,15 @@ class KVCacheManager(Protocol):
 
 
 class DraftSource(Protocol):
-    """Guesses tokens, so that one step may verify several. A pure function of its arguments, as the scheduler is."""
+    """Guesses tokens, so that one step may verify several. A pure function of its calls, as the scheduler is."""
 
     def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
         """Guesses at what follows `token_ids`, the likeliest at each place; those beyond `max_num_tokens` are dropped.
 
-        `token_ids` is the scheduler's own list: it is to be read only.
+        `token_ids` is the scheduler's own list: it is to be read only. Between two calls for a request it only grows.
         """
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Drops what is kept about a request that has ended, or lost its row and may come back; unknown ids too."""
         ...

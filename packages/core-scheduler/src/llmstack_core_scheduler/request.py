@@ -49,8 +49,10 @@ class Request:
         is_protected: Whether that is as often as it may be.
         recompute_step: The last step that was scheduled before it lost its KV; results up to there are of before.
         is_finished: Whether it has ended, by whatever cause.
+        is_draftable: Whether each of its tokens can be verified by itself: penalties change with every token.
         has_more_to_tell: Whether its next message holds more than tokens: its first one does, and any with logprobs.
         num_cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; -1 before.
+        pools_whole_prompt: Whether it brings a vector that takes the hidden states of all its tokens.
         prompt_logprobs: Entries collected so far; None when not asked for, or sent.
     """
 
@@ -59,6 +61,7 @@ class Request:
         "ending_token_ids",
         "eos_token_ids",
         "has_more_to_tell",
+        "is_draftable",
         "is_finished",
         "is_protected",
         "max_num_slots",
@@ -72,6 +75,7 @@ class Request:
         "num_tokens",
         "on_status",
         "parent",
+        "pools_whole_prompt",
         "prompt_logprobs",
         "rank",
         "recompute_step",
@@ -112,10 +116,18 @@ class Request:
         self.is_protected = False
         self.recompute_step = 0
         self.is_finished = False
+        self.is_draftable = not params.has_penalties
         self.has_more_to_tell = True
         self.num_cached_tokens = -1
         self.wants_logprobs = params.logprobs is not None
+        pooling_params = arrival.pooling_params
+        self.pools_whole_prompt = pooling_params is not None and pooling_params.needs_whole_prompt
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every prompt token has to be computed in its own row: then nothing of it may come from elsewhere."""
+        return self.pools_whole_prompt or self.prompt_logprobs is not None
 
     def change_status(self, status: RequestStatus) -> None:
         """Enters a state, and tells whoever listens."""

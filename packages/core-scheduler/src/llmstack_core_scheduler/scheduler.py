@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
-from typing import NamedTuple
 
 from llmstack_core_scheduler.admission import check_fork, check_kinship, longest_length
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.drafting import Drafting
 from llmstack_core_scheduler.entrance import Entrance, find_entrance
 from llmstack_core_scheduler.forking import Forking
-from llmstack_core_scheduler.output_builder import build_error, build_output, collect_prompt_logprobs
+from llmstack_core_scheduler.output_builder import build_error, build_output, build_pooled, collect_prompt_logprobs
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.preemptor import Preemptor
 from llmstack_core_scheduler.promises import keeps_promises
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, RequestStatus, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
-from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay
 from llmstack_core_scheduler.stop_check import append_until_stop
 from llmstack_types import (
     EngineCoreOutput,
@@ -36,12 +35,7 @@ MAX_NUM_SKIPPED = 64
 
 
 # Nearly all messages hold tokens only; calling the class, a function of Python around this, takes half as long again.
-_make_output = tuple.__new__
-
-
-class _StepUnderWay(NamedTuple):
-    requests: list[Request]
-    start_s: float
+_make = tuple.__new__
 
 
 class Scheduler:
@@ -83,13 +77,11 @@ class Scheduler:
         self._policy = policy or POLICIES[config.policy]
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
         self._forking = Forking(kv_cache_manager)
-        self._drafting = (
-            None if draft_source is None else Drafting(draft_source, config.num_lookahead_slots, kv_cache_manager)
-        )
+        self._drafting = Drafting(draft_source, config, kv_cache_manager)
         self._on_status = on_status
         self._arrival_numbers = count()
         self._requests: dict[str, Request] = {}
-        self._steps_under_way: dict[int, _StepUnderWay] = {}
+        self._steps_under_way: dict[int, StepUnderWay] = {}
         self._removed_request_ids: list[str] = []
         self._step = 0
         self._num_scheduled_tokens = 0
@@ -148,8 +140,7 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.has_preempted:
             self._admit_waiting(plan)
-        if self._drafting is not None:
-            self._drafting.extend(plan)
+        self._drafting.extend(plan)
         return self._issue(plan, now_s)
 
     def update_from_output(
@@ -196,8 +187,10 @@ class Scheduler:
             num_swapped_out_blocks=preemptor.num_swapped_out_blocks,
             num_swapped_in_blocks=preemptor.num_swapped_in_blocks,
             num_forks=self._forking.num_forks,
-            num_draft_tokens=0 if drafting is None else drafting.num_draft_tokens,
-            num_accepted_draft_tokens=0 if drafting is None else drafting.num_accepted_draft_tokens,
+            num_drafts=drafting.num_drafts,
+            num_draft_tokens=drafting.num_draft_tokens,
+            num_accepted_draft_tokens=sum(drafting.num_accepted),
+            num_accepted_draft_tokens_per_place=tuple(drafting.num_accepted),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -221,7 +214,7 @@ class Scheduler:
     def _can_fork(self, parent: Request, child: Request) -> bool:
         return (
             parent.status is RequestStatus.RUNNING
-            and child.prompt_logprobs is None  # they need every prompt token computed
+            and not child.needs_whole_prompt
             and len(self.running) < self._config.max_num_rows
             and self._keeps_promises(child)
         )
@@ -261,8 +254,9 @@ class Scheduler:
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
         self.running.remove(victim)
+        self._drafting.forget(victim)
         was_protected, is_unknown = victim.is_protected, self._forking.forget(victim.request_id)
-        self._preemptor.preempt(victim, plan, self._step, can_swap=not is_unknown)
+        self._preemptor.preempt(victim, plan, self._step, can_swap=not is_unknown and not victim.pools_whole_prompt)
         self.waiting.add(victim)
         if not is_unknown:
             plan.preempted_request_ids.append(victim.request_id)
@@ -336,7 +330,7 @@ class Scheduler:
 
     def _issue(self, plan: StepPlan, now_s: float) -> SchedulerOutput:
         self._step += 1
-        self._steps_under_way[self._step] = _StepUnderWay(plan.requests, now_s)
+        self._steps_under_way[self._step] = StepUnderWay(plan.requests, now_s)
         removed_request_ids, self._removed_request_ids = self._removed_request_ids, []
         scheduled = plan.finish(self._step, removed_request_ids)
         self._num_scheduled_tokens = scheduled.total_num_scheduled_tokens
@@ -365,21 +359,26 @@ class Scheduler:
         if num_known_tokens != len(request.token_ids):
             return None
         if len(sampled_token_ids) != 1 and not 0 < len(sampled_token_ids) <= len(draft_token_ids) + 1:
-            return self._fail(request, f"The model runner sampled {len(sampled_token_ids)} tokens.")
+            return self._end_without_token(request, len(sampled_token_ids), output)
         new_token_ids, stop = append_until_stop(request, sampled_token_ids)
         if draft_token_ids:
-            self._settle_drafts(request, len(sampled_token_ids), step)
+            self._settle_drafts(request, min(len(sampled_token_ids) - 1, len(new_token_ids)), step)
         if stop is not None:
             self._retire(request, stop.status)
         elif not request.has_more_to_tell:
-            return _make_output(EngineCoreOutput, (request.request_id, new_token_ids, None, None, None, None, -1, None))
+            return _make(EngineCoreOutput, (request.request_id, new_token_ids, None, None, None, None, -1, None, None))
         return build_output(request, new_token_ids, stop, output)
 
-    def _settle_drafts(self, request: Request, num_sampled_tokens: int, step: int) -> None:
-        if self._drafting is not None:
-            self._drafting.settle(request, num_sampled_tokens, is_stale=step <= request.recompute_step)
+    def _settle_drafts(self, request: Request, num_accepted: int, step: int) -> None:
+        self._drafting.settle(request, num_accepted, is_stale=step <= request.recompute_step)
         if request.status is RequestStatus.RUNNING:
             self._cache_blocks(request)  # only now is it known what they hold
+
+    def _end_without_token(self, request: Request, num_tokens: int, output: ModelRunnerOutput) -> EngineCoreOutput:
+        if num_tokens or request.arrival.pooling_params is None:
+            return self._fail(request, f"The model runner sampled {num_tokens} tokens.")
+        self._retire(request, RequestStatus.FINISHED_STOPPED)
+        return build_pooled(request, output)
 
     def _fail(self, request: Request, error: str) -> EngineCoreOutput:
         self._retire(request, RequestStatus.FINISHED_ERROR)
@@ -388,6 +387,7 @@ class Scheduler:
     def _retire(self, request: Request, status: RequestStatus) -> None:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
+            self._drafting.forget(request)
             if not self._forking.forget(request.request_id):
                 self._removed_request_ids.append(request.request_id)
         else:

@@ -46,6 +46,9 @@ class BrokenPromiseError(Exception):
 class GuessingDrafts:
     """A source of drafts that is right until a place that depends on the text."""
 
+    def forget(self, request_id: str) -> None:
+        """There is nothing to forget."""
+
     def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
         """Some right tokens, then wrong ones; sometimes more than asked for, sometimes none."""
         if sum(token_ids[-3:]) % 5 == 0:

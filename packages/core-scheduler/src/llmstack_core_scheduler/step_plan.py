@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from llmstack_core_scheduler.request import Request
 from llmstack_types import NewRequest, ScheduledRequest, SchedulerOutput
 
 # Calling the class, a function of Python around this, takes half as long again.
 _make_row = tuple.__new__
+
+
+class StepUnderWay(NamedTuple):
+    """A step that was issued and is not updated yet."""
+
+    requests: list[Request]
+    start_s: float
 
 
 class StepPlan:
@@ -95,6 +104,7 @@ class StepPlan:
                 sampling_params=arrival.sampling_params,
                 eos_token_ids=arrival.eos_token_ids,
                 lora_name=arrival.lora_name,
+                pooling_params=arrival.pooling_params,
             )
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
 from llmstack_types.stats import SchedulerStats
 
@@ -22,7 +23,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineCoreRequest:
-    """One completion to compute: everything is resolved, nothing below looks anything up or fills anything in.
+    """One completion or one vector to compute: all is resolved, nothing below looks anything up or fills anything in.
 
     Attributes:
         request_id: Unique among the requests in flight.
@@ -35,6 +36,8 @@ class EngineCoreRequest:
         lora_name: The adapter to use; None is the base model.
         fork_of: Id of a request added just before, with the same prompt, salt and adapter, whose blocks this one may
             share; empty for none. It changes no output.
+        pooling_params: The request ends with its prompt and brings one vector: a completion of no tokens, whose
+            `sampling_params` have `max_tokens` 0. None for a completion.
     """
 
     request_id: str
@@ -46,6 +49,7 @@ class EngineCoreRequest:
     cache_salt: str = ""
     lora_name: str | None = None
     fork_of: str = ""
+    pooling_params: PoolingParams | None = None
 
 
 class TokenLogprobs(NamedTuple):
@@ -76,6 +80,7 @@ class EngineCoreOutput(NamedTuple):
         stop_reason: The stop token id that ended it, None for end-of-sequence and for other reasons.
         num_cached_tokens: Prompt tokens found in the prefix cache; sent with the first token, -1 otherwise.
         error: A short description when `finish_reason` is ERROR.
+        pooled: The vector of a pooling request: float32, little-endian.
     """
 
     request_id: str
@@ -86,6 +91,7 @@ class EngineCoreOutput(NamedTuple):
     stop_reason: int | None = None
     num_cached_tokens: int = -1
     error: str | None = None
+    pooled: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,8 @@ class EngineReady:
         phases_s: Seconds of each phase of the start, in order.
         backends: Operation to the implementation that runs it, for logs and `/server_info`.
         versions: Distribution name to version, of the engine core's side.
+        embedding_size: Width of pooled vectors; 0 where the model runner does not pool.
+        is_generative: False for a model that only computes embeddings.
     """
 
     num_blocks: int
@@ -130,3 +138,5 @@ class EngineReady:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     backends: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    embedding_size: int = 0
+    is_generative: bool = True

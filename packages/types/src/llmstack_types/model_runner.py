@@ -18,6 +18,8 @@ class ModelRunnerConfig:
         max_num_seqs: Upper bound of rows in one step.
         device: `auto`, `cpu` or `cuda`.
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
+        logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
+        logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
     model_path: str
@@ -30,6 +32,8 @@ class ModelRunnerConfig:
     max_num_seqs: int = 256
     device: str = "auto"
     gpu_memory_utilization: float = 0.9
+    logits_processors: tuple[str, ...] = ()
+    logprobs_mode: str = "raw_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class KVCacheSpec:
         bytes_per_block: Keys and values of all layers for one block.
         vocab_size: Width of the logits.
         dtype: What the model computes in.
+        embedding_size: Width of pooled vectors; 0 where the runner does not pool.
+        is_generative: False for a model without logits: it computes pooling requests only.
+        is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
     """
 
     num_layers: int
@@ -50,3 +57,6 @@ class KVCacheSpec:
     bytes_per_block: int
     vocab_size: int
     device: str = "cpu"
+    embedding_size: int = 0
+    is_generative: bool = True
+    is_causal: bool = True

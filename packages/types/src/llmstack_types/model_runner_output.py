@@ -19,6 +19,7 @@ class ModelRunnerOutput:
         prompt_logprobs: Request id to the entries of the prompt tokens this step completed. Chunks are returned as they
             are computed, in order: the entry at prompt position p (p >= 1) comes with the chunk that computes p - 1.
         errors: Request id to what went wrong with that row alone; the others are good.
+        pooled: Request id to the vector of a pooling request whose prompt this step completed: float32, little-endian.
     """
 
     request_ids: list[str] = field(default_factory=list)
@@ -26,3 +27,4 @@ class ModelRunnerOutput:
     logprobs: Mapping[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, list[TokenLogprobs]] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    pooled: Mapping[str, bytes] = field(default_factory=dict)

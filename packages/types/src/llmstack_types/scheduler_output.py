@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
 
 
@@ -20,6 +21,7 @@ class NewRequest:
         num_prompt_tokens: How many of them are the prompt.
         sampling_params: `seed` is set; counts of penalties and of `min_tokens` start at `num_prompt_tokens`.
         eos_token_ids: Masked by the sampler until `min_tokens` is reached, as are `stop_token_ids`.
+        pooling_params: The row that completes the prompt brings a vector and samples nothing; None for a completion.
     """
 
     request_id: str
@@ -28,6 +30,7 @@ class NewRequest:
     sampling_params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
     lora_name: str | None = None
+    pooling_params: PoolingParams | None = None
 
 
 class ScheduledRequest(NamedTuple):

@@ -28,7 +28,9 @@ class SchedulerStats(NamedTuple):
         num_swapped_in_blocks: Counter of blocks copied back.
         num_forks: Counter of requests that began with another's blocks.
         num_draft_tokens: Counter of draft tokens computed.
-        num_accepted_draft_tokens: Counter of those that were right.
+        num_accepted_draft_tokens: Counter of those that were right and are part of an answer.
+        num_drafts: Counter of rows with draft tokens.
+        num_accepted_draft_tokens_per_place: The accepted ones by their place in the row, first to last.
     """
 
     step: int = 0
@@ -49,6 +51,8 @@ class SchedulerStats(NamedTuple):
     num_forks: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted_draft_tokens_per_place: tuple[int, ...] = ()
 
     @property
     def kv_cache_usage(self) -> float:

@@ -16,29 +16,42 @@ from llmstack_types import EngineCoreOutput, EngineCoreOutputs, FinishReason, Sc
 
 _REASONS: Final = tuple(FinishReason)
 _REASON_TO_CODE: Final = {reason: code for code, reason in enumerate(_REASONS)}
-_STATS_NAMES: Final = SchedulerStats._fields
 _COUNTER = fields.integer()
+_FLOAT_SIZE: Final = 4
 _TIMESTAMP = fields.number()
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
 _ERRORS = fields.texts(4096)
+MAX_STATS_COUNTERS: Final = 1024
 
 
-def encode_stats(stats: SchedulerStats) -> list[int]:
-    """The counters, in the order of their class."""
+def encode_stats(stats: SchedulerStats) -> list[Any]:
+    """The figures, in the order of their class."""
     return list(stats)
 
 
 def decode_stats(value: Any) -> SchedulerStats:
     """The inverse of `encode_stats`."""
-    values = fields.row(value, "scheduler_stats", len(_STATS_NAMES))
-    return SchedulerStats(*[_COUNTER(item, name) for item, name in zip(values, _STATS_NAMES, strict=True)])
+    values = fields.row(value, "scheduler_stats", len(_STATS_CHECKS))
+    return SchedulerStats(*[check(item, name) for item, (name, check) in zip(values, _STATS_CHECKS, strict=True)])
+
+
+def _counters(value: Any, name: str) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > MAX_STATS_COUNTERS:
+        raise CodecError(f"{name} must be a list of at most {MAX_STATS_COUNTERS} integers")
+    return tuple(_COUNTER(item, name) for item in value)
+
+
+_STATS_CHECKS: Final = tuple(
+    (name, _counters if isinstance(SchedulerStats._field_defaults[name], tuple) else _COUNTER)
+    for name in SchedulerStats._fields
+)
 
 
 def encode_outputs(message: EngineCoreOutputs) -> list[Any]:
     """The fields of one step's outputs."""
     rows = message.outputs
     request_ids, token_ids, *rest = zip(*rows, strict=True) if rows else ((),) * len(EngineCoreOutput._fields)
-    logprobs, prompt_logprobs, finish_reasons, stop_reasons, num_cached, errors = rest
+    logprobs, prompt_logprobs, finish_reasons, stop_reasons, num_cached, errors, pooled = rest
     counts = list(map(len, token_ids))
     stats = message.scheduler_stats
     return [
@@ -53,6 +66,7 @@ def encode_outputs(message: EngineCoreOutputs) -> list[Any]:
         _encode_sparse(stop_reasons, lambda values: fields.pack_uint32(values, "stop_reason")),
         _encode_sparse(num_cached, lambda values: fields.pack_uint32(values, "num_cached_tokens"), default=-1),
         _encode_sparse(errors, list),
+        _encode_sparse(pooled, list),
     ]
 
 
@@ -91,6 +105,7 @@ def decode_outputs(values: list[Any]) -> EngineCoreOutputs:
         _decode_sparse(values[8], num_rows, "stop_reason", fields.unpack_uint32),
         _decode_sparse(values[9], num_rows, "num_cached_tokens", fields.unpack_uint32, default=-1),
         _decode_sparse(values[10], num_rows, "error", _ERRORS),
+        _decode_sparse(values[11], num_rows, "pooled", _decode_vectors),
         strict=True,
     )
     outputs: list[EngineCoreOutput] = list(map(tuple.__new__, repeat(EngineCoreOutput), columns))
@@ -124,6 +139,12 @@ def _decode_finish_reasons(value: Any, name: str) -> list[FinishReason]:
     if type(value) is not bytes or (value and max(value) >= len(_REASONS)):
         raise CodecError(f"{name} must hold codes below {len(_REASONS)}")
     return [_REASONS[code] for code in value]
+
+
+def _decode_vectors(value: Any, name: str) -> list[bytes]:
+    if type(value) is not list or any(type(item) is not bytes or len(item) % _FLOAT_SIZE for item in value):
+        raise CodecError(f"{name} must hold vectors of float32")
+    return value
 
 
 def _decode_logprobs_column(value: Any, name: str) -> list[list[TokenLogprobs | None]]:
