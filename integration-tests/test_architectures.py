@@ -39,6 +39,7 @@ OPT = {
     "max_position_embeddings": 128,
     "init_std": 0.3,
 }
+GEMMA = LLAMA | {"head_dim": 16, "initializer_range": 0.1, "query_pre_attn_scalar": 5, "sliding_window": 16}
 CASES = {
     "GPT2LMHeadModel": GPT2 | {"bos_token_id": None, "eos_token_id": None},
     "OPTForCausalLM": OPT | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
@@ -46,6 +47,9 @@ CASES = {
     "MistralForCausalLM": LLAMA | {"sliding_window": 16},
     "Qwen2ForCausalLM": LLAMA,
     "Qwen3ForCausalLM": LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
+    "GemmaForCausalLM": GEMMA,
+    "Gemma2ForCausalLM": GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
+    "Gemma3ForCausalLM": GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 2},
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},

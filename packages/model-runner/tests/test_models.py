@@ -41,7 +41,7 @@ def test_stories260k_writes_its_published_story() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(ValueError, match="'BertModel' is not supported; supported are GPT2LMHeadModel, Llama"):
+    with pytest.raises(ValueError, match=r"'BertModel' is not supported; supported are .*GPT2LMHeadModel, "):
         load_model_class("BertModel")
 
 
@@ -65,7 +65,7 @@ def test_installed_packages_add_models_but_replace_none(monkeypatch: pytest.Monk
     [
         ("LlamaForCausalLM", {"hidden_size": "16"}, "hidden_size"),
         ("LlamaForCausalLM", {"num_hidden_layers": 0}, "num_hidden_layers"),
-        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act gelu"),
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "activation 'gelu'"),
         ("LlamaForCausalLM", {"num_attention_heads": 3, "num_key_value_heads": 2}, "share"),
         ("LlamaForCausalLM", {"rms_norm_eps": "small"}, "rms_norm_eps"),
         ("LlamaForCausalLM", {"mlp_bias": 1}, "mlp_bias"),

@@ -64,6 +64,21 @@ YARN_ROPE = {
     "original_max_position_embeddings": 16,
     "beta_fast": 8.0,
 }
+GEMMA: dict[str, Any] = LLAMA | {
+    "head_dim": 12,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.1,  # the embedding is scaled up
+}
+GEMMA2 = GEMMA | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+GEMMA3 = GEMMA | {"query_pre_attn_scalar": 5, "sliding_window": 7, "num_hidden_layers": 3, "head_dim": 256}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,6 +105,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", LLAMA | {"head_dim": 16}),
     "qwen3 tied with biases": ("Qwen3", LLAMA | {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True}),
+    "gemma": ("Gemma", GEMMA | {"head_dim": 256}),
+    "gemma 2": ("Gemma2", GEMMA2 | {"sliding_window": 7}),
+    "gemma 2 without soft caps and with biases": (
+        "Gemma2",
+        GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "gemma 3": ("Gemma3Text", GEMMA3 | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "gemma 3 with linear rope and a soft cap": (
+        "Gemma3Text",
+        GEMMA3
+        | {"sliding_window_pattern": 3, "final_logit_softcapping": 2.0}
+        | {"rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": {"rope_type": "default"}}},
+    ),
+    "gemma 3 with vision": ("Gemma3", {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4}),
+}
+CLASSES = {
+    "GPT2": "GPT2LMHeadModel",
+    "Gemma3": "Gemma3ForConditionalGeneration",
+    "Gemma3Text": "Gemma3ForCausalLM",
 }
 
 
@@ -99,8 +133,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     family, values = CASES[request.param]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**values)
-    class_name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
-    model = getattr(transformers, class_name)(config).eval()
+    model = getattr(transformers, CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("bias", "norm.weight", "ln_f.weight")):
@@ -164,10 +197,12 @@ def test_older_configurations_mean_the_same(checkpoint: tuple[Path, torch.Tensor
     rope = config.pop("rope_parameters", None)
     if rope is None:
         pytest.skip("no rotary embedding")
-    older = {"rope_parameters": None, "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    if rope["rope_type"] == "default":
-        older["rope_scaling"] = None
-    else:
+    older: dict[str, Any] = {"rope_parameters": None}
+    if "full_attention" in rope:
+        older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    older["rope_theta"] = rope.pop("rope_theta")
+    if rope["rope_type"] != "default":
         older["rope_scaling"] = {"type" if key == "rope_type" else key: value for key, value in rope.items()}
     close(PagedHarness(load(folder, **older), torch.float32).step([("a", PROMPT)]), expected[: len(PROMPT)])
 

@@ -21,7 +21,7 @@ from llmstack_model_runner.input_batch import InputBatch, StepRows
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
 from llmstack_model_runner.prompt_logprobs import compute_prompt_logprobs
-from llmstack_model_runner.sampling import Sampler, SamplerOutput
+from llmstack_model_runner.sampling import LogitsProcessors, Sampler, SamplerOutput, load_logits_processors
 from llmstack_model_runner.step_output import PendingStep
 from llmstack_model_runner.step_timing import StepTiming
 from llmstack_model_runner.warm_up import warm_up_steps
@@ -48,7 +48,8 @@ class ModelRunner:
         """Reads nothing yet."""
         self.timing = StepTiming()
         self._config = config
-        self._sampler = Sampler()
+        self._sampler = Sampler(config.logprobs_mode)
+        self._logits_processor_types = load_logits_processors(config.logits_processors)
         self._device = torch.device("cpu")
         self._model: CausalLM | None = None
         self._spec: KVCacheSpec | None = None
@@ -71,6 +72,7 @@ class ModelRunner:
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
         model = model_class(model_config, dtype, self._device)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
+        model.limit_context(config.max_model_len)
         if self._device.type == "cpu":
             # Torch's own default knows affinity and OMP_NUM_THREADS, not the quota of a control group.
             num_threads = num_compute_threads(num_weight_bytes(model, dtype), torch.get_num_threads())
@@ -109,8 +111,11 @@ class ModelRunner:
             self._host_kv_caches = allocate_kv_storage(
                 spec.num_layers, num_host_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, "cpu"
             )
+        processors = LogitsProcessors(
+            [make(config.max_num_seqs, spec.vocab_size, self._device) for make in self._logits_processor_types]
+        )
         self._batch = InputBatch(
-            config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size
+            config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors
         )
         max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
         for step in warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from llmstack_kernels.activation import gelu, gelu_tanh, relu
+from llmstack_kernels.activation import gelu, gelu_tanh, gelu_tanh_and_mul, relu, silu_and_mul
 
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": gelu,
@@ -15,10 +15,25 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": relu,
 }
+_GATED_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu_pytorch_tanh": gelu_tanh_and_mul,
+    "silu": silu_and_mul,
+}
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """The function; ValueError where there is none of that name."""
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"config.json: activation {name[:64]!r} is not supported; {', '.join(_ACTIVATIONS)} are.")
-    return _ACTIVATIONS[name]
+    return _find(name, _ACTIVATIONS)
+
+
+def gated_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function that gates the second half of a row by the first; ValueError where there is none of that name."""
+    return _find(name, _GATED_ACTIVATIONS)
+
+
+def _find(
+    name: str, known: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    if name not in known:
+        raise ValueError(f"config.json: activation {name[:64]!r} is not supported; {', '.join(known)} are.")
+    return known[name]

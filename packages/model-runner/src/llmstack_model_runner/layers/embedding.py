@@ -6,14 +6,24 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.linear import PackedLinear, pack_linear
-from llmstack_model_runner.layers.weight_slot import WeightSlot
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
 class Embedding:
-    """One vector per token or position."""
+    """One vector per token or position, multiplied by `scale`, which is rounded to the table's type, if given."""
 
-    def __init__(self, name: str, num_rows: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_rows: int,
+        size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        scale: float | None = None,
+    ) -> None:
         self._name = name
+        self._scale = None if scale is None else float(torch.tensor(scale, dtype=dtype))
         self._shape = (num_rows, size)
         self._dtype = dtype
         self._device = device
@@ -32,14 +42,18 @@ class Embedding:
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] to [num_tokens, size]."""
-        return F.embedding(ids, self.weight)
+        vectors = F.embedding(ids, self.weight)
+        return vectors if self._scale is None else vectors * self._scale
 
     def _load(self, tensor: torch.Tensor) -> None:
         self._weight = tensor.to(self._device, self._dtype)
 
 
 class OutputHead:
-    """Hidden states to logits; shares the table of `tied_to` if given, packing a copy of its own."""
+    """Hidden states to logits; shares the table of `tied_to` if given, packing a copy of its own.
+
+    With a soft cap the logits are soft_cap * tanh(logits / soft_cap).
+    """
 
     def __init__(
         self,
@@ -50,18 +64,26 @@ class OutputHead:
         device: torch.device,
         tied_to: Embedding | None = None,
         name: str = "lm_head",
+        has_bias: bool = False,
+        soft_cap: float | None = None,
     ) -> None:
         self._tied_to = tied_to
+        self._name = name
+        self._soft_cap = soft_cap
+        self._bias = torch.empty(num_rows, dtype=dtype, device=device) if has_bias else None
         self._table = tied_to or Embedding(name, num_rows, size, dtype=dtype, device=device)
         self._packed: PackedLinear | None = None
 
     def slots(self) -> dict[str, WeightSlot]:
-        """The table, unless it is shared."""
-        return {} if self._tied_to is not None else self._table.slots()
+        """The table, unless it is shared, and the bias."""
+        slots = {} if self._tied_to is not None else self._table.slots()
+        if self._bias is not None:
+            slots[f"{self._name}.bias"] = WeightSlot(tuple(self._bias.shape), self._load_bias, WeightKind.BIAS)
+        return slots
 
     def finish_loading(self) -> None:
         """Pack the table."""
-        self._packed = pack_linear(self._table.weight)
+        self._packed = pack_linear(self._table.weight, self._bias)
         if self._tied_to is None:
             del self._table
 
@@ -69,4 +91,9 @@ class OutputHead:
         """[n, size] to float32 [n, num_rows]."""
         if self._packed is None:
             raise RuntimeError("the output head has no weights yet")
-        return self._packed(hidden).float()
+        logits = self._packed(hidden).float()
+        return logits if self._soft_cap is None else logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+
+    def _load_bias(self, tensor: torch.Tensor) -> None:
+        if self._bias is not None:
+            self._bias.copy_(tensor)

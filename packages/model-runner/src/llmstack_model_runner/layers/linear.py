@@ -26,13 +26,21 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
         is_transposed: bool = False,
+        row_order: torch.Tensor | None = None,
     ) -> None:
-        """`is_transposed` says that the checkpoint stores [in_features, out_features], as GPT-2's does."""
+        """`is_transposed` says that the checkpoint stores [in_features, out_features], as GPT-2's does.
+
+        `row_order` [out_features] names the checkpoint's row for each output, for checkpoints that interleave heads;
+        the layer then has one part.
+        """
+        if row_order is not None and len(part_to_out_features) != 1:
+            raise ValueError("rows can only be reordered in a layer of one part.")
         self.in_features = in_features
         self.out_features = sum(part_to_out_features.values())
         self._parts = dict(part_to_out_features)
         self._has_bias = has_bias
         self._is_transposed = is_transposed
+        self._row_order = row_order
         self._dtype = dtype
         self._device = device
         self._weight: torch.Tensor | None = None  # [out_features, in_features]
@@ -59,7 +67,7 @@ class Linear:
         return self._packed(x)
 
     def _load_weight(self, offset: int, tensor: torch.Tensor) -> None:
-        rows = tensor.t() if self._is_transposed else tensor
+        rows = self._ordered(tensor.t() if self._is_transposed else tensor)
         if len(self._parts) == 1:
             self._weight = rows.to(self._device, self._dtype)
         else:
@@ -72,8 +80,11 @@ class Linear:
     def _load_bias(self, offset: int, tensor: torch.Tensor) -> None:
         if self._bias is None:
             self._bias = torch.empty(self.out_features, dtype=self._dtype, device=self._device)
-        self._bias[offset : offset + tensor.shape[0]].copy_(tensor)
+        self._bias[offset : offset + tensor.shape[0]].copy_(self._ordered(tensor))
         self._count_one()
+
+    def _ordered(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self._row_order is None else rows[self._row_order]
 
     def _count_one(self) -> None:
         self._num_missing -= 1

@@ -10,16 +10,23 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
 class RMSNorm:
-    """Root-mean-square normalisation of the last dimension."""
+    """Root-mean-square normalisation of the last dimension.
 
-    def __init__(self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    Gemma's checkpoints store the scale less 1 (`is_offset`) and scale before rounding: the scale is kept in float32.
+    """
+
+    def __init__(
+        self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device, is_offset: bool = False
+    ) -> None:
         self._name = name
         self._eps = eps
-        self._weight = torch.empty(size, dtype=dtype, device=device)
+        self._is_offset = is_offset
+        self._weight = torch.empty(size, dtype=torch.float32 if is_offset else dtype, device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """The scale."""
-        return {f"{self._name}.weight": WeightSlot(tuple(self._weight.shape), self._load, WeightKind.SCALE)}
+        """The scale, or how far it is from 1."""
+        kind = WeightKind.BIAS if self._is_offset else WeightKind.SCALE
+        return {f"{self._name}.weight": WeightSlot(tuple(self._weight.shape), self._load, kind)}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise."""
@@ -33,6 +40,8 @@ class RMSNorm:
 
     def _load(self, tensor: torch.Tensor) -> None:
         self._weight.copy_(tensor)
+        if self._is_offset:
+            self._weight.add_(1)
 
 
 class LayerNorm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ class RopeParameters:
     """How angles grow with the position.
 
     Attributes:
-        kind: `default`, `linear`, `llama3` or `yarn`.
+        max_positions: Longest context that is served; past the original one, `longrope` takes its long factors.
+        kind: `default`, `linear`, `llama3`, `yarn` or `longrope`.
         values: The numbers of the kind, as the configuration names them.
+        short_factors, long_factors: For `longrope`: what divides the frequency of each pair of dimensions.
     """
 
     theta: float
@@ -26,22 +28,34 @@ class RopeParameters:
     max_positions: int
     kind: str = "default"
     values: Mapping[str, float] = field(default_factory=dict)
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 class RotaryEmbedding:
-    """Turns queries and keys by angles that grow with the position; one table serves all layers."""
+    """Turns queries and keys by angles that grow with the position; layers of equal parameters share a table."""
 
     def __init__(self, parameters: RopeParameters, device: torch.device) -> None:
-        frequencies, scale = rope_frequencies(parameters)
-        positions = torch.arange(parameters.max_positions, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies)  # [max_positions, rotary_dim / 2]
-        self._cos_sin_cache = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(device)
+        self._parameters = parameters
+        self._cos_sin_cache = _cos_sin_table(parameters).to(device)
+
+    def limit_positions(self, max_positions: int) -> None:
+        """Make the table anew for contexts of up to so many tokens."""
+        self._parameters = replace(self._parameters, max_positions=max_positions)
+        self._cos_sin_cache = _cos_sin_table(self._parameters).to(self._cos_sin_cache.device)
 
     def __call__(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Query and key [num_tokens, heads, head_dim], turned."""
         return rotary_embedding(positions, query, key, self._cos_sin_cache)
+
+
+def _cos_sin_table(parameters: RopeParameters) -> torch.Tensor:  # [max_positions, rotary_dim]
+    frequencies, scale = rope_frequencies(parameters)
+    positions = torch.arange(parameters.max_positions, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)  # [max_positions, rotary_dim / 2]
+    return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
 
 
 def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeParameters:
@@ -54,17 +68,28 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
     if not isinstance(found, Mapping):
         raise ValueError("config.json: the rotary embedding's parameters must be an object.")
     kind = str(found.get("rope_type", found.get("type", "default")))
+    if kind in ("su", "yarn") and "short_factor" in found:
+        kind = "longrope"  # as the first Phi-3 called it
     if kind not in _KINDS:
         raise ValueError(
             f"config.json: rotary embedding of type {kind[:64]!r} is not supported; {', '.join(_KINDS)} are."
         )
     theta = float(found.get("rope_theta", config.get("rope_theta", 10000.0)))
     share = float(found.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
+    rotary_dim = int(head_dim * share)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"config.json: the rotary embedding's {rotary_dim} dimensions of a head must be even.")
     numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
     missing = [name for name in _KINDS[kind] if name not in numbers]
     if missing:
         raise ValueError(f"config.json: rotary embedding of type {kind} lacks {', '.join(missing)}.")
-    return RopeParameters(theta, int(head_dim * share), max_positions, kind, numbers)
+    if kind in ("yarn", "longrope"):
+        original = float(config.get("original_max_position_embeddings") or max_positions)
+        original = numbers.setdefault("original_max_position_embeddings", original)
+        numbers.setdefault("factor", max_positions / original)
+    names = ("short_factor", "long_factor") if kind == "longrope" else ()
+    factors = [_read_factors(found, name, rotary_dim // 2) for name in names]
+    return RopeParameters(theta, rotary_dim, max_positions, kind, numbers, *factors)
 
 
 # Kind to the numbers it cannot do without.
@@ -73,7 +98,19 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
+    "longrope": (),
 }
+
+
+def _read_factors(found: Mapping[str, Any], name: str, num_pairs: int) -> tuple[float, ...]:
+    values = found.get(name)
+    if not isinstance(values, list) or not all(isinstance(value, int | float) and value > 0 for value in values):
+        raise ValueError(f"config.json: the rotary embedding's {name} must be a list of positive numbers.")
+    if len(values) != num_pairs:
+        raise ValueError(
+            f"config.json: the rotary embedding's {name} must have {num_pairs} numbers, has {len(values)}."
+        )
+    return tuple(float(value) for value in values)
 
 
 def rope_frequencies(parameters: RopeParameters) -> tuple[torch.Tensor, float]:
@@ -86,7 +123,23 @@ def rope_frequencies(parameters: RopeParameters) -> tuple[torch.Tensor, float]:
         return _llama3(frequencies, parameters.values), 1.0
     if parameters.kind == "yarn":
         return _yarn(frequencies, parameters)
+    if parameters.kind == "longrope":
+        return _longrope(frequencies, parameters)
     return frequencies, 1.0
+
+
+def _longrope(frequencies: torch.Tensor, parameters: RopeParameters) -> tuple[torch.Tensor, float]:
+    """Frequencies divided one by one (arXiv 2402.13753).
+
+    Short or long factors are chosen once, by the longest context served, not by each request's length: keys in shared
+    blocks must mean the same to every request, and those of a request that grows past the limit cannot be turned again.
+    """
+    values = parameters.values
+    original, factor = values["original_max_position_embeddings"], values["factor"]
+    is_long = parameters.max_positions > original
+    factors = torch.tensor(parameters.long_factors if is_long else parameters.short_factors)
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return frequencies / factors, values.get("attention_factor", default)
 
 
 def _llama3(frequencies: torch.Tensor, values: Mapping[str, float]) -> torch.Tensor:

@@ -14,6 +14,10 @@ ENTRY_POINT_GROUP = "llmstack.models_out_of_tree"
 
 _ARCHITECTURES: Mapping[str, str] = {
     "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
+    "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
+    "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
+    "Gemma3ForConditionalGeneration": "llmstack_model_runner.models.gemma:Gemma3WithVision",
+    "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",

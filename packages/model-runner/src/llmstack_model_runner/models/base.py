@@ -35,10 +35,12 @@ class CausalLM(ABC):
     """A language model over the paged KV storage. It is constructed without weights.
 
     Attributes:
+        implementation: Whose modelling code runs, for logs and `/server_info`.
         root: Prefix of the checkpoint's names that some checkpoints leave out, such as `model.`.
         kv_spec: Set by the constructor.
     """
 
+    implementation: ClassVar[str] = "llmstack"
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
 
@@ -64,12 +66,19 @@ class CausalLM(ABC):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] to float32 [n, vocab_size]."""
 
+    def limit_context(self, max_model_len: int) -> None:  # noqa: B027 - most models compute the same for any limit
+        """Called once, before weights are loaded, with the longest context that will be served."""
+
     def finish_loading(self) -> None:  # noqa: B027 - a model without an output head of its own has nothing to finish
         """Called once after the last tensor was loaded."""
 
     def is_ignored(self, name: str) -> bool:
         """True for tensors that checkpoints carry and the model does not need."""
         return name.endswith(("rotary_emb.inv_freq", ".masked_bias"))
+
+    def rename(self, name: str) -> str:
+        """The slot's name for a name in a checkpoint."""
+        return name
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load every tensor; each is asked for once and may be dropped after.
@@ -82,7 +91,8 @@ class CausalLM(ABC):
             unexpected: list[str] = []
             misshapen: list[str] = []
             for given_name, tensor in weights:
-                name = given_name if given_name in slots else f"{self.root}{given_name}"
+                renamed = self.rename(given_name)
+                name = renamed if renamed in slots else f"{self.root}{renamed}"
                 slot = slots.get(name)
                 if slot is None:
                     if not self.is_ignored(given_name):
@@ -92,10 +102,11 @@ class CausalLM(ABC):
                     del slots[name]
                 else:
                     slots.pop(name).load(tensor)
-            _raise_on_mismatch(missing=list(slots), unexpected=unexpected, misshapen=misshapen)
+            raise_on_mismatch(missing=list(slots), unexpected=unexpected, misshapen=misshapen)
 
 
-def _raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
+def raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
+    """ValueError that names the tensors, if there are any."""
     found = {"of a wrong shape": misshapen, "missing": missing, "unexpected": unexpected}
     problems = [f"{kind}: {_enumerate(names)}" for kind, names in found.items() if names]
     if problems:

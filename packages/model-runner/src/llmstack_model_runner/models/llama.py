@@ -1,7 +1,7 @@
 """The Llama family: rotary positions, RMS norms, grouped KV heads, gated feed-forward.
 
 Llama, Mistral, Qwen2 and Qwen3 differ in biases, norms on queries and keys, and sliding windows; each class below reads
-its configuration into `Settings`, the rest is shared.
+its configuration into `Settings`, the rest is shared, also by Gemma and Phi-3 in their own files.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Settings:
     hidden_size: int
     vocab_size: int
     max_model_len: int
-    eps: float
-    rope: RopeParameters
     is_tied: bool
     layers: list[LlamaLayerSettings]
+    embedding_scale: float | None = None
+    logit_soft_cap: float | None = None
 
 
 class Llama(CausalLM):
@@ -54,23 +54,32 @@ class Llama(CausalLM):
             vocab_size=settings.vocab_size,
             max_model_len=settings.max_model_len,
         )
-        size = settings.hidden_size
-        self._tokens = Embedding("model.embed_tokens", settings.vocab_size, size, dtype=dtype, device=device)
-        self._rotary = RotaryEmbedding(settings.rope, device)
+        size, vocab_size = settings.hidden_size, settings.vocab_size
+        self._tokens = Embedding(
+            "model.embed_tokens", vocab_size, size, dtype=dtype, device=device, scale=settings.embedding_scale
+        )
+        ropes = _distinct([entry.rope for entry in settings.layers])
+        self._rotaries = [RotaryEmbedding(rope, device) for rope in ropes]
         self._layers = [
-            LlamaLayer(f"model.layers.{index}.", entry, self._rotary, dtype, device)
+            LlamaLayer(f"model.layers.{index}.", entry, self._rotaries[ropes.index(entry.rope)], dtype, device)
             for index, entry in enumerate(settings.layers)
         ]
-        self._norm = RMSNorm("model.norm", size, settings.eps, dtype=dtype, device=device)
-        tied_to = self._tokens if settings.is_tied else None
-        self._head = OutputHead(settings.vocab_size, size, dtype=dtype, device=device, tied_to=tied_to)
+        self._norm = RMSNorm("model.norm", size, layer.eps, dtype=dtype, device=device, is_offset=layer.is_norm_offset)
+        self._head = OutputHead(
+            vocab_size,
+            size,
+            dtype=dtype,
+            device=device,
+            tied_to=self._tokens if settings.is_tied else None,
+            soft_cap=settings.logit_soft_cap,
+        )
         self._sliding_windows = {entry.sliding_window for entry in settings.layers}
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         """The configuration, checked."""
         has_bias = read_bool(config, "attention_bias", False)
-        return _read(
+        return read_llama(
             config,
             has_qkv_bias=has_bias,
             has_attention_out_bias=has_bias,
@@ -84,6 +93,11 @@ class Llama(CausalLM):
     def is_ignored(self, name: str) -> bool:
         """Frequencies of old checkpoints, and a copy of a tied head."""
         return name == "lm_head.weight" or super().is_ignored(name)
+
+    def limit_context(self, max_model_len: int) -> None:
+        """Make the rotary embedding's tables for it."""
+        for rotary in self._rotaries:
+            rotary.limit_positions(max_model_len)
 
     def finish_loading(self) -> None:
         """Pack the head."""
@@ -113,7 +127,7 @@ class Mistral(Llama):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         """The configuration, checked."""
         window = config.get("sliding_window")
-        return _read(config, sliding_window=None if window is None else read_int(config, "sliding_window"))
+        return read_llama(config, None if window is None else read_int(config, "sliding_window"))
 
 
 class Qwen2(Llama):
@@ -123,7 +137,7 @@ class Qwen2(Llama):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         """The configuration, checked."""
         window = read_int(config, "sliding_window", 4096) if read_bool(config, "use_sliding_window", False) else None
-        return _read(config, has_qkv_bias=True, sliding_window=window)
+        return read_llama(config, window, has_qkv_bias=True)
 
 
 class Qwen3(Llama):
@@ -134,25 +148,21 @@ class Qwen3(Llama):
         """The configuration, checked."""
         has_bias = read_bool(config, "attention_bias", False)
         window = read_int(config, "sliding_window", 4096) if read_bool(config, "use_sliding_window", False) else None
-        return _read(
+        return read_llama(
             {"head_dim": 128, **config},
+            window,
             has_qkv_bias=has_bias,
             has_attention_out_bias=has_bias,
             has_qk_norm=True,
-            sliding_window=window,
         )
 
 
-def _read(
-    config: Mapping[str, Any],
-    *,
-    has_qkv_bias: bool = False,
-    has_attention_out_bias: bool = False,
-    has_mlp_bias: bool = False,
-    has_qk_norm: bool = False,
-    sliding_window: int | None = None,
-) -> Settings:
-    refuse(config, "hidden_act", "silu")
+def read_llama(config: Mapping[str, Any], sliding_window: int | None = None, **variants: Any) -> Settings:
+    """The fields that all the family's configurations have.
+
+    `sliding_window` holds for the layers that the configuration names, or for all; `variants` are further fields of
+    every layer's settings.
+    """
     refuse(config, "pretraining_tp", 1)
     hidden_size = read_int(config, "hidden_size")
     num_heads = read_int(config, "num_attention_heads")
@@ -161,33 +171,29 @@ def _read(
         raise ValueError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key-value heads.")
     head_dim = read_int(config, "head_dim", hidden_size // num_heads)
     max_model_len = read_int(config, "max_position_embeddings", 2048)
-    eps = read_float(config, "rms_norm_eps", 1e-6)
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": read_int(config, "intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "eps": read_float(config, "rms_norm_eps", 1e-6),
+        "rope": parse_rope(config, head_dim, max_model_len),
+        "activation": str(config.get("hidden_act") or "silu"),
+        **variants,
+    }
     windows = _sliding_windows(config, read_int(config, "num_hidden_layers"), sliding_window)
-    layers = [
-        LlamaLayerSettings(
-            hidden_size=hidden_size,
-            intermediate_size=read_int(config, "intermediate_size"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            eps=eps,
-            has_qkv_bias=has_qkv_bias,
-            has_attention_out_bias=has_attention_out_bias,
-            has_mlp_bias=has_mlp_bias,
-            has_qk_norm=has_qk_norm,
-            sliding_window=window,
-        )
-        for window in windows
-    ]
     return Settings(
         hidden_size=hidden_size,
         vocab_size=read_int(config, "vocab_size"),
         max_model_len=max_model_len,
-        eps=eps,
-        rope=parse_rope(config, head_dim, max_model_len),
         is_tied=read_bool(config, "tie_word_embeddings", False),
-        layers=layers,
+        layers=[LlamaLayerSettings(sliding_window=window, **fields) for window in windows],
     )
+
+
+def _distinct(ropes: list[RopeParameters]) -> list[RopeParameters]:
+    return [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
 
 
 def _sliding_windows(config: Mapping[str, Any], num_layers: int, sliding_window: int | None) -> list[int | None]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from llmstack_kernels.activation import silu_and_mul
 from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import (
     Attention,
@@ -18,11 +17,22 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     collect_slots,
 )
+from llmstack_model_runner.layers.activation import gated_activation
+from llmstack_model_runner.layers.rotary import RopeParameters
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayerSettings:
-    """Sizes and variants of one block."""
+    """Sizes and variants of one block.
+
+    Attributes:
+        scale: Of the attention scores; head_dim ** -0.5 if None.
+        soft_cap: Of the attention scores.
+        has_qk_norm: Queries and keys are normed head by head.
+        has_post_norms: The outputs of attention and feed-forward are normed too.
+        is_norm_offset: Norms store their scale less 1.
+        has_fused_projections: The checkpoint joins q, k and v, and gate and up.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -30,11 +40,18 @@ class LlamaLayerSettings:
     num_kv_heads: int
     head_dim: int
     eps: float
-    has_qkv_bias: bool
-    has_attention_out_bias: bool
-    has_mlp_bias: bool
-    has_qk_norm: bool
-    sliding_window: int | None
+    rope: RopeParameters
+    activation: str
+    sliding_window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    has_qkv_bias: bool = False
+    has_attention_out_bias: bool = False
+    has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    has_post_norms: bool = False
+    is_norm_offset: bool = False
+    has_fused_projections: bool = False
 
 
 class LlamaLayer:
@@ -58,30 +75,46 @@ class LlamaLayer:
             return Linear(in_features, named, has_bias=has_bias, dtype=dtype, device=device)
 
         def norm(name: str, size: int) -> RMSNorm:
-            return RMSNorm(prefix + name, size, settings.eps, dtype=dtype, device=device)
+            is_offset = settings.is_norm_offset
+            return RMSNorm(prefix + name, size, settings.eps, dtype=dtype, device=device, is_offset=is_offset)
 
-        size, inner_size = settings.hidden_size, settings.intermediate_size
-        qkv = {
+        size, inner_size, head_dim = settings.hidden_size, settings.intermediate_size, settings.head_dim
+        has_post_norms = settings.has_post_norms
+        self._attention_norm = norm("input_layernorm", size)
+        self._qkv = linear(size, self._qkv_parts(), settings.has_qkv_bias)
+        self._query_norm = norm("self_attn.q_norm", head_dim) if settings.has_qk_norm else None
+        self._key_norm = norm("self_attn.k_norm", head_dim) if settings.has_qk_norm else None
+        self._attention = Attention(
+            settings.num_heads,
+            settings.num_kv_heads,
+            head_dim,
+            settings.scale or head_dim**-0.5,
+            settings.sliding_window,
+            soft_cap=settings.soft_cap,
+        )
+        self._attention_out = linear(self._query_size, {"self_attn.o_proj": size}, settings.has_attention_out_bias)
+        self._post_attention_norm = norm("post_attention_layernorm", size) if has_post_norms else None
+        mlp_norm_name = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
+        self._mlp_norm = norm(mlp_norm_name, size)
+        self._gate_up = linear(size, self._gate_up_parts(), settings.has_mlp_bias)
+        self._activation = gated_activation(settings.activation)
+        self._down = linear(inner_size, {"mlp.down_proj": size}, settings.has_mlp_bias)
+        self._post_mlp_norm = norm("post_feedforward_layernorm", size) if has_post_norms else None
+
+    def _qkv_parts(self) -> dict[str, int]:
+        if self._settings.has_fused_projections:
+            return {"self_attn.qkv_proj": self._query_size + 2 * self._kv_size}
+        return {
             "self_attn.q_proj": self._query_size,
             "self_attn.k_proj": self._kv_size,
             "self_attn.v_proj": self._kv_size,
         }
-        gate_up = {"mlp.gate_proj": inner_size, "mlp.up_proj": inner_size}
-        self._attention_norm = norm("input_layernorm", size)
-        self._qkv = linear(size, qkv, settings.has_qkv_bias)
-        self._query_norm = norm("self_attn.q_norm", settings.head_dim) if settings.has_qk_norm else None
-        self._key_norm = norm("self_attn.k_norm", settings.head_dim) if settings.has_qk_norm else None
-        self._attention = Attention(
-            settings.num_heads,
-            settings.num_kv_heads,
-            settings.head_dim,
-            settings.head_dim**-0.5,
-            settings.sliding_window,
-        )
-        self._attention_out = linear(self._query_size, {"self_attn.o_proj": size}, settings.has_attention_out_bias)
-        self._mlp_norm = norm("post_attention_layernorm", size)
-        self._gate_up = linear(size, gate_up, settings.has_mlp_bias)
-        self._down = linear(inner_size, {"mlp.down_proj": size}, settings.has_mlp_bias)
+
+    def _gate_up_parts(self) -> dict[str, int]:
+        size = self._settings.intermediate_size
+        if self._settings.has_fused_projections:
+            return {"mlp.gate_up_proj": 2 * size}
+        return {"mlp.gate_proj": size, "mlp.up_proj": size}
 
     def slots(self) -> dict[str, WeightSlot]:
         """All tensors."""
@@ -92,9 +125,11 @@ class LlamaLayer:
                 self._query_norm,
                 self._key_norm,
                 self._attention_out,
+                self._post_attention_norm,
                 self._mlp_norm,
                 self._gate_up,
                 self._down,
+                self._post_mlp_norm,
             ]
         )
 
@@ -112,8 +147,12 @@ class LlamaLayer:
         query, key, value = self._heads(self._qkv(normed))
         query, key = self._rotary(positions, query, key)
         attended = self._attention(query, key, value, kv_cache, metadata, plans)
-        normed, residual = self._mlp_norm.add(self._attention_out(attended), residual)
-        return self._down(silu_and_mul(self._gate_up(normed))), residual
+        attended = self._attention_out(attended)
+        if self._post_attention_norm is not None:
+            attended = self._post_attention_norm(attended)
+        normed, residual = self._mlp_norm.add(attended, residual)
+        fed = self._down(self._activation(self._gate_up(normed)))
+        return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Query, key and value [num_tokens, heads, head_dim], normed where the model norms them."""
