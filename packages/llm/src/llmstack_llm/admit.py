@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmstack_llm import request_errors
+from llmstack_llm.admit_choice import check_choice
 from llmstack_llm.admit_rules import check_token_ids, check_values, normal_logit_bias
-from llmstack_types import SamplingParams
+from llmstack_types import RequestOutputKind, SamplingParams
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
 LOWEST_TEMPERATURE = 0.01
@@ -104,10 +105,12 @@ def admit_sampling_params(
         raise request_errors.below_min(name("max_tokens"), 1, 0, is_integer=True)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise request_errors.invalid_value(name("min_tokens"), f"must not be above '{name('max_tokens')}'")
+    check_choice(params, name)
     if params.stop_strings and not params.detokenize:
         raise request_errors.invalid_value(name("stop"), "stop strings need 'detokenize'")
     return dataclasses.replace(
         params,
+        output_kind=_possible_output_kind(params),
         temperature=_normal_temperature(params.temperature),
         seed=None if params.seed == -1 else params.seed,
         top_k=max(params.top_k, 0),
@@ -147,6 +150,12 @@ def _normal_temperature(temperature: float) -> float:
     if temperature < GREEDY_BELOW_TEMPERATURE:
         return 0.0
     return max(float(temperature), LOWEST_TEMPERATURE)
+
+
+def _possible_output_kind(params: SamplingParams) -> RequestOutputKind:
+    """What is chosen at the end is told at the end."""
+    is_chosen_at_end = params.use_beam_search or params.num_generated > params.n
+    return RequestOutputKind.FINAL_ONLY if is_chosen_at_end else params.output_kind
 
 
 def _resolve_lengths(

@@ -12,6 +12,8 @@ from llmstack_types import RequestOutputKind, SamplingParams
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 MAX_N = 128
+MAX_BEST_OF = 20
+MAX_LENGTH_PENALTY = 10.0  # ten thousand tokens to the tenth power is still a float
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
@@ -82,6 +84,9 @@ _PENALTY = DecimalRule(-2.0, 2.0)
 
 RULES: Mapping[str, IntegerRule | DecimalRule | InstanceRule] = {
     "n": IntegerRule(1, MAX_N),
+    "best_of": IntegerRule(1, MAX_BEST_OF, is_optional=True),
+    "use_beam_search": _BOOLEAN,
+    "length_penalty": DecimalRule(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
     "temperature": DecimalRule(0.0, 2.0),
     "top_p": DecimalRule(0.0, 1.0, is_minimum_excluded=True),
     "top_k": IntegerRule(-1, INT64_MAX),

@@ -240,7 +240,7 @@ class AsyncLLM:
         if not isinstance(prompt, AdmittedRequest):
             prompt = await self.admit(prompt, sampling_params or self.default_sampling_params())
         self._check_alive()
-        self._check_room(prompt.sampling_params.n)
+        self._check_room(prompt.sampling_params.num_generated)
         requests = self.input_processor.process_inputs(request_id, prompt, priority=priority, cache_salt=cache_salt)
         # Registered first: an output can never arrive for a request that is not known here.
         collector = self.output_processor.add_request(request_id, prompt.prompt, requests, prompt.sampling_params)

@@ -114,18 +114,22 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
     ) -> list[EngineCoreRequest]:
-        """One engine request per completion; `n` above 1 gives ids `{index}_{request_id}`, forks of the first."""
+        """One engine request per completion; several have ids `{index}_{request_id}` and are forks of the first."""
         params = admitted.sampling_params
         seed = params.seed if params.seed is not None else self._draw()
         arrival_time_s = self._clock()
         max_tokens = params.max_tokens or 1  # nothing to generate still takes a step that computes the prompt
+        # Choosing the best takes the log-probabilities of all.
+        logprobs = params.logprobs or 0 if params.num_generated > params.n else params.logprobs
         return [
             EngineCoreRequest(
-                request_id=request_id if params.n == 1 else f"{index}_{request_id}",
+                request_id=request_id if params.num_generated == 1 else f"{index}_{request_id}",
                 prompt_token_ids=list(admitted.prompt_token_ids),  # in one process the engine core would share it
                 sampling_params=dataclasses.replace(
                     params,
-                    n=1,
+                    n=params.n if params.use_beam_search else 1,
+                    best_of=None,
+                    logprobs=logprobs,
                     seed=completion_seed(seed, index),
                     max_tokens=max_tokens,
                     prompt_logprobs=params.prompt_logprobs if index == 0 else None,
@@ -136,7 +140,7 @@ class InputProcessor:
                 cache_salt=cache_salt,
                 fork_of=f"0_{request_id}" if index else "",
             )
-            for index in range(params.n)
+            for index in range(params.num_generated)
         ]
 
     def _text_and_ids(self, prompt: PromptInput, param: str) -> tuple[str | None, list[int] | None]:

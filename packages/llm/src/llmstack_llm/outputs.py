@@ -73,6 +73,7 @@ class RequestOutput:
         outputs: By index; a streamed output holds only those completions that have something new.
         finished: All completions have ended; no output follows.
         num_cached_tokens: Prompt tokens found in the prefix cache; None until the first token.
+        num_dropped_tokens: Tokens of completions that `best_of` generated and did not choose.
     """
 
     request_id: str
@@ -83,3 +84,4 @@ class RequestOutput:
     finished: bool = False
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
+    num_dropped_tokens: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from llmstack_llm.detokenizer import Detokenizer
@@ -75,12 +76,14 @@ class RequestState:
             self.finished_completions[completion.index] = completion
             if self.num_unfinished:
                 return False
-            self._put([self.finished_completions[index] for index in sorted(self.finished_completions)])
+            completions = [self.finished_completions[index] for index in sorted(self.finished_completions)]
+            best = _best(completions, self.sampling_params.n)
+            self._put(best, _num_tokens(completions) - _num_tokens(best))
         else:
             self._put([completion])
         return True
 
-    def _put(self, completions: list[CompletionOutput]) -> None:
+    def _put(self, completions: list[CompletionOutput], num_dropped_tokens: int = 0) -> None:
         is_delta = self.output_kind is RequestOutputKind.DELTA
         prompt_logprobs = self.prompt_logprobs if not is_delta or self.has_new_prompt_logprobs else None
         self.has_new_prompt_logprobs = False
@@ -96,8 +99,25 @@ class RequestState:
                     self.arrival_time_s, self.first_token_time_s, self.last_token_time_s, self.num_generation_tokens
                 ),
                 num_cached_tokens=self.num_cached_tokens,
+                num_dropped_tokens=num_dropped_tokens,
             )
         )
+
+
+def _num_tokens(completions: Sequence[CompletionOutput]) -> int:
+    return sum(len(completion.token_ids) for completion in completions)
+
+
+def _best(completions: list[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The `n` completions of the highest mean log-probability, best first, if there are more than `n`."""
+    if len(completions) <= n:
+        return completions
+
+    def negative_mean_logprob(completion: CompletionOutput) -> float:
+        return -(completion.cumulative_logprob or 0.0) / max(len(completion.token_ids), 1)
+
+    best = sorted(completions, key=negative_mean_logprob)[:n]
+    return [dataclasses.replace(completion, index=index) for index, completion in enumerate(best)]
 
 
 class CompletionState:
@@ -139,10 +159,11 @@ class CompletionState:
     def append(self, token_id: int, logprobs: TokenLogprobs | None, *, is_text: bool = True) -> bool:
         """Takes over one token; True if a stop string is complete with it, and the completion ends here."""
         self.token_ids.append(token_id)
+        if logprobs is not None:  # asked for, or needed to choose the best completions
+            logprob = max(logprobs.logprobs[0], LOWEST_LOGPROB)
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprob
         if self.logprobs is not None and logprobs is not None:
-            entry = logprobs_dict(logprobs, self._tokenizer)
-            self.logprobs.append(entry)
-            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + entry[logprobs.token_ids[0]].logprob
+            self.logprobs.append(logprobs_dict(logprobs, self._tokenizer))
         if self._detokenizer is None or not is_text:
             return False
         text = self._detokenizer.append(token_id)

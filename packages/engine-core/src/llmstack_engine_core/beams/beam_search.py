@@ -46,6 +46,7 @@ class _Candidate(NamedTuple):
     negative_logprob: float
     parent: int
     rank: int  # among the parent's choices, 1 is the most likely
+    token_id: int
 
 
 class BeamSearch:
@@ -53,8 +54,7 @@ class BeamSearch:
 
     Attributes:
         width: Running beams, and complete ones to find.
-        num_choices: Likeliest tokens that `advance` needs to know of each beam. So many that `width` of the best
-            candidates surely go on, even if each beam can end in every possible way.
+        num_choices: Likeliest tokens that `advance` needs to know of each beam: so many that `width` of them go on.
         running: The beams to be continued, best first: the empty one in the beginning.
         complete: The best that have ended, best first; at most `width`.
         is_over: Whether `complete` is the result.
@@ -69,7 +69,7 @@ class BeamSearch:
         self._early_stopping = params.early_stopping
         self._num_logprobs = params.logprobs
         self.width = params.n
-        self.num_choices = max(2, 1 + len(self._ending_token_ids)) * self.width
+        self.num_choices = self.width + len(self._ending_token_ids)
         self.running = [Beam()]
         self.complete: list[CompleteBeam] = []
         self.is_over = False
@@ -85,30 +85,30 @@ class BeamSearch:
         Only the best `width` candidates can become complete; what ranks below is there to take their places as
         running beams.
         """
-        candidates = [self._grow(candidate, choices) for candidate in self._best_candidates(choices)]
-        is_last = self.num_tokens_left == 1
-        going_on = [beam for beam in candidates if not is_last and beam.token_ids[-1] not in self._ending_token_ids]
-        ended = [beam for beam in candidates[: self.width] if is_last or beam.token_ids[-1] in self._ending_token_ids]
-        complete = [*self.complete, *map(self._complete, ended)]
+        candidates = self._candidates(choices)
+        ended = [candidate for candidate in nsmallest(self.width, candidates) if self._ends(candidate)]
+        going_on = nsmallest(self.width, (candidate for candidate in candidates if not self._ends(candidate)))
+        complete = [*self.complete, *(self._complete(self._grow(candidate, choices)) for candidate in ended)]
         self.complete = sorted(complete, key=lambda one: -one.score)[: self.width]  # of equals the earlier stays
-        self.running = going_on[: self.width]
+        self.running = [self._grow(candidate, choices) for candidate in going_on]
         self.is_over = not self.running or self._is_settled()
 
-    def _best_candidates(self, choices: Sequence[TokenLogprobs]) -> list[_Candidate]:
-        candidates = (
-            _Candidate(-beam.logprob - logprob, parent, rank)
+    def _candidates(self, choices: Sequence[TokenLogprobs]) -> list[_Candidate]:
+        return [
+            _Candidate(-beam.logprob - logprob, parent, rank, choice.token_ids[rank])
             for parent, (beam, choice) in enumerate(zip(self.running, choices, strict=True))
             for rank, logprob in enumerate(choice.logprobs[1:], start=1)
-        )
-        return nsmallest(self.num_choices, candidates)
+        ]
+
+    def _ends(self, candidate: _Candidate) -> bool:
+        return self.num_tokens_left == 1 or candidate.token_id in self._ending_token_ids
 
     def _grow(self, candidate: _Candidate, choices: Sequence[TokenLogprobs]) -> Beam:
         parent, choice = self.running[candidate.parent], choices[candidate.parent]
         logprobs = parent.logprobs
         if self._num_logprobs is not None:
             logprobs = (*logprobs, _chosen(choice, candidate.rank, self._num_logprobs))
-        token_ids = (*parent.token_ids, choice.token_ids[candidate.rank])
-        return Beam(token_ids, -candidate.negative_logprob, logprobs, candidate.parent)
+        return Beam((*parent.token_ids, candidate.token_id), -candidate.negative_logprob, logprobs, candidate.parent)
 
     def _complete(self, beam: Beam) -> CompleteBeam:
         token_id, score = beam.token_ids[-1], self._score(beam, len(beam.token_ids))

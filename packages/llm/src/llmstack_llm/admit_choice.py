@@ -1,0 +1,65 @@
+"""Checks of how completions are chosen, `best_of` and beam search, and of what goes together with that."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_types import RequestOutputKind, SamplingParams
+
+# What a beam search heeds, or what does not touch the choice of tokens. The search ranks the model's own probabilities,
+# so whatever changes those would be ignored: any other field, a later one too, must have its default.
+_FIT_FOR_BEAMS = frozenset(
+    {
+        "n", "best_of", "temperature", "seed", "stop_token_ids", "ignore_eos", "max_tokens", "logprobs", "detokenize",
+        "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind",
+        "use_beam_search", "length_penalty", "early_stopping",
+    }
+)  # fmt: skip
+_MUST_BE_NEUTRAL: Mapping[str, Any] = {
+    field.name: field.default for field in dataclasses.fields(SamplingParams) if field.name not in _FIT_FOR_BEAMS
+}
+
+
+def check_choice(params: SamplingParams, name: Callable[[str], str]) -> None:
+    """Checks `best_of` and the fields of a beam search; their ranges have been checked.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    if type(params.early_stopping) is not bool and params.early_stopping != "never":
+        raise request_errors.invalid_value(name("early_stopping"), "expected true, false or 'never'")
+    if params.best_of is not None:
+        _check_best_of(params, params.best_of, name)
+    if params.use_beam_search:
+        _check_beam_search(params, name)
+    elif params.length_penalty != 1 or params.early_stopping is not False:
+        field = "length_penalty" if params.length_penalty != 1 else "early_stopping"
+        raise request_errors.invalid_value(name(field), f"it is only allowed together with '{name('use_beam_search')}'")
+
+
+def _check_best_of(params: SamplingParams, best_of: int, name: Callable[[str], str]) -> None:
+    if best_of < params.n:
+        raise request_errors.invalid_value(name("best_of"), f"it must not be below '{name('n')}'")
+    if best_of > 1 and params.output_kind is RequestOutputKind.DELTA:
+        raise request_errors.invalid_value(name("best_of"), "the best is known at the end, so it cannot be streamed")
+    if best_of > params.n and params.use_beam_search:
+        raise request_errors.invalid_value(name("best_of"), f"a beam search keeps '{name('n')}' beams")
+    if best_of > params.n and params.temperature == 0:
+        raise request_errors.invalid_value(name("best_of"), "at temperature 0 all completions are the same")
+
+
+def _check_beam_search(params: SamplingParams, name: Callable[[str], str]) -> None:
+    if params.output_kind is RequestOutputKind.DELTA:
+        reason = "its result is known at the end, so it cannot be streamed"
+        raise request_errors.invalid_value(name("use_beam_search"), reason)
+    if params.temperature not in (0, 1):
+        reason = f"with '{name('use_beam_search')}' nothing is drawn, so it must be 0 or 1"
+        raise request_errors.invalid_value(name("temperature"), reason)
+    for field, default in _MUST_BE_NEUTRAL.items():
+        value = getattr(params, field)
+        is_neutral = value == default or (not value and not default) or (field == "top_k" and value == -1)
+        if not is_neutral:
+            raise request_errors.invalid_value(name(field), f"it cannot be combined with '{name('use_beam_search')}'")
