@@ -17,6 +17,7 @@ BUILT_IN = {"versions": "llmstack_command.builtin:VersionsCommand"}
 
 # Entry points exist only where a distribution is installed; over PYTHONPATH these are looked for by name.
 FALLBACKS = {
+    "bench": "llmstack_bench.commands:BenchCommand",
     "replay": "llmstack_engine_core.commands.replay:ReplayCommand",
     "serve": "llmstack_server.commands:ServeCommand",
     "simulate": "llmstack_engine_core.commands.simulate:SimulateCommand",

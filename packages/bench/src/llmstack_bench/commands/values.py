@@ -1,0 +1,51 @@
+"""Types of command-line values."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+
+def positive_int(text: str) -> int:
+    """An integer from 1."""
+    return _at_least(text, 1)
+
+
+def natural_int(text: str) -> int:
+    """An integer from 0."""
+    return _at_least(text, 0)
+
+
+def positive_float(text: str) -> float:
+    """A number above 0; `inf` is one."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"'{text}' is no JSON object")
+    return value
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """`KEY=VALUE`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE")
+    return key, value
+
+
+def _at_least(text: str, minimum: int) -> int:
+    number = int(text)
+    if number < minimum:
+        raise argparse.ArgumentTypeError(f"{number} is below the minimum of {minimum}")
+    return number

@@ -1,0 +1,89 @@
+"""Measures servers side by side: repetitions interleaved, medians, and ratios to the first."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmstack_bench.load import LoadResult
+from llmstack_bench.metrics import RunSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repetition on one server.
+
+    Attributes:
+        bandwidth_gb_per_s: The machine's memory just before; None where it was not asked for.
+    """
+
+    load: LoadResult
+    summary: RunSummary
+    bandwidth_gb_per_s: float | None = None
+
+
+@dataclass(slots=True)
+class Server:
+    """One server under test, and what it did."""
+
+    label: str
+    base_url: str
+    model: str = ""
+    runs: list[Run] = field(default_factory=list)
+
+    def medians(self) -> dict[str, float]:
+        """Name to the median over the repetitions."""
+        return {name: statistics.median(values) for name, values in _columns(self).items()}
+
+    def to_json(self, first: Server, *, is_detailed: bool = False) -> dict[str, Any]:
+        """The server as JSON data; `is_detailed` adds a record for every request."""
+        return {
+            "label": self.label,
+            "base_url": self.base_url,
+            "model": self.model,
+            "median": self.medians(),
+            "ratio_to_first": ratios(self, first),
+            "runs": [_run_json(run, is_detailed) for run in self.runs],
+        }
+
+
+Measure = Callable[[Server, int], Coroutine[Any, Any, Run]]
+
+
+async def measure_interleaved(servers: Sequence[Server], num_repetitions: int, measure: Measure) -> None:
+    """Calls `measure(server, repetition)` for all, one at a time, and keeps the runs.
+
+    The order turns around every time (A B, B A, ...), so that a machine which grows slower favours nobody.
+    """
+    for repetition in range(num_repetitions):
+        for server in servers if repetition % 2 == 0 else reversed(servers):
+            server.runs.append(await measure(server, repetition))
+
+
+def ratios(server: Server, first: Server) -> dict[str, float]:
+    """Name to the median of the ratios of runs that stood next to each other, which share the machine's mood."""
+    own, others = _columns(server), _columns(first)
+    found = {}
+    for name in own.keys() & others.keys():
+        pairs = [value / other for value, other in zip(own[name], others[name], strict=False) if other]
+        if pairs:
+            found[name] = statistics.median(pairs)
+    return dict(sorted(found.items()))
+
+
+def _columns(server: Server) -> dict[str, list[float]]:
+    """Name to one value per repetition, for the names that every repetition has."""
+    summaries = [run.summary.values for run in server.runs]
+    names = [name for name in (summaries[0] if summaries else {}) if all(name in values for values in summaries)]
+    return {name: [values[name] for values in summaries] for name in names}
+
+
+def _run_json(run: Run, is_detailed: bool) -> dict[str, Any]:
+    data = run.summary.to_json()
+    if run.bandwidth_gb_per_s is not None:
+        data["memory_read_gb_per_s"] = run.bandwidth_gb_per_s
+    if is_detailed:
+        data["requests"] = [result.to_json() for result in run.load.results]
+    return data

@@ -1,0 +1,127 @@
+"""From flags to requests: which workload, in which form."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmstack_bench.errors import BenchError
+from llmstack_bench.jsonl import read_requests
+from llmstack_bench.traces import TraceWorkload, read_trace
+from llmstack_bench.workload import BenchRequest, RandomWorkload
+
+# Every vocabulary in use has at least its bytes; a token id above the vocabulary would be refused.
+SAFE_VOCAB_SIZE = 256
+DEFAULT_SHARED_PREFIX_LEN = 256
+WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "by", "with", "as", "at", "it", "from")
+
+MakeRequests = Callable[[int], list[BenchRequest]]
+
+
+def request_maker(options: argparse.Namespace, vocab_size: int, *, is_chat: bool) -> MakeRequests:
+    """A function from a seed to the requests of one run; files are read here, once.
+
+    Raises:
+        BenchError: A flag or a file is wrong.
+    """
+    if options.dataset_name in ("custom", "trace") and options.dataset_path is None:
+        raise BenchError(f"--dataset-path: is needed for --dataset-name {options.dataset_name}", exit_code=2)
+    if options.dataset_name == "custom":
+        requests = read_requests(options.dataset_path, options.num_prompts, options.random_output_len)
+        return lambda seed: requests
+    make = _trace_maker(options, vocab_size) if options.dataset_name == "trace" else _random_maker(options, vocab_size)
+    if options.prompt_format == "token-ids" or (options.prompt_format == "auto" and not is_chat):
+        return make
+    to_text = text_maker(options.tokenizer)
+    return lambda seed: [replace(request, prompt=to_text(request.prompt)) for request in make(seed)]
+
+
+def text_maker(tokenizer_path: Path | None) -> Callable[[Any], str]:
+    """A function from token ids to text of about that many tokens: exact only as far as the tokenizer round-trips.
+
+    Without a tokenizer a token id becomes a common word, which is one token in most vocabularies.
+
+    Raises:
+        BenchError: The tokenizer cannot be read.
+    """
+    if tokenizer_path is None:
+        return lambda token_ids: " ".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)
+    tokenizer = _read_tokenizer(tokenizer_path)
+    return lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def find_vocab_size(
+    explicit: int | None, tokenizer_path: Path | None, models: Sequence[Mapping[str, Any]]
+) -> tuple[int, str]:
+    """A size that every model under test has, and where it was found.
+
+    `models`: What the servers list; `root` of vLLM's and llmstack's names a folder that may be on this machine.
+
+    Raises:
+        BenchError: The tokenizer cannot be read.
+    """
+    if explicit is not None:
+        return explicit, "--vocab-size"
+    if tokenizer_path is not None:
+        return int(_read_tokenizer(tokenizer_path).get_vocab_size()), "--tokenizer"
+    sizes = [_configured_vocab_size(str(model.get("root") or model.get("id"))) for model in models]
+    known = [size for size in sizes if size is not None]
+    if known and len(known) == len(sizes):
+        return min(known), "the model's configuration"
+    return SAFE_VOCAB_SIZE, "a safe guess; --vocab-size says it better"
+
+
+def warmup_requests(make: MakeRequests, num_requests: int, seed: int) -> list[BenchRequest]:
+    """Requests like the run's, with other tokens where they are random."""
+    requests = make(seed)
+    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    return rng.sample(requests, min(num_requests, len(requests)))
+
+
+def _random_maker(options: argparse.Namespace, vocab_size: int) -> MakeRequests:
+    is_shared = options.dataset_name == "shared-prefix"
+    workload = RandomWorkload(
+        options.num_prompts,
+        options.random_input_len,
+        options.random_output_len,
+        options.random_prefix_len or (DEFAULT_SHARED_PREFIX_LEN if is_shared else 0),
+        options.num_prefixes,
+        options.random_range_ratio,
+        vocab_size,
+    )
+    return lambda seed: replace(workload, seed=seed).requests()
+
+
+def _trace_maker(options: argparse.Namespace, vocab_size: int) -> MakeRequests:
+    trace = read_trace(options.dataset_path, options.num_prompts)
+    workload = TraceWorkload(options.trace_speed, options.trace_length_scale, vocab_size)
+    return lambda seed: replace(workload, seed=seed).requests(trace)
+
+
+def _configured_vocab_size(folder: str) -> int | None:
+    try:
+        config = json.loads(Path(folder, "config.json").read_bytes())
+        size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _read_tokenizer(path: Path) -> Any:
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise BenchError(
+            "--tokenizer: needs the package tokenizers: pip install 'llmstack-bench[tokenizer]'"
+        ) from error
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower one for a file it cannot read
+        raise BenchError(f"--tokenizer {file}: {error}", exit_code=2) from error

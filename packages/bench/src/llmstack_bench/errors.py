@@ -1,0 +1,15 @@
+"""The error that ends a benchmark with one line."""
+
+from __future__ import annotations
+
+
+class BenchError(Exception):
+    """The benchmark cannot run as asked; the text names the flag, the file or the server.
+
+    Attributes:
+        exit_code: 2 for a wrong command line, 1 where something outside it is missing or fails.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,47 @@
+"""What one request measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class RequestResult:
+    """One request as its client saw it; a failed one keeps what it had received.
+
+    Attributes:
+        start_s: When it was sent, in seconds since the run began.
+        lag_s: How much later than planned it was sent: the load generator's own lateness.
+        ttft_s: Time to the first token; None where none came.
+        e2e_s: Time to the last token, or to the failure.
+        token_gaps_s: Time between tokens. A chunk of several tokens, where the server says so, counts as equal gaps.
+        num_chunks: Chunks that held tokens.
+        num_prompt_tokens: As the server counted them; None where it sent no usage.
+        num_output_tokens: As the server counted them, else `num_chunks`.
+        has_usage: Whether the server counted.
+        error: Why it failed; None for a request that was answered in full.
+    """
+
+    start_s: float = 0.0
+    lag_s: float = 0.0
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
+    token_gaps_s: list[float] = field(default_factory=list)
+    num_chunks: int = 0
+    num_prompt_tokens: int | None = None
+    num_output_tokens: int = 0
+    has_usage: bool = False
+    error: str | None = None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None with fewer than two tokens."""
+        if self.ttft_s is None or self.num_output_tokens < 2:
+            return None
+        return (self.e2e_s - self.ttft_s) / (self.num_output_tokens - 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record that `--save-detailed` writes."""
+        record = {name: getattr(self, name) for name in self.__slots__}
+        return record | {"tpot_s": self.tpot_s}

@@ -1,0 +1,224 @@
+"""Runs `llmstack bench serve`: servers, warm-up, interleaved runs, report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from llmstack_bench import event_loop
+from llmstack_bench.arrivals import arrival_times, planned_arrivals
+from llmstack_bench.bandwidth import read_bandwidth_gb_per_s
+from llmstack_bench.client import CompletionClient, RequestOptions
+from llmstack_bench.comparison import Run, Server, measure_interleaved
+from llmstack_bench.datasets import MakeRequests, find_vocab_size, request_maker, warmup_requests
+from llmstack_bench.errors import BenchError
+from llmstack_bench.load import LoadResult, Progress, run_load
+from llmstack_bench.metrics import METRICS, Goodput, parse_percentiles, summarise
+from llmstack_bench.plot import check_plot_path, write_plot
+from llmstack_bench.report import format_report
+from llmstack_bench.workload import BenchRequest
+
+# Runs differ in their tokens, or a prefix cache would answer the second one from the first.
+_SEED_STEP = 1_000_003
+_WARMUP_SEED = 500_009
+
+
+def run_serve_bench(options: argparse.Namespace) -> int:
+    """Measures what the flags of `commands.serve` ask for and prints it; the exit code.
+
+    Raises:
+        BenchError: A flag is wrong, or a server does not answer.
+    """
+    bench = ServeBench.from_options(options)
+    for path in options.plot:
+        check_plot_path(path)
+    event_loop.run(bench.run())
+    sys.stdout.write(format_report(bench.servers, bench.percentiles, bench.metrics) + "\n")
+    _write_results(bench, options)
+    for path in options.plot:
+        write_plot(path, bench.servers)
+    return 0 if all(_has_answers(server) for server in bench.servers) else 1
+
+
+@dataclass(slots=True)
+class ServeBench:
+    """One invocation: the servers, the load, and what to compute."""
+
+    options: argparse.Namespace
+    request_options: RequestOptions
+    servers: list[Server]
+    percentiles: tuple[float, ...]
+    metrics: tuple[str, ...]
+    goodput: Goodput
+    workload: dict[str, Any]
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> ServeBench:
+        """Checks everything that needs no server."""
+        ignore_eos = options.dataset_name != "custom" if options.ignore_eos is None else options.ignore_eos
+        request_options = RequestOptions(
+            endpoint="/" + options.endpoint.lstrip("/"),
+            temperature=options.temperature,
+            ignore_eos=ignore_eos,
+            extra_body=options.extra_body,
+            headers=_headers(options.header),
+            timeout_s=options.timeout,
+        )
+        return cls(
+            options,
+            request_options,
+            _servers(options),
+            parse_percentiles(options.metric_percentiles),
+            _metrics(options.percentile_metrics),
+            Goodput.parse(options.goodput),
+            {},
+        )
+
+    async def run(self) -> None:
+        """Fills the servers' runs."""
+        async with contextlib.AsyncExitStack() as stack:
+            clients = {
+                server.label: await stack.enter_async_context(CompletionClient(server.base_url, self.request_options))
+                for server in self.servers
+            }
+            make = await self._prepare(clients)
+            for server in self.servers:
+                await self._warm_up(server, clients[server.label], make)
+
+            async def measure(server: Server, repetition: int) -> Run:
+                requests = make(self.options.seed + _SEED_STEP * repetition)
+                return await self._measure(server, clients[server.label], requests)
+
+            await measure_interleaved(self.servers, self.options.repetitions, measure)
+
+    async def _prepare(self, clients: dict[str, CompletionClient]) -> MakeRequests:
+        """Finds the models and their vocabulary, and what makes the requests."""
+        models = []
+        for server in self.servers:
+            listed = await _list_models(clients[server.label], is_needed=not server.model)
+            server.model = server.model or str(listed[0].get("id"))
+            models.append(next((model for model in listed if model.get("id") == server.model), {"id": server.model}))
+        vocab_size, source = find_vocab_size(self.options.vocab_size, self.options.tokenizer, models)
+        self.workload = _workload_json(self.options) | {"vocab_size": vocab_size, "vocab_size_from": source}
+        return request_maker(self.options, vocab_size, is_chat=self.request_options.is_chat)
+
+    async def _warm_up(self, server: Server, client: CompletionClient, make: MakeRequests) -> None:
+        requests = warmup_requests(make, self.options.num_warmups, self.options.seed + _WARMUP_SEED)
+        if not requests:
+            return
+        bodies = [self.request_options.encode(request, server.model) for request in requests]
+        load = await run_load(client, bodies, [0.0] * len(bodies), max_concurrency=self.options.max_concurrency)
+        failed = [result.error for result in load.results if result.error is not None]
+        if len(failed) == len(bodies):
+            raise BenchError(f"{server.label} ({server.base_url}) answers no request of the warm-up: {failed[0]}")
+
+    async def _measure(self, server: Server, client: CompletionClient, requests: Sequence[BenchRequest]) -> Run:
+        bodies = [self.request_options.encode(request, server.model) for request in requests]
+        bandwidth = read_bandwidth_gb_per_s() if self.options.bandwidth else None
+        title = server.label if self.options.repetitions == 1 else f"{server.label} {len(server.runs) + 1}"
+        with _progress(title, len(bodies), is_shown=not self.options.disable_tqdm) as on_result:
+            load: LoadResult = await run_load(
+                client,
+                bodies,
+                self._arrivals(requests),
+                max_concurrency=self.options.max_concurrency,
+                on_result=on_result,
+            )
+        return Run(load, summarise(load, self.percentiles, self.goodput), bandwidth)
+
+    def _arrivals(self, requests: Sequence[BenchRequest]) -> list[float]:
+        planned = planned_arrivals(requests)
+        if self.options.request_rate is None and planned is not None:
+            return planned
+        rate = math.inf if self.options.request_rate is None else self.options.request_rate
+        return arrival_times(len(requests), rate, self.options.burstiness, self.options.seed)
+
+
+async def _list_models(client: CompletionClient, *, is_needed: bool) -> list[dict[str, Any]]:
+    try:
+        listed = await client.models()
+    except BenchError:
+        if is_needed:
+            raise
+        return []  # the name is known; the list would only have told the vocabulary
+    if is_needed and not listed:
+        raise BenchError(f"--model: {client.base_url} lists no model")
+    return listed
+
+
+@contextlib.contextmanager
+def _progress(title: str, total: int, *, is_shown: bool) -> Iterator[Progress | None]:
+    """A bar of requests on standard error, where that is a terminal."""
+    # Drawn twice a second at most: the bar shares the processor with the server.
+    with tqdm(total=total, desc=title, unit="req", disable=None if is_shown else True, mininterval=0.5) as bar:
+        yield lambda _result: bar.update(1)
+
+
+def _servers(options: argparse.Namespace) -> list[Server]:
+    urls = options.base_url or [f"http://{options.host}:{options.port}"]
+    for url in urls:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            raise BenchError(f"--base-url {url}: must look like http://host:port", exit_code=2)
+    labels = options.label or [urlsplit(url).netloc for url in urls]
+    if len(labels) != len(urls) or len(set(labels)) != len(urls):
+        raise BenchError(f"--label: {len(urls)} different ones are needed, one for each --base-url", exit_code=2)
+    models = options.model * len(urls) if len(options.model) == 1 else options.model or [""] * len(urls)
+    if len(models) != len(urls):
+        raise BenchError("--model: one for all servers, or one for each --base-url", exit_code=2)
+    return [Server(label, url.rstrip("/"), model) for label, url, model in zip(labels, urls, models, strict=True)]
+
+
+def _headers(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    key = os.environ.get("OPENAI_API_KEY")
+    return ({"Authorization": f"Bearer {key}"} if key else {}) | dict(pairs)
+
+
+def _metrics(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        reason = f"unknown metric '{unknown[0]}', known are {', '.join(METRICS)}"
+        raise BenchError(f"--percentile-metrics: {reason}", exit_code=2)
+    return names
+
+
+def _workload_json(options: argparse.Namespace) -> dict[str, Any]:
+    """Every flag that changes what is sent, or when; no header, which may hold a key."""
+    hidden = {"header", "base_url", "label", "model", "host", "port", "plot", "output_json", "result_dir"}
+    values = {name: value for name, value in vars(options).items() if name not in hidden}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def _write_results(bench: ServeBench, options: argparse.Namespace) -> None:
+    now = datetime.now(UTC)
+    paths = [options.output_json] if options.output_json else []
+    if options.save_result:
+        paths.append(options.result_dir / f"llmstack-bench-serve-{now:%Y%m%d-%H%M%S}.json")
+    data = {
+        "format": 1,
+        "date": now.isoformat(timespec="seconds"),
+        "workload": bench.workload,
+        "servers": [server.to_json(bench.servers[0], is_detailed=options.save_detailed) for server in bench.servers],
+    }
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise BenchError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _has_answers(server: Server) -> bool:
+    return any(run.summary.values["completed"] for run in server.runs)

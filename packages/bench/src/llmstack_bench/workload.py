@@ -1,0 +1,112 @@
+"""Requests to send: prompts of random tokens, alone or behind shared prefixes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmstack_bench.errors import BenchError
+
+# The first ids of most vocabularies are unknown, begin and end; prompts of random tokens leave them out.
+FIRST_TOKEN_ID = 3
+# Prompts are made and encoded before the run, so that the generator costs little during it; this bounds their memory.
+MAX_PROMPT_TOKENS = 50_000_000
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """One request.
+
+    Attributes:
+        prompt: Text, token ids, or the messages of a conversation.
+        num_output_tokens: Tokens asked for.
+        arrival_s: When to send it, in seconds since the run began; None leaves that to the request rate.
+    """
+
+    prompt: str | list[int] | list[Message]
+    num_output_tokens: int
+    arrival_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWorkload:
+    """Random prompts of given lengths; two equal ones with equal seeds hold equal requests.
+
+    Attributes:
+        num_prefix_tokens: Tokens in front of a prompt's own, which `num_prompts / num_prefixes` of them share.
+        range_ratio: Lengths are drawn from `[length * (1 - ratio), length * (1 + ratio)]`.
+        vocab_size: Token ids lie below it.
+    """
+
+    num_prompts: int
+    num_input_tokens: int
+    num_output_tokens: int
+    num_prefix_tokens: int = 0
+    num_prefixes: int = 1
+    range_ratio: float = 0.0
+    vocab_size: int = 256
+    seed: int = 0
+
+    def requests(self) -> list[BenchRequest]:
+        """The requests, in the order in which to send them.
+
+        Raises:
+            BenchError: A value is out of range, or the prompts together are too long.
+        """
+        self._check()
+        rng = random.Random(self.seed)  # noqa: S311 - a workload, not a secret
+        ids = TokenSource(rng, self.vocab_size)
+        prefixes = [ids.draw(self.num_prefix_tokens) for _ in range(self.num_prefixes)]
+        return [
+            BenchRequest(
+                prefixes[index % self.num_prefixes] + ids.draw(self._length(rng, self.num_input_tokens)),
+                self._length(rng, self.num_output_tokens),
+            )
+            for index in range(self.num_prompts)
+        ]
+
+    def _length(self, rng: random.Random, mean: int) -> int:
+        if not self.range_ratio:
+            return mean
+        return rng.randint(max(1, int(mean * (1 - self.range_ratio))), max(1, int(mean * (1 + self.range_ratio))))
+
+    def _check(self) -> None:
+        if not 0 <= self.range_ratio < 1:
+            raise BenchError(f"--random-range-ratio {self.range_ratio}: must lie in [0, 1)", exit_code=2)
+        if self.vocab_size <= FIRST_TOKEN_ID:
+            raise BenchError(f"--vocab-size {self.vocab_size}: must be above {FIRST_TOKEN_ID}", exit_code=2)
+        if self.num_prompts > 0 and self.num_prefix_tokens + self.num_input_tokens < 1:
+            raise BenchError("--random-input-len 0: a prompt needs at least one token", exit_code=2)
+        check_total(self.num_prompts * (self.num_prefix_tokens + self.num_input_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """Draws token ids."""
+
+    rng: random.Random
+    vocab_size: int
+    _ids: range = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ids", range(FIRST_TOKEN_ID, self.vocab_size))
+
+    def draw(self, num_tokens: int) -> list[int]:
+        """`num_tokens` token ids, with repetitions."""
+        return self.rng.choices(self._ids, k=num_tokens)
+
+
+def check_total(num_tokens: int) -> None:
+    """Raises BenchError where prompts of `num_tokens` together would not fit into memory."""
+    if num_tokens > MAX_PROMPT_TOKENS:
+        reason = f"{num_tokens} prompt tokens together, {MAX_PROMPT_TOKENS} at most"
+        raise BenchError(f"--num-prompts: {reason}", exit_code=2)
+
+
+def num_tokens_of(requests: Sequence[BenchRequest]) -> int:
+    """Tokens of the prompts given as token ids."""
+    return sum(len(request.prompt) for request in requests if isinstance(request.prompt, list))
