@@ -30,6 +30,8 @@ from llmstack_types import (
     EngineCoreRequest,
     EngineReady,
     FinishReason,
+    PoolingParams,
+    PoolingType,
     RequestOutputKind,
     SamplingParams,
     SchedulerStats,
@@ -93,6 +95,9 @@ REQUESTS = st.builds(
     cache_salt=TEXT,
     fork_of=TEXT,
     lora_name=optional(TEXT),
+    pooling_params=optional(
+        st.builds(PoolingParams, st.sampled_from(PoolingType), st.booleans(), optional(st.integers(1, 2**31 - 1)))
+    ),
 )
 CLIENT_MESSAGES = (
     REQUESTS
@@ -120,6 +125,7 @@ OUTPUTS = st.builds(
     stop_reason=optional(TOKEN_ID),
     num_cached_tokens=st.just(-1) | COUNT,
     error=optional(TEXT),
+    pooled=optional(st.binary(max_size=3).map(lambda chunk: 4 * chunk)),
 )
 STATS = st.builds(
     SchedulerStats,
@@ -133,6 +139,8 @@ READY = st.builds(
     device=TEXT,
     kv_cache_bytes=COUNT,
     pid=COUNT,
+    embedding_size=COUNT,
+    is_generative=st.booleans(),
     phases_s=st.dictionaries(NAME, st.floats(0, 1e6), max_size=3),
     backends=st.dictionaries(NAME, TEXT, max_size=3),
     versions=st.dictionaries(NAME, TEXT, max_size=3),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
+from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.engine_core import EngineCore
@@ -70,8 +71,11 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
     with timer.phase("initialize_kv_cache"):
         _initialize_kv_cache(runner, num_blocks, config.num_host_blocks, spec)
     with timer.phase("build_scheduler"):
-        cache_config = CacheConfig(num_blocks, spec.block_size, config.enable_prefix_caching, config.num_host_blocks)
+        enable_prefix_caching = config.enable_prefix_caching and spec.is_causal
+        cache_config = CacheConfig(num_blocks, spec.block_size, enable_prefix_caching, config.num_host_blocks)
         scheduler_config = replace(config.scheduler, max_model_len=max_model_len)
+        if not spec.is_causal:
+            scheduler_config = with_whole_prompts(scheduler_config)
         scheduler: Scheduler = build_scheduler(scheduler_config, cache_config)
         step_log = open_step_log(config, LogHeader.of(scheduler_config, cache_config, _versions()))
         if step_log is not None:
@@ -88,6 +92,8 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
         phases_s=timer.phases_s,
         backends=dict(runner.backends()),
         versions=_versions(),
+        embedding_size=spec.embedding_size,
+        is_generative=spec.is_generative,
     )
     logger.info("%d blocks of %d tokens, start took %s", num_blocks, spec.block_size, _describe(timer.phases_s))
     return EngineCore(
@@ -160,6 +166,19 @@ def choose_max_model_len(config: EngineConfig, num_blocks: int, block_size: int)
     logger.warning("max_model_len lowered from %d to %d, which the KV cache of %d blocks can hold",
                    wanted, possible, num_blocks)  # fmt: skip
     return possible
+
+
+def with_whole_prompts(config: SchedulerConfig) -> SchedulerConfig:
+    """The configuration for a model whose tokens all attend to each other: each prompt is computed in one step."""
+    if config.max_num_batched_tokens < config.max_model_len:
+        logger.warning("max_num_batched_tokens raised from %d to %d: this model computes each prompt in one step",
+                       config.max_num_batched_tokens, config.max_model_len)  # fmt: skip
+    return replace(
+        config,
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_model_len),
+        long_prefill_token_threshold=0,
+    )
 
 
 def _blocks_of(num_tokens: int, block_size: int) -> int:

@@ -73,6 +73,10 @@ class EngineCore:
     def _check(self, request: EngineCoreRequest) -> None:
         if len(self._request_ids) >= self._max_num_queued_requests:
             raise InvalidRequestError(f"The engine core holds {self._max_num_queued_requests} requests already.")
+        if request.pooling_params is None and not self.ready.is_generative:
+            raise InvalidRequestError("The model only computes embeddings.", param="model")
+        if request.pooling_params is not None and not self.ready.embedding_size:
+            raise InvalidRequestError("The model runner does not pool.", param="model")
         params = request.sampling_params
         for name, token_ids in (
             ("prompt_token_ids", request.prompt_token_ids),

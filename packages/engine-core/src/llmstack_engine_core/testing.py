@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
@@ -14,6 +15,7 @@ from llmstack_types import (
     ModelRunnerConfig,
     ModelRunnerOutput,
     NewRequest,
+    PoolingParams,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
@@ -21,6 +23,7 @@ from llmstack_types import (
 )
 
 BYTES_PER_TOKEN = 8
+ECHO_EMBEDDING_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class EchoOptions:
         exit_at_step: The step that ends the whole process at once.
         error_request_id: The row of this request fails in its first step.
         num_available_blocks: What `available_kv_bytes` reports room for.
+        is_generative: Whether it pools only, if 0, or generates as well.
     """
 
     step_delay_s: float = 0.0
@@ -43,6 +47,7 @@ class EchoOptions:
     error_request_id: str = ""
     vocab_size: int = 50_257
     num_available_blocks: int = 16_384
+    is_generative: int = 1
 
     @classmethod
     def from_model_path(cls, model_path: str) -> EchoOptions:
@@ -77,10 +82,13 @@ class _StepResults:
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    pooled: dict[str, bytes] = field(default_factory=dict)
 
 
 class EchoModelRunner:
     """A model runner that says the prompt again: the k-th sampled token is prompt token k modulo the prompt's length.
+
+    The vector of a prompt is `echo_vector`.
 
     It refuses rows that a real runner could not run: unknown ones, and ones whose block table is too short.
     """
@@ -107,6 +115,8 @@ class EchoModelRunner:
             dtype="float32",
             bytes_per_block=BYTES_PER_TOKEN * self._block_size,
             vocab_size=self.options.vocab_size,
+            embedding_size=ECHO_EMBEDDING_SIZE,
+            is_generative=bool(self.options.is_generative),
         )
 
     def available_kv_bytes(self) -> int:
@@ -142,6 +152,7 @@ class EchoModelRunner:
                 results.logprobs,
                 results.prompt_logprobs,
                 results.errors,
+                results.pooled,
             )
         )
 
@@ -170,7 +181,9 @@ class EchoModelRunner:
             ]
         if request_id == self.options.error_request_id:
             results.errors[request_id] = "the row fails, as the options say"
-        if end < num_tokens:
+        if request.pooling_params is not None and end == num_tokens and request_id not in results.errors:
+            results.pooled[request_id] = echo_vector(request.token_ids, request.pooling_params)
+        if end < num_tokens or request.pooling_params is not None:
             results.sampled_token_ids.append([])
             return
         token_id = request.token_ids[(num_tokens - num_prompt_tokens) % num_prompt_tokens]
@@ -181,6 +194,12 @@ class EchoModelRunner:
         results.sampled_token_ids.append([token_id])
         if params.logprobs is not None:
             results.logprobs[request_id] = [fake_logprobs(token_id, params.logprobs)]
+
+
+def echo_vector(token_ids: Sequence[int], params: PoolingParams) -> bytes:
+    """The prompt's length, first, greatest and last token, as far as `dimensions` goes; float32, little-endian."""
+    numbers = (len(token_ids), token_ids[0], max(token_ids), token_ids[-1])[: params.dimensions]
+    return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
 def fake_logprobs(token_id: int, num_logprobs: int) -> TokenLogprobs:

@@ -13,6 +13,7 @@ class ModelRunnerConfig:
         model_path: Folder with `config.json` and, unless `load_format` is `dummy`, safetensors weights.
         dtype: `auto` (the checkpoint's), `float32`, `bfloat16` or `float16`.
         load_format: `auto` and `safetensors` read weights; `dummy` makes them from `seed`.
+        model_impl: Whose modelling code runs: `llmstack`, `transformers`, or `auto`, which prefers the former.
         max_model_len: The longest request in tokens.
         max_num_batched_tokens: Upper bound of tokens in one step.
         max_num_seqs: Upper bound of rows in one step.
@@ -32,6 +33,7 @@ class ModelRunnerConfig:
     max_num_seqs: int = 256
     device: str = "auto"
     gpu_memory_utilization: float = 0.9
+    model_impl: str = "auto"
     logits_processors: tuple[str, ...] = ()
     logprobs_mode: str = "raw_logprobs"
 

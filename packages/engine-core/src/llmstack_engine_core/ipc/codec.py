@@ -128,6 +128,7 @@ _LINE = fields.text(4096)
 _READY_SCALARS: Final[dict[str, fields.Check]] = {
     "num_blocks": _POSITIVE, "block_size": _POSITIVE, "max_model_len": _POSITIVE, "vocab_size": _POSITIVE,
     "dtype": fields.text(64), "device": fields.text(64), "kv_cache_bytes": fields.integer(), "pid": fields.integer(),
+    "embedding_size": fields.integer(), "is_generative": fields.boolean,
 }  # fmt: skip
 _READY_MAPPINGS: Final[dict[str, fields.Check]] = {
     "phases_s": fields.number(0.0), "backends": fields.text(1024), "versions": fields.text(256),
@@ -165,7 +166,7 @@ _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
 
 _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage]]]] = {
     Tag.HELLO: (0, lambda _: Hello()),
-    Tag.ADD_REQUEST: (9, decode_request),
+    Tag.ADD_REQUEST: (10, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
     Tag.UTILITY_CALL: (2, _decode_utility_call),
 }
@@ -173,7 +174,7 @@ _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage
 _ENGINE_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], EngineMessage]]]] = {
     Tag.READY: (len(_READY_SCALARS) + len(_READY_MAPPINGS), _decode_ready),
     Tag.START_FAILED: (1, lambda values: StartFailed(_LINE(values[0], "reason"))),
-    Tag.OUTPUTS: (11, decode_outputs),
+    Tag.OUTPUTS: (12, decode_outputs),
     Tag.UTILITY_RESULT: (2, _decode_utility_result),
     Tag.ENGINE_FAILED: (1, lambda values: EngineFailed(_LINE(values[0], "reason"))),
 }

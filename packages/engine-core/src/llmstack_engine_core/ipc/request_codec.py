@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_types import EngineCoreRequest, RequestOutputKind, SamplingParams
+from llmstack_types import EngineCoreRequest, PoolingParams, PoolingType, RequestOutputKind, SamplingParams
 
 MAX_REQUEST_ID_LENGTH: Final = 512
 MAX_STOP_STRINGS: Final = 1024
@@ -33,6 +33,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         request.cache_salt,
         request.lora_name,
         request.fork_of,
+        _encode_pooling_params(request.pooling_params),
     ]
 
 
@@ -53,6 +54,7 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             _SALT(values[6], "cache_salt"),
             _LORA_NAME(values[7], "lora_name"),
             _FORK_OF(values[8], "fork_of"),
+            _decode_pooling_params(values[9]),
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error
@@ -86,8 +88,16 @@ def _output_kind(value: Any, name: str) -> RequestOutputKind:
     return kind
 
 
+def _early_stopping(value: Any, name: str) -> bool | str:
+    if type(value) is not bool and value != "never":
+        raise CodecError(f"{name} must be a boolean or 'never'")
+    return value  # type: ignore[no-any-return]  # one of the three values
+
+
 _MAX_BIAS = 1e6
 _OUTPUT_KINDS: Final = {kind.value: kind for kind in RequestOutputKind}
+_POOLING_TYPES: Final = {kind.value: kind for kind in PoolingType}
+_DIMENSIONS = fields.optional(fields.integer(1, _INT32))
 _STOP_STRING = fields.text()
 _STOP_STRINGS = fields.texts(max_items=MAX_STOP_STRINGS)
 _COUNT = fields.integer(0, _INT32)
@@ -119,6 +129,10 @@ _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "output_kind": _output_kind,
     "logit_bias": _logit_bias,
     "allowed_token_ids": _token_ids,
+    "best_of": fields.optional(fields.integer(1, _INT32)),
+    "use_beam_search": fields.boolean,
+    "length_penalty": fields.number(-1e6, 1e6),
+    "early_stopping": _early_stopping,
 }
 _NAMES: Final = tuple(_SAMPLING_CHECKS)
 _CHECKS: Final = tuple(_SAMPLING_CHECKS.values())
@@ -138,6 +152,21 @@ def _encode_sampling_params(params: SamplingParams) -> list[Any]:
         packed_ids = fields.pack_uint32(bias.keys(), "logit_bias")
         values[_LOGIT_BIAS] = [packed_ids, fields.pack_floats(bias.values(), "logit_bias")]
     return values
+
+
+def _encode_pooling_params(params: PoolingParams | None) -> list[Any] | None:
+    return None if params is None else [params.pooling_type, params.normalize, params.dimensions]
+
+
+def _decode_pooling_params(value: Any) -> PoolingParams | None:
+    if value is None:
+        return None
+    pooling_type, normalize, dimensions = fields.row(value, "pooling_params", 3)
+    if type(pooling_type) is not str or pooling_type not in _POOLING_TYPES:
+        raise CodecError(f"pooling_type must be one of {', '.join(_POOLING_TYPES)}")
+    return PoolingParams(
+        _POOLING_TYPES[pooling_type], fields.boolean(normalize, "normalize"), _DIMENSIONS(dimensions, "dimensions")
+    )
 
 
 def _decode_sampling_params(value: Any) -> SamplingParams:
