@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core.beams import BeamScheduler
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.engine_core import EngineCore
@@ -97,7 +98,7 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
     )
     logger.info("%d blocks of %d tokens, start took %s", num_blocks, spec.block_size, _describe(timer.phases_s))
     return EngineCore(
-        scheduler,
+        BeamScheduler(scheduler),  # around the log, which so holds what a search does to the scheduler
         runner,
         ready,
         log_stats=config.log_stats,
