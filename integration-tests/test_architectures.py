@@ -40,6 +40,15 @@ OPT = {
     "init_std": 0.3,
 }
 GEMMA = LLAMA | {"head_dim": 16, "initializer_range": 0.1, "query_pre_attn_scalar": 5, "sliding_window": 16}
+# Every prompt is longer than the original context, so that transformers takes the long factors as well.
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.0, 1.5, 3.0, 6.0],
+    "partial_rotary_factor": 0.5,
+}
+PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": None, "sliding_window": 24}
+PHI3 |= {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}
 CASES = {
     "GPT2LMHeadModel": GPT2 | {"bos_token_id": None, "eos_token_id": None},
     "OPTForCausalLM": OPT | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
@@ -47,6 +56,7 @@ CASES = {
     "MistralForCausalLM": LLAMA | {"sliding_window": 16},
     "Qwen2ForCausalLM": LLAMA,
     "Qwen3ForCausalLM": LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
+    "Phi3ForCausalLM": PHI3,
     "GemmaForCausalLM": GEMMA,
     "Gemma2ForCausalLM": GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
     "Gemma3ForCausalLM": GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 2},

@@ -71,6 +71,7 @@ GEMMA: dict[str, Any] = LLAMA | {
 }
 GEMMA2 = GEMMA | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
 GEMMA3 = GEMMA | {"query_pre_attn_scalar": 5, "sliding_window": 7, "num_hidden_layers": 3, "head_dim": 256}
+PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": 0}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -80,6 +81,14 @@ VISION = {
     "patch_size": 14,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+# For heads of 16 of which a half is turned.
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 1.5, 3.0, 6.0],
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
@@ -119,6 +128,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": {"rope_type": "default"}}},
     ),
     "gemma 3 with vision": ("Gemma3", {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4}),
+    "phi 3": ("Phi3", PHI3),
+    "phi 3 with sliding window": ("Phi3", PHI3 | {"sliding_window": 7}),
+    "phi 3 with a part of each head turned": (
+        "Phi3",
+        PHI3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}},
+    ),
+    "phi 3 with long rope": ("Phi3", PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
 }
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",
@@ -148,9 +164,13 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder, logits
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> CausalLM:
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, max_model_len: int | None = None, **changes: Any
+) -> CausalLM:
     config = json.loads((folder / "config.json").read_text()) | changes
     model = load_model_class(config["architectures"][0])(config, dtype, torch.device("cpu"))
+    if max_model_len is not None:
+        model.limit_context(max_model_len)
     load_weights(model, folder)
     return model
 
@@ -162,6 +182,19 @@ def expected_tokens(logits: torch.Tensor) -> list[int]:
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = FLOAT32_TOLERANCE) -> None:
     scale = float(expected.abs().max())
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(scale, 1.0))
+
+
+def test_long_rope_is_that_of_short_contexts_while_no_longer_ones_are_served(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    values = PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 32}
+    model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**values)).eval()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    short = load(tmp_path, max_model_len=32)
+    close(PagedHarness(short, torch.float32).step([("short", PROMPT)]), expected)
+    long = PagedHarness(load(tmp_path, max_model_len=33), torch.float32).step([("long", PROMPT)])
+    assert not torch.allclose(long, expected, atol=0.01)
 
 
 def test_a_whole_prefill_and_greedy_decodes_equal_transformers(checkpoint: tuple[Path, torch.Tensor]) -> None:
@@ -201,7 +234,9 @@ def test_older_configurations_mean_the_same(checkpoint: tuple[Path, torch.Tensor
     if "full_attention" in rope:
         older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
-    older["rope_theta"] = rope.pop("rope_theta")
+    older |= {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    if "original_max_position_embeddings" in config:  # as Phi-3's do
+        rope.pop("original_max_position_embeddings", None)
     if rope["rope_type"] != "default":
         older["rope_scaling"] = {"type" if key == "rope_type" else key: value for key, value in rope.items()}
     close(PagedHarness(load(folder, **older), torch.float32).step([("a", PROMPT)]), expected[: len(PROMPT)])

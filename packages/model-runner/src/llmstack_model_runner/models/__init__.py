@@ -21,6 +21,7 @@ _ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
+    "Phi3ForCausalLM": "llmstack_model_runner.models.phi3:Phi3",
     "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
     "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
 }
