@@ -15,8 +15,7 @@ from llmstack_kernels.dispatch import ENVIRONMENT_VARIABLE, choose, parse_choice
 def test_every_operation_reports_what_runs_it() -> None:
     found = backends()
     assert {"linear", "paged_attention", "reshape_and_cache", "rms_norm", "layer_norm"} <= found.keys()
-    assert found["paged_attention"].startswith("cpu (")
-    assert found["rms_norm"] == "reference"
+    assert all(name.partition(" ")[0] in {"native", "cpu", "reference"} for name in found.values())
 
 
 def test_the_best_available_backend_is_chosen_and_the_reference_where_there_is_none() -> None:

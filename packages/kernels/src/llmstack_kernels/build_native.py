@@ -120,7 +120,7 @@ def _link(compiler: str, objects: list[Path], target: Path) -> None:
 
 
 def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - arguments are ours
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise BuildError(f"{' '.join(command)} failed:\n{result.stderr[-4000:]}")
 

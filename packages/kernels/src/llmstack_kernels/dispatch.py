@@ -18,13 +18,13 @@ ENVIRONMENT_VARIABLE = "LLMSTACK_KERNELS"
 # Operation to device type to backends beside the reference, best first. A backend is a module of the operation's folder
 # with an `is_available()`; every operation has a reference, which runs on any device.
 _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "activation": {},
-    "layer_norm": {},
+    "activation": {"cpu": ("native",)},
+    "layer_norm": {"cpu": ("native",)},
     "linear": {"cpu": ("native", "cpu")},
     "paged_attention": {"cpu": ("cpu",)},
-    "reshape_and_cache": {},
-    "rms_norm": {},
-    "rotary_embedding": {},
+    "reshape_and_cache": {"cpu": ("native",)},
+    "rms_norm": {"cpu": ("native",)},
+    "rotary_embedding": {"cpu": ("native",)},
 }
 
 

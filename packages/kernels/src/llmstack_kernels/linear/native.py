@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.linear.reference import PlainLinear
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library
+from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library
 
 _PANEL = 64  # output columns that are packed together
-_ACTIVATION_TO_CODE = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as in native/elementwise.h
 
 
 class NativeLinear:
@@ -80,7 +79,7 @@ class NativeLinear:
             self._bias_pointer,
             0 if residual is None else residual.data_ptr(),
             out.data_ptr(),
-            _ACTIVATION_TO_CODE[activation],
+            ACTIVATION_TO_CODE[activation],
         )
         return out
 

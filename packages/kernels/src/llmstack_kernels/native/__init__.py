@@ -29,6 +29,9 @@ Float = ctypes.c_float
 # Suffix of the functions for each storage type.
 DTYPE_TO_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
+# As in elementwise.h.
+ACTIVATION_TO_CODE = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+
 
 def supported_variants() -> list[str]:
     """The variants that this processor can run and that are built, best first."""
@@ -36,6 +39,14 @@ def supported_variants() -> list[str]:
     return [
         name for name in variants() if _REQUIRED_FEATURES.get(name, set()) <= features and library_path(name).is_file()
     ]
+
+
+def require_library() -> NativeLibrary:
+    """The library, which a backend that said it was available may rely on."""
+    found = library()
+    if found is None:
+        raise RuntimeError("the native kernels are not built")
+    return found
 
 
 @cache
@@ -69,13 +80,18 @@ class NativeLibrary:
         """Loads it; OSError if it cannot be."""
         self.variant = variant
         self._library = ctypes.CDLL(str(library_path(variant)))
+        self._functions: dict[str, Callable[..., None]] = {}
         self.has_threads = self._share_threads()
 
     def function(self, name: str, *argument_types: type) -> Callable[..., None]:
         """`llmstack_<name>`, which returns nothing."""
+        found = self._functions.get(name)
+        if found is not None:
+            return found
         function = self._library[f"llmstack_{name}"]
         function.argtypes = argument_types
         function.restype = None
+        self._functions[name] = function
         return function
 
     def __str__(self) -> str:

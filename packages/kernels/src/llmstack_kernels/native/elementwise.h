@@ -5,7 +5,7 @@
 
 namespace llmstack {
 
-// Numbered as `ACTIVATION_TO_CODE` in linear/native.py.
+// Numbered as `ACTIVATION_TO_CODE` in __init__.py.
 enum class Activation : int64_t { kNone = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4 };
 
 // tanh(x) = 1 - 2 / (e^2x + 1).

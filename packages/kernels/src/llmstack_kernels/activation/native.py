@@ -1,0 +1,59 @@
+"""Activation functions in the package's own machine code."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_kernels.activation import reference
+from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate the second half of each row by silu of the first."""
+    return _run(x, "silu", is_gated=True)
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate the second half of each row by the approximated GELU of the first."""
+    return _run(x, "gelu_tanh", is_gated=True)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU, tanh approximation."""
+    return _run(x, "gelu_tanh")
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU, exact."""
+    return _run(x, "gelu")
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """Rectifier."""
+    return _run(x, "relu")
+
+
+def _run(x: torch.Tensor, activation: str, *, is_gated: bool = False) -> torch.Tensor:
+    if x.dtype not in DTYPE_TO_SUFFIX:
+        fallback: torch.Tensor = getattr(reference, f"{activation}_and_mul" if is_gated else activation)(x)
+        return fallback
+    x = x.contiguous()
+    size = x.shape[-1] // 2 if is_gated else x.shape[-1]
+    out = x.new_empty((*x.shape[:-1], size))
+    if not out.numel():
+        return out
+    function = require_library().function(
+        f"activation_{DTYPE_TO_SUFFIX[x.dtype]}", Pointer, Pointer, Int, Int, Int, Int
+    )
+    function(x.data_ptr(), out.data_ptr(), out.numel() // size, size, ACTIVATION_TO_CODE[activation], is_gated)
+    return out
+
+
+def is_available() -> bool:
+    """True when a library was built for this processor."""
+    return library() is not None
+
+
+def describe() -> str:
+    """The variant that runs."""
+    return str(library())

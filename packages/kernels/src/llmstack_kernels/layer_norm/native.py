@@ -1,0 +1,33 @@
+"""Layer normalisation in the package's own machine code."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_kernels.layer_norm import reference
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Normalise each row."""
+    if x.dtype not in DTYPE_TO_SUFFIX or weight.dtype != x.dtype:
+        return reference.layer_norm(x, weight, bias, eps)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    size = x.shape[-1]
+    function = require_library().function(
+        f"layer_norm_{DTYPE_TO_SUFFIX[x.dtype]}", Pointer, Pointer, Pointer, Pointer, Int, Int, Float
+    )
+    bias_pointer = 0 if bias is None else bias.data_ptr()
+    function(x.data_ptr(), weight.data_ptr(), bias_pointer, out.data_ptr(), x.numel() // size, size, eps)
+    return out
+
+
+def is_available() -> bool:
+    """True when a library was built for this processor."""
+    return library() is not None
+
+
+def describe() -> str:
+    """The variant that runs."""
+    return str(library())

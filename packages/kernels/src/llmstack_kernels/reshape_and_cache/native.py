@@ -1,0 +1,52 @@
+"""KV writes in the package's own machine code."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_kernels.native import Int, Pointer, library, require_library
+
+_ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Int, Int, Int, Int)
+
+
+def reshape_and_cache(
+    key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    slot_mapping: torch.Tensor,  # [num_tokens] int64
+) -> None:
+    """Write keys and values to their slots; tokens may lie apart, as slices of a fused projection do."""
+    key, value = _prepare(key, key_cache.dtype), _prepare(value, value_cache.dtype)
+    num_tokens, num_kv_heads, head_dim = key.shape
+    size = key.element_size()
+    function = require_library().function("reshape_and_cache", *_ARGUMENTS)
+    function(
+        key.data_ptr(),
+        key.stride(0) * size,
+        value.data_ptr(),
+        value.stride(0) * size,
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        num_tokens,
+        num_kv_heads,
+        key_cache.shape[2],
+        head_dim * size,
+    )
+
+
+def _prepare(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in the storage's type, with each token's heads one after another."""
+    x = x if x.dtype == dtype else x.to(dtype)
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def is_available() -> bool:
+    """True when a library was built for this processor."""
+    return library() is not None
+
+
+def describe() -> str:
+    """The variant that runs."""
+    return str(library())

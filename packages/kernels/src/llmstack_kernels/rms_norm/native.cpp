@@ -1,0 +1,48 @@
+// Root-mean-square normalisation, with and without the residual addition before it.
+
+#include "../native/rows.h"
+
+namespace llmstack {
+namespace {
+
+template <class T, class Weight>
+void rms_norm(const T* x, const T* residual, const Weight* weight, T* out, T* total, int64_t num_rows, int64_t size,
+              float eps) {
+  for_each_row(num_rows, size, [=](int64_t row) {
+    const T* source = x + row * size;
+    if (residual != nullptr) {  // the next residual is the rounded sum, and so is what is normalised
+      for_each_vector(size, [&](int64_t i, int n) {
+        const Floats added = load_some(source + i, n) + load_some(residual + row * size + i, n);
+        store_some(total + row * size + i, added, n);
+      });
+      source = total + row * size;
+    }
+    Floats squares = {};
+    for_each_vector(size, [&](int64_t i, int n) {
+      const Floats values = load_some(source + i, n);
+      squares = multiply_add(values, values, squares);
+    });
+    const Floats scale = broadcast(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps));
+    for_each_vector(size, [&](int64_t i, int n) {
+      const Floats scaled = rounded_to<Weight>(load_some(source + i, n) * scale);
+      store_some(out + row * size + i, scaled * load_some(weight + i, n), n);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace llmstack
+
+// `residual` and `total` are null where nothing is added.
+#define LLMSTACK_RMS_NORM(suffix, T, Weight)                                                                       \
+  extern "C" void llmstack_rms_norm_##suffix(                                                                      \
+      const llmstack::T* x, const llmstack::T* residual, const llmstack::Weight* weight, llmstack::T* out,         \
+      llmstack::T* total, int64_t num_rows, int64_t size, float eps) {                                             \
+    llmstack::rms_norm(x, residual, weight, out, total, num_rows, size, eps);                                      \
+  }
+
+LLMSTACK_RMS_NORM(f32_f32, Float32, Float32)
+LLMSTACK_RMS_NORM(bf16_bf16, BFloat16, BFloat16)
+LLMSTACK_RMS_NORM(bf16_f32, BFloat16, Float32)
+LLMSTACK_RMS_NORM(f16_f16, Float16, Float16)
+LLMSTACK_RMS_NORM(f16_f32, Float16, Float32)

@@ -1,0 +1,49 @@
+"""Root-mean-square normalisation in the package's own machine code."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
+from llmstack_kernels.rms_norm import reference
+
+_ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise each row."""
+    if x.dtype not in DTYPE_TO_SUFFIX:
+        return reference.rms_norm(x, weight, eps)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _run(x, 0, weight, out, 0, eps)
+    return out
+
+
+def fused_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add and normalise in one pass."""
+    if x.dtype not in DTYPE_TO_SUFFIX:
+        return reference.fused_add_rms_norm(x, residual, weight, eps)
+    x, residual = x.contiguous(), residual.contiguous()
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    _run(x, residual.data_ptr(), weight, out, total.data_ptr(), eps)
+    return out, total
+
+
+def _run(x: torch.Tensor, residual: int, weight: torch.Tensor, out: torch.Tensor, total: int, eps: float) -> None:
+    size = x.shape[-1]
+    name = f"rms_norm_{DTYPE_TO_SUFFIX[x.dtype]}_{DTYPE_TO_SUFFIX[weight.dtype]}"
+    function = require_library().function(name, *_ARGUMENTS)
+    function(x.data_ptr(), residual, weight.data_ptr(), out.data_ptr(), total, x.numel() // size, size, eps)
+
+
+def is_available() -> bool:
+    """True when a library was built for this processor."""
+    return library() is not None
+
+
+def describe() -> str:
+    """The variant that runs."""
+    return str(library())

@@ -1,0 +1,121 @@
+"""Every variant of the native kernels equals the reference, on rows of any length and in every type."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from llmstack_kernels import activation, build_native, layer_norm, reshape_and_cache, rms_norm, rotary_embedding
+from llmstack_kernels.activation import native as native_activation
+from llmstack_kernels.activation import reference as reference_activation
+from llmstack_kernels.layer_norm import native as native_layer_norm
+from llmstack_kernels.layer_norm import reference as reference_layer_norm
+from llmstack_kernels.native import NativeLibrary, library, supported_variants
+from llmstack_kernels.reshape_and_cache import native as native_cache
+from llmstack_kernels.reshape_and_cache import reference as reference_cache
+from llmstack_kernels.rms_norm import native as native_rms_norm
+from llmstack_kernels.rms_norm import reference as reference_rms_norm
+from llmstack_kernels.rotary_embedding import native as native_rotary
+from llmstack_kernels.rotary_embedding import reference as reference_rotary
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+SIZES = [1, 15, 16, 64, 100]
+MODULES = [native_activation, native_cache, native_layer_norm, native_rms_norm, native_rotary]
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built")
+
+
+@pytest.fixture(params=supported_variants())
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    chosen = NativeLibrary(request.param)
+    for module in MODULES:
+        monkeypatch.setattr(module, "require_library", lambda: chosen)
+    return str(request.param)
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCES[expected.dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_equal_the_reference(variant: str, dtype: torch.dtype, size: int) -> None:
+    x, residual, weight, bias = (torch.randn(*shape).to(dtype) for shape in [(40, size)] * 2 + [(size,)] * 2)
+    assert_equal(
+        native_layer_norm.layer_norm(x, weight, bias, 1e-5), reference_layer_norm.layer_norm(x, weight, bias, 1e-5)
+    )
+    assert_equal(
+        native_layer_norm.layer_norm(x, weight, None, 1e-5), reference_layer_norm.layer_norm(x, weight, None, 1e-5)
+    )
+    for scale in (weight, weight.float()):
+        assert_equal(native_rms_norm.rms_norm(x, scale, 1e-5), reference_rms_norm.rms_norm(x, scale, 1e-5))
+        found = native_rms_norm.fused_add_rms_norm(x, residual, scale, 1e-5)
+        expected = reference_rms_norm.fused_add_rms_norm(x, residual, scale, 1e-5)
+        assert torch.equal(found[1], expected[1])
+        assert_equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_activations_equal_the_reference(variant: str, dtype: torch.dtype, size: int) -> None:
+    x = torch.cat((torch.randn(2000, size) * 4, torch.full((1, size), 200.0), torch.full((1, size), -200.0))).to(dtype)
+    for name in ("relu", "gelu", "gelu_tanh"):
+        assert_equal(getattr(native_activation, name)(x), getattr(reference_activation, name)(x))
+    gated = torch.cat((x, torch.randn(x.shape).to(dtype)), dim=-1)
+    for name in ("silu_and_mul", "gelu_tanh_and_mul"):
+        assert_equal(getattr(native_activation, name)(gated), getattr(reference_activation, name)(gated))
+    x[3] = float("nan")
+    assert native_activation.relu(x)[3].isnan().all()
+
+
+@pytest.mark.parametrize("rotary_dim", [16, 20, 32])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rotations_of_slices_of_a_projection_equal_the_reference(
+    variant: str, dtype: torch.dtype, rotary_dim: int
+) -> None:
+    projected = torch.randn(70, (4 + 2 + 2) * 32).to(dtype)
+    query, key, _ = (part.view(70, -1, 32) for part in projected.split([128, 64, 64], dim=-1))
+    positions = torch.randint(0, 100, (70,))
+    table = torch.randn(100, rotary_dim)
+    found = native_rotary.rotary_embedding(positions, query, key, table)
+    expected = reference_rotary.rotary_embedding(positions, query, key, table)
+    assert_equal(found[0], expected[0])
+    assert_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 37, 3000])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cache_writes_equal_the_reference(variant: str, dtype: torch.dtype, num_tokens: int) -> None:
+    projected = torch.randn(num_tokens, 8, 16).to(dtype)
+    key, value = projected[:, :3], projected[:, 4:7]
+    slots = torch.arange(5, 5 + num_tokens) + 8
+    shape = (num_tokens // 8 + 4, 3, 8, 16)
+    found = [torch.ones(shape, dtype=dtype) for _ in range(2)]
+    expected = [torch.ones(shape, dtype=dtype) for _ in range(2)]
+    native_cache.reshape_and_cache(key, value, *found, slots)
+    reference_cache.reshape_and_cache(key, value, *expected, slots)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("op", [activation, layer_norm, reshape_and_cache, rms_norm, rotary_embedding])
+def test_every_operation_runs_natively_and_says_so(op: ModuleType) -> None:
+    from llmstack_kernels.dispatch import backends
+
+    assert str(library()) in backends("cpu")[op.__name__.rpartition(".")[2]]
+
+
+def test_a_library_is_stale_once_a_source_changes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build_native.is_built()
+    monkeypatch.setattr(build_native, "_COMMON_FLAGS", ("-O0",))
+    assert not build_native.is_built()
+
+
+def test_without_a_compiler_the_build_says_what_is_missing(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_native, "find_compiler", lambda: None)
+    with pytest.raises(build_native.BuildError, match="compiler"):
+        build_native.build(tmp_path)
