@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from llmstack_model_runner.sampling import Sampler, SamplingRows
+from llmstack_model_runner.sampling import Sampler
+from llmstack_model_runner.sampling.testing import make_sampling_rows
 from llmstack_types import SamplingParams
 
 VOCAB_SIZE = 50_257
@@ -32,9 +33,7 @@ def test_sampler(benchmark: Any, name: str, spread: float) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(NUM_ROWS, VOCAB_SIZE, generator=generator) * spread
     tokens = torch.randint(VOCAB_SIZE, (NUM_ROWS, 500), generator=generator).numpy()
-    rows = SamplingRows(NUM_ROWS, VOCAB_SIZE)
-    for row in range(NUM_ROWS):
-        rows.set_row(row, PARAMS[name], tokens[row], 250)
+    rows = make_sampling_rows([PARAMS[name]] * NUM_ROWS, tokens.tolist(), VOCAB_SIZE, num_prompt_tokens=250)
     indices = np.arange(NUM_ROWS)
     output_indices = np.full(NUM_ROWS, 250)
     sampler = Sampler()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from llmstack_model_runner.sampling import Sampler, SamplingRows, target_probabilities
+from llmstack_model_runner.sampling import Sampler, target_probabilities
+from llmstack_model_runner.sampling.testing import make_sampling_rows
 from llmstack_types import SamplingParams
 
 VOCAB_SIZE = 400
@@ -21,16 +22,17 @@ NUM_DRAWS = 4000
         SamplingParams(seed=1, top_k=20, top_p=0.8),
         SamplingParams(seed=1, top_k=300, top_p=0.9),
         SamplingParams(seed=1, top_p=0.7, min_p=0.01),
-        SamplingParams(seed=1, repetition_penalty=1.5, logit_bias={7: 4.0}),
+        SamplingParams(seed=1, logit_bias={7: 4.0}, bad_words_token_ids=((8,),)),
+        SamplingParams(seed=1, typical_p=0.6),
+        SamplingParams(seed=1, typical_p=0.9, top_k=30, min_p=0.001),
     ],
 )
 def test_draws_follow_the_probabilities_written_out(params: SamplingParams) -> None:
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 3
-    rows = SamplingRows(1, VOCAB_SIZE)
-    rows.set_row(0, params, np.array([3, 5]), 1)
+    rows = make_sampling_rows([params], [[3, 5]], VOCAB_SIZE, num_prompt_tokens=2)
     metadata = rows.metadata(np.zeros(NUM_DRAWS, dtype=np.int64), np.arange(NUM_DRAWS))
-    drawn = Sampler().sample(logits.expand(NUM_DRAWS, -1), metadata).token_ids
-    one = rows.metadata(np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
+    drawn = Sampler().sample(logits.repeat(NUM_DRAWS, 1), metadata).token_ids
+    one = rows.metadata(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
     probabilities = target_probabilities(logits, one)[0].double()
     assert float(probabilities.sum()) == pytest.approx(1.0, abs=1e-6)
     counts = torch.bincount(drawn, minlength=VOCAB_SIZE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmstack_model_runner.sampling import Sampler, SamplerOutput, SamplingRows
+from llmstack_model_runner.sampling import Sampler, SamplerOutput
+from llmstack_model_runner.sampling.testing import make_sampling_rows
 from llmstack_types import SamplingParams
 
 VOCAB_SIZE = 600
@@ -27,11 +29,9 @@ def sample(
 ) -> SamplerOutput:
     """Samples with each row's tokens, prompt first; the output index is what they imply unless given."""
     tokens = tokens or [[0]] * len(params)
-    rows = SamplingRows(len(params), logits.shape[-1])
-    for row, (one, row_tokens) in enumerate(zip(params, tokens, strict=True)):
-        rows.set_row(row, one, np.array(row_tokens), num_prompt_tokens, eos)
+    rows = make_sampling_rows(params, tokens, logits.shape[-1], num_prompt_tokens=num_prompt_tokens, eos_token_ids=eos)
     indices = [len(row_tokens) - num_prompt_tokens if output_index is None else output_index for row_tokens in tokens]
-    return Sampler().sample(logits, rows.metadata(np.arange(len(params)), np.array(indices)))
+    return Sampler().sample(logits.clone(), rows.metadata(np.arange(len(params)), np.array(indices)))
 
 
 def random_logits(num_rows: int, seed: int = 0, vocab_size: int = VOCAB_SIZE, scale: float = 3.0) -> torch.Tensor:
@@ -65,9 +65,9 @@ def test_a_row_samples_the_same_alone_and_among_any_neighbours(params: list[Samp
 
 @settings(max_examples=60, deadline=None)
 @given(PARAMS.filter(lambda params: not params.is_greedy), st.integers(0, 10_000))
-def test_only_tokens_of_the_reference_set_are_drawn(params: SamplingParams, output_index: int) -> None:
-    logits = random_logits(1, seed=output_index)
-    token_id = int(sample(logits, [params], output_index=output_index).token_ids)
+def test_only_tokens_of_the_reference_set_are_drawn(params: SamplingParams, seed: int) -> None:
+    logits = random_logits(1, seed=seed)
+    token_id = int(sample(logits, [replace(params, seed=seed)]).token_ids)
     values = logits[0].double()
     if params.logit_bias:
         values[3] += 4.0
@@ -97,8 +97,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     logits = torch.full((1, 300), -torch.inf)
     logits[0, 100:106] = probabilities.log()
     num_draws = 20_000
-    rows = SamplingRows(1, 300)
-    rows.set_row(0, params, np.array([0]), 1)
+    rows = make_sampling_rows([params], [[0]], 300)
     metadata = rows.metadata(np.zeros(num_draws, dtype=np.int64), np.arange(num_draws))
     token_ids = Sampler().sample(logits.expand(num_draws, -1), metadata).token_ids
     counts = torch.bincount(token_ids - 100, minlength=6)
@@ -180,11 +179,13 @@ def test_end_and_stop_tokens_are_barred_until_min_tokens() -> None:
     assert [int(sample(logits, params, output_index=index, eos=(5,)).token_ids) for index in range(4)] == [7, 7, 5, 5]
 
 
-def test_the_logits_given_stay_as_they_are() -> None:
+def test_logprobs_are_raw_even_though_the_logits_are_overwritten() -> None:
     logits = random_logits(2)
-    before = logits.clone()
-    sample(logits, [SamplingParams(seed=1, repetition_penalty=2.0, logit_bias={1: 5.0}, top_p=0.5)] * 2)
-    assert torch.equal(logits, before)
+    params = [SamplingParams(seed=1, repetition_penalty=2.0, logit_bias={1: 5.0}, top_p=0.5, logprobs=2)] * 2
+    output = sample(logits, params)
+    assert output.logprobs is not None
+    raw = logits.log_softmax(dim=-1).gather(-1, output.token_ids[:, None]).squeeze(-1)
+    assert torch.allclose(output.logprobs.chosen_logprobs, raw)
 
 
 def test_penalties_come_before_temperature_and_the_sets() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmstack_model_runner.sampling.rows import SamplingRows
+from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
 from llmstack_types import NewRequest, ScheduledRequest, SchedulerOutput
 
 IntArray = npt.NDArray[np.int64]
@@ -42,7 +42,13 @@ class InputBatch:
     """
 
     def __init__(
-        self, max_num_rows: int, max_model_len: int, block_size: int, num_blocks: int, vocab_size: int
+        self,
+        max_num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int,
+        logits_processors: LogitsProcessors | None = None,
     ) -> None:
         """Allocates rows for `max_num_rows` requests of up to `max_model_len` tokens."""
         max_blocks_per_row = -(-max_model_len // block_size) + 1
@@ -54,7 +60,7 @@ class InputBatch:
         self.block_tables = np.zeros((max_num_rows, max_blocks_per_row), dtype=np.int32)
         self.num_row_blocks = np.zeros(max_num_rows, dtype=np.int64)
         self.num_prompt_logprobs: dict[int, int] = {}
-        self.sampling = SamplingRows(max_num_rows, vocab_size)
+        self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
         self._max_model_len = max_model_len
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size

@@ -21,7 +21,13 @@ from llmstack_model_runner.input_batch import InputBatch, StepRows
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
 from llmstack_model_runner.prompt_logprobs import compute_prompt_logprobs
-from llmstack_model_runner.sampling import LogitsProcessors, Sampler, SamplerOutput, load_logits_processors
+from llmstack_model_runner.sampling import (
+    LogitsProcessors,
+    LogitsProcessorType,
+    Sampler,
+    SamplerOutput,
+    load_logits_processors,
+)
 from llmstack_model_runner.step_output import PendingStep
 from llmstack_model_runner.step_timing import StepTiming
 from llmstack_model_runner.warm_up import warm_up_steps
@@ -48,8 +54,8 @@ class ModelRunner:
         """Reads nothing yet."""
         self.timing = StepTiming()
         self._config = config
-        self._sampler = Sampler(config.logprobs_mode)
-        self._logits_processor_types = load_logits_processors(config.logits_processors)
+        self._sampler = Sampler()
+        self._logits_processor_types: list[LogitsProcessorType] = []
         self._device = torch.device("cpu")
         self._model: CausalLM | None = None
         self._spec: KVCacheSpec | None = None
@@ -66,6 +72,8 @@ class ModelRunner:
         """
         config = self._config
         self._device = resolve_device(config.device)
+        self._sampler = Sampler(config.logprobs_mode)
+        self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
         model_config = read_json(model_path, "config.json")
         model_class = load_model_class(_architecture(model_config))

@@ -1,5 +1,15 @@
-"""Chooses tokens from logits: masks, penalties, temperature, min-p, top-k, top-p, seeded draws, log-probabilities."""
+"""Chooses tokens from logits: masks, processors, penalties, temperature, the sets, seeded draws, log-probabilities."""
 
+from llmstack_model_runner.sampling.bitmask import TokenBitmask, apply_token_bitmask
+from llmstack_model_runner.sampling.logits_processor import (
+    AddedRow,
+    LogitsProcessor,
+    LogitsProcessorError,
+    LogitsProcessors,
+    LogitsProcessorType,
+    LogitsRows,
+    load_logits_processors,
+)
 from llmstack_model_runner.sampling.logprobs import LogprobsTensors, gather_logprobs
 from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
 from llmstack_model_runner.sampling.probabilities import target_probabilities
@@ -7,12 +17,21 @@ from llmstack_model_runner.sampling.rows import SamplingRows
 from llmstack_model_runner.sampling.sampler import Sampler, SamplerOutput
 
 __all__ = [
+    "AddedRow",
+    "LogitsProcessor",
+    "LogitsProcessorError",
+    "LogitsProcessorType",
+    "LogitsProcessors",
+    "LogitsRows",
     "LogprobsTensors",
     "RandomRows",
     "Sampler",
     "SamplerOutput",
     "SamplingMetadata",
     "SamplingRows",
+    "TokenBitmask",
+    "apply_token_bitmask",
     "gather_logprobs",
+    "load_logits_processors",
     "target_probabilities",
 ]

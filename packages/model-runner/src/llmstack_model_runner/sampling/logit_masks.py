@@ -1,38 +1,57 @@
-"""Changes to single logits that a request asks for: bias, allowed tokens, and tokens barred until `min_tokens`."""
+"""Changes to single logits that requests ask for, as flat lists of entries: bias, allowed tokens, barred tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-TokenIds = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
-def apply_allowed_token_ids(logits: torch.Tensor, allowed: Sequence[tuple[int, TokenIds]]) -> None:
-    """Sets all but the allowed tokens of each (row, token ids) to minus infinity, in place."""
-    rows, columns = _flat_index(allowed, logits.device)
-    kept = logits[rows, columns]
-    logits[torch.tensor([row for row, _ in allowed], device=logits.device)] = -torch.inf
-    logits[rows, columns] = kept
+@dataclass(frozen=True, slots=True)
+class TokenEntries:
+    """Single entries of the logits, of all rows one after the other; parallel arrays."""
+
+    rows: IntArray  # [num_entries]
+    token_ids: IntArray  # [num_entries]
+
+    @staticmethod
+    def concatenate(parts: Iterable[tuple[int, IntArray]]) -> TokenEntries:
+        """One part per row of the logits: (row, token ids)."""
+        rows, token_ids = zip(*parts, strict=True)
+        lengths = [len(one) for one in token_ids]
+        return TokenEntries(np.repeat(np.array(rows, dtype=np.int64), lengths), np.concatenate(token_ids))
+
+    def index(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and columns, for indexing a tensor."""
+        return torch.from_numpy(self.rows).to(device), torch.from_numpy(self.token_ids).to(device)
 
 
-def apply_logit_bias(logits: torch.Tensor, biases: Sequence[tuple[int, TokenIds, npt.NDArray[np.float32]]]) -> None:
-    """Adds each (row, token ids, values) in place; the token ids of a row are distinct."""
-    rows, columns = _flat_index([(row, token_ids) for row, token_ids, _ in biases], logits.device)
-    values = torch.from_numpy(np.concatenate([values for _, _, values in biases])).to(logits.device)
-    logits[rows, columns] += values
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """Values to add; the entries are distinct."""
+
+    entries: TokenEntries
+    values: npt.NDArray[np.float32]  # [num_entries]
 
 
-def bar_token_ids(logits: torch.Tensor, barred: Sequence[tuple[int, TokenIds]]) -> None:
-    """Sets the given tokens of each (row, token ids) to minus infinity, in place."""
-    logits[_flat_index(barred, logits.device)] = -torch.inf
+def allow_only(logits: torch.Tensor, allowed: TokenEntries) -> None:
+    """Sets all other tokens of the rows named to minus infinity, in place."""
+    index = allowed.index(logits.device)
+    kept = logits[index]
+    logits[torch.from_numpy(np.unique(allowed.rows)).to(logits.device)] = -torch.inf
+    logits[index] = kept
 
 
-def _flat_index(entries: Sequence[tuple[int, TokenIds]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    lengths = [len(token_ids) for _, token_ids in entries]
-    rows = np.repeat(np.array([row for row, _ in entries], dtype=np.int64), lengths)
-    columns = np.concatenate([token_ids for _, token_ids in entries])
-    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+def add_bias(logits: torch.Tensor, bias: LogitBias) -> None:
+    """Adds the values in place."""
+    logits[bias.entries.index(logits.device)] += torch.from_numpy(bias.values).to(logits.device)
+
+
+def bar(logits: torch.Tensor, barred: TokenEntries) -> None:
+    """Sets the entries to minus infinity, in place."""
+    logits[barred.index(logits.device)] = -torch.inf

@@ -1,84 +1,108 @@
-"""Repetition, frequency and presence penalties over the tokens that a request has seen."""
+"""Repetition, frequency and presence penalties over the tokens that requests have seen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-_MIN_CAPACITY = 64
+from llmstack_model_runner.sampling.logit_masks import IntArray, TokenEntries
 
-
-class TokenCounts:
-    """The distinct tokens of one request and how often each was generated; grows by a token per step.
-
-    Sparse: work and memory go with the tokens seen, not with the vocabulary.
-    """
-
-    __slots__ = ("_output_counts", "_positions", "_token_ids")
-
-    def __init__(self, token_ids: npt.NDArray[np.int64], num_prompt_tokens: int) -> None:
-        """Counts the known tokens: those of the prompt as seen, later ones as generated."""
-        seen = np.unique(token_ids)
-        self._positions = {int(token_id): position for position, token_id in enumerate(seen)}
-        capacity = len(seen) + _MIN_CAPACITY
-        self._token_ids = np.zeros(capacity, dtype=np.int64)
-        self._token_ids[: len(seen)] = seen
-        self._output_counts = np.zeros(capacity, dtype=np.float32)
-        np.add.at(self._output_counts, np.searchsorted(seen, token_ids[num_prompt_tokens:]), 1.0)
-
-    def add(self, token_id: int) -> None:
-        """Counts one generated token."""
-        position = self._positions.setdefault(token_id, len(self._positions))
-        if position == len(self._token_ids):
-            self._token_ids = np.concatenate([self._token_ids, np.zeros_like(self._token_ids)])
-            self._output_counts = np.concatenate([self._output_counts, np.zeros_like(self._output_counts)])
-        self._token_ids[position] = token_id
-        self._output_counts[position] += 1.0
-
-    @property
-    def token_ids(self) -> npt.NDArray[np.int64]:
-        """Distinct tokens of prompt and output."""
-        return self._token_ids[: len(self._positions)]
-
-    @property
-    def output_counts(self) -> npt.NDArray[np.float32]:
-        """How often each of `token_ids` was generated; 0 for tokens of the prompt alone."""
-        return self._output_counts[: len(self._positions)]
+FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class PenaltyRow:
-    """One row of the logits that is penalised."""
+class Penalties:
+    """What is penalised, and by how much; parallel arrays.
 
-    row: int
-    counts: TokenCounts
-    repetition: float
-    frequency: float
-    presence: float
+    Attributes:
+        entries: Distinct: the tokens that each penalised row has seen, in prompt or output.
+        output_counts: How often each was generated; 0 for tokens of the prompt alone.
+    """
+
+    entries: TokenEntries
+    output_counts: FloatArray  # [num_entries]
+    repetition: FloatArray  # [num_entries]
+    frequency: FloatArray  # [num_entries]
+    presence: FloatArray  # [num_entries]
 
 
-def apply_penalties(logits: torch.Tensor, penalties: Sequence[PenaltyRow]) -> None:
+def apply_penalties(logits: torch.Tensor, penalties: Penalties) -> None:
     """Penalises logits in place, at the tokens seen.
 
     Repetition (Keskar et al., 2019) divides positive and multiplies negative logits of tokens in prompt or output;
     frequency subtracts per occurrence in the output, presence once; the latter two as the OpenAI API defines them.
     """
-    lengths = [len(penalty.counts.token_ids) for penalty in penalties]
-
-    def flat(values: list[float] | list[int], dtype: Any) -> torch.Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), lengths)).to(logits.device)
-
-    rows = flat([penalty.row for penalty in penalties], np.int64)
-    columns = torch.from_numpy(np.concatenate([penalty.counts.token_ids for penalty in penalties])).to(rows.device)
-    counts = torch.from_numpy(np.concatenate([penalty.counts.output_counts for penalty in penalties])).to(rows.device)
-    repetition = flat([penalty.repetition for penalty in penalties], np.float32)
-    seen = logits[rows, columns]
+    index = penalties.entries.index(logits.device)
+    repetition = torch.from_numpy(penalties.repetition).to(logits.device)
+    counts = penalties.output_counts
+    subtracted = penalties.frequency * counts + penalties.presence * (counts > 0)
+    seen = logits[index]
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-    seen -= flat([penalty.frequency for penalty in penalties], np.float32) * counts
-    seen -= flat([penalty.presence for penalty in penalties], np.float32) * (counts > 0)
-    logits[rows, columns] = seen
+    logits[index] = seen - torch.from_numpy(subtracted).to(logits.device)
+
+
+class TokenCounts:
+    """The distinct tokens of each persistent row and how often each was generated: a sparse set per row.
+
+    The work of a step goes with the tokens seen, not with the vocabulary, and is done for all rows at once (Briggs and
+    Torczon, 1993: a list of members, and for each possible member its place in the list). The arrays are virtual memory
+    until tokens are counted: at most 4 bytes per row and token of the vocabulary, 8 per token of the row.
+    """
+
+    def __init__(self, max_num_rows: int, vocab_size: int, max_num_tokens: int) -> None:
+        """Nothing is counted yet. `max_num_tokens`: Of one row."""
+        width = min(vocab_size, max_num_tokens)
+        self._vocab_size = vocab_size
+        self._places = np.zeros((max_num_rows, vocab_size), dtype=np.int32)  # 0 is none, 1 the first column
+        self._token_ids = np.zeros((max_num_rows, width), dtype=np.int32)
+        self._output_counts = np.zeros((max_num_rows, width), dtype=np.float32)
+        self._num_distinct = np.zeros(max_num_rows, dtype=np.int64)
+
+    def set_row(self, row: int, token_ids: IntArray, num_prompt_tokens: int) -> None:
+        """Forgets the row's old tokens; of the given ones the prompt's are seen and the others generated."""
+        num_distinct = self._num_distinct[row]
+        self._places[row, self._token_ids[row, :num_distinct]] = 0
+        self._output_counts[row, :num_distinct] = 0.0
+        self._num_distinct[row] = 0
+        rows = np.full(len(token_ids), row, dtype=np.int64)
+        self._insert(rows, token_ids)
+        self.add(rows[num_prompt_tokens:], token_ids[num_prompt_tokens:])
+
+    def add(self, rows: IntArray, token_ids: IntArray) -> None:
+        """Counts generated tokens; a row may occur several times."""
+        self._insert(rows, token_ids)
+        np.add.at(self._output_counts, (rows, self._places[rows, token_ids] - 1), 1.0)
+
+    def entries(self, rows: IntArray) -> tuple[TokenEntries, FloatArray]:
+        """Distinct tokens of the given rows, which become rows 0, 1, ..., and how often each was generated."""
+        num_distinct = self._num_distinct[rows]
+        index = np.repeat(np.arange(len(rows)), num_distinct)
+        starts = np.cumsum(num_distinct) - num_distinct
+        columns = np.arange(len(index)) - starts[index]
+        flat = rows[index], columns
+        return TokenEntries(index, self._token_ids[flat].astype(np.int64)), self._output_counts[flat]
+
+    def _insert(self, rows: IntArray, token_ids: IntArray) -> None:
+        is_new = self._places[rows, token_ids] == 0
+        if not is_new.any():
+            return
+        rows, token_ids = np.divmod(np.unique(rows[is_new] * self._vocab_size + token_ids[is_new]), self._vocab_size)
+        columns = self._num_distinct[rows] + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        self._token_ids[rows, columns] = token_ids
+        self._places[rows, token_ids] = columns + 1
+        np.add.at(self._num_distinct, rows, 1)
+
+
+def add_output_tokens(
+    entries: TokenEntries, output_counts: FloatArray, added: TokenEntries, vocab_size: int
+) -> tuple[TokenEntries, FloatArray]:
+    """The entries with further generated tokens: those of drafts, which no row has counted yet."""
+    keys = np.concatenate([entries.rows, added.rows]) * vocab_size
+    keys += np.concatenate([entries.token_ids, added.token_ids])
+    counts = np.concatenate([output_counts, np.ones(len(added.rows), dtype=np.float32)])
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    rows, token_ids = np.divmod(distinct, vocab_size)
+    return TokenEntries(rows, token_ids), np.bincount(inverse, weights=counts).astype(np.float32)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from llmstack_model_runner.sampling import multinomial
-from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
-from llmstack_model_runner.sampling.sampler import process_logits
-from llmstack_model_runner.sampling.top_k_top_p import top_k_top_p_mask
+from llmstack_model_runner.sampling.draws import probabilities
+from llmstack_model_runner.sampling.metadata import SamplingMetadata
+from llmstack_model_runner.sampling.processing import process_logits
 
 
 def target_probabilities(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
@@ -20,20 +19,9 @@ def target_probabilities(logits: torch.Tensor, metadata: SamplingMetadata) -> to
         logits: float32 [num_rows, vocab_size]; left as they are.
         metadata: Names rows of `logits`.
     """
-    processed = process_logits(logits, metadata)
-    best, token_ids = processed.max(dim=-1)
-    probabilities = torch.zeros_like(logits).scatter_(-1, token_ids[:, None], 1.0)
-    if metadata.random is not None:
-        rows = torch.from_numpy(metadata.random.rows).to(logits.device)
-        probabilities[rows] = _random_probabilities(processed[rows], best[rows, None], metadata.random)
-    return probabilities
-
-
-def _random_probabilities(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    device = logits.device
-    weights = ((logits - best) / torch.from_numpy(random.temperature).to(device)[:, None]).exp_()
-    weights.masked_fill_(weights < torch.from_numpy(random.min_p).to(device)[:, None], 0.0)
-    if (random.top_k < logits.shape[-1]).any() or (random.top_p < 1.0).any():
-        top_k, top_p = torch.from_numpy(random.top_k).to(device), torch.from_numpy(random.top_p).to(device)
-        weights *= top_k_top_p_mask(weights, top_k, top_p)
-    return weights.div_(multinomial.total_mass(weights)[:, None])
+    processed = process_logits(logits.clone() if metadata.has_changes else logits, metadata)
+    result = torch.zeros_like(logits).scatter_(-1, processed.token_ids[:, None], 1.0)
+    if processed.random is not None:
+        rows = torch.from_numpy(processed.random.rows).to(logits.device)
+        result[rows] = probabilities(processed.logits, processed.best, processed.random)
+    return result

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from llmstack_model_runner.sampling.logit_masks import TokenIds
+from llmstack_model_runner.sampling.bitmask import TokenBitmask
+from llmstack_model_runner.sampling.logit_masks import IntArray
+from llmstack_model_runner.sampling.logits_processor import LogitsProcessors, LogitsRows
 from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
-from llmstack_model_runner.sampling.penalties import PenaltyRow, TokenCounts
+from llmstack_model_runner.sampling.penalty_rows import PenaltyRows
 from llmstack_model_runner.sampling.random import seeds_array
+from llmstack_model_runner.sampling.row_extras import BatchExtras, RowExtras
 from llmstack_types import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class _Extras:
-    """What a row needs beyond temperature, top-k, top-p and min-p."""
-
-    num_logprobs: int | None
-    min_tokens: int
-    barred_token_ids: TokenIds
-    allowed_token_ids: TokenIds | None
-    logit_bias: tuple[TokenIds, npt.NDArray[np.float32]] | None
-    counts: TokenCounts | None
-    params: SamplingParams
-
-
 class SamplingRows:
-    """Sampling parameters by row; a row is set when a request arrives and cleared when it leaves."""
+    """Sampling parameters by row; a row is set when a request arrives and cleared when it leaves.
 
-    def __init__(self, max_num_rows: int, vocab_size: int) -> None:
-        """Makes room for `max_num_rows` rows."""
+    A step that differs from the last one only in its tokens loops over no request.
+    """
+
+    def __init__(
+        self, token_ids: npt.NDArray[np.int32], vocab_size: int, processors: LogitsProcessors | None = None
+    ) -> None:
+        """Makes room for as many rows as `token_ids` has.
+
+        `token_ids`: Tokens of the rows, kept up to date by their owner, drafts included. [max_num_rows, max_num_tokens]
+        """
+        max_num_rows = len(token_ids)
+        self._token_ids = token_ids
         self._vocab_size = vocab_size
+        self._processors = processors or LogitsProcessors()
         self._temperature = np.zeros(max_num_rows, dtype=np.float32)
         self._top_k = np.zeros(max_num_rows, dtype=np.int64)
         self._top_p = np.ones(max_num_rows, dtype=np.float64)
         self._min_p = np.zeros(max_num_rows, dtype=np.float32)
+        self._typical_p = np.ones(max_num_rows, dtype=np.float64)
         self._seeds = np.zeros(max_num_rows, dtype=np.uint64)
-        self._extras: dict[int, _Extras] = {}
+        self._num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
+        self._penalties = PenaltyRows(token_ids, vocab_size)
+        self._extras: dict[int, RowExtras] = {}
+        self._batch_extras = BatchExtras()
+        self._batch_rows: bytes | None = None
 
     def set_row(
         self,
@@ -55,45 +59,69 @@ class SamplingRows:
         self._top_k[row] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
+        self._typical_p[row] = params.typical_p
         self._seeds[row] = seeds_array([params.seed or 0])[0]
-        extras = self._make_extras(params, token_ids, num_prompt_tokens, eos_token_ids)
+        self._num_prompt_tokens[row] = num_prompt_tokens
+        self._penalties.set_row(row, params, token_ids, num_prompt_tokens)
+        extras = RowExtras.of(params, eos_token_ids, self._vocab_size)
         if extras is not None:
             self._extras[row] = extras
+            self._batch_rows = None
+        if self._processors:
+            self._processors.add_row(row, params, self._token_ids[row], num_prompt_tokens)
 
     def clear_row(self, row: int) -> None:
         """Forgets a row's request."""
-        self._extras.pop(row, None)
+        self._penalties.clear_row(row)
+        if self._extras.pop(row, None) is not None:
+            self._batch_rows = None
+        if self._processors:
+            self._processors.remove_row(row)
 
-    def count_tokens(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
-        """Notes one generated token per row, for penalties."""
-        if not self._extras:
-            return
-        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            extras = self._extras.get(row)
-            if extras is not None and extras.counts is not None:
-                extras.counts.add(token_id)
+    def count_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
+        """Notes generated tokens, for penalties; a row may occur several times."""
+        self._penalties.count_tokens(rows, token_ids)
 
-    def metadata(self, rows: npt.NDArray[np.int64], output_indices: npt.NDArray[np.int64]) -> SamplingMetadata:
+    def metadata(
+        self, rows: IntArray, output_indices: IntArray, bitmask: TokenBitmask | None = None
+    ) -> SamplingMetadata:
         """Gathers the given rows, which become rows 0, 1, ... of the logits.
+
+        A row may occur several times: with its drafts in the array of tokens and an output index that goes up by one
+        each time, every occurrence sees the drafts before it as generated.
 
         Args:
             rows: Persistent rows. [num_logits]
             output_indices: How many tokens each of them has generated. [num_logits]
+            bitmask: Of what grammars allow; names rows of the logits.
         """
-        random = self._random_rows(rows, output_indices)
-        if not self._extras:
-            return SamplingMetadata(random=random)
-        found = [(index, self._extras[row]) for index, row in enumerate(rows.tolist()) if row in self._extras]
+        num_known = self._num_prompt_tokens[rows] + output_indices
+        extras = self._gather_extras(rows)
+        if self._processors:
+            self._processors.update()
         return SamplingMetadata(
-            random=random,
-            allowed_token_ids=[(i, e.allowed_token_ids) for i, e in found if e.allowed_token_ids is not None],
-            logit_bias=[(i, *e.logit_bias) for i, e in found if e.logit_bias is not None],
-            barred_token_ids=[(i, e.barred_token_ids) for i, e in found if output_indices[i] < e.min_tokens],
-            penalties=[_penalty_row(i, e.counts, e.params) for i, e in found if e.counts is not None],
-            logprobs=[(i, e.num_logprobs) for i, e in found if e.num_logprobs is not None],
+            random=self._random_rows(rows, output_indices),
+            bitmask=bitmask,
+            allowed=extras.allowed,
+            barred=extras.barred(self._token_ids, rows, num_known, output_indices),
+            bias=extras.bias,
+            penalties=self._penalties.gather(rows, num_known),
+            logprobs=extras.logprobs,
+            processors=self._processors if self._processors else None,
+            processor_rows=LogitsRows(rows, output_indices) if self._processors else None,
         )
 
-    def _random_rows(self, rows: npt.NDArray[np.int64], output_indices: npt.NDArray[np.int64]) -> RandomRows | None:
+    def _gather_extras(self, rows: IntArray) -> BatchExtras:
+        if not self._extras:
+            return BatchExtras()
+        # In most steps the same requests decode in the same order.
+        key = rows.tobytes()
+        if key != self._batch_rows:
+            found = {index: self._extras[row] for index, row in enumerate(rows.tolist()) if row in self._extras}
+            self._batch_extras, self._batch_rows = BatchExtras.of(found, len(rows)), key
+        return self._batch_extras
+
+    def _random_rows(self, rows: IntArray, output_indices: IntArray) -> RandomRows | None:
         chosen = np.flatnonzero(self._temperature[rows])
         if not len(chosen):
             return None
@@ -104,52 +132,7 @@ class SamplingRows:
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],
             min_p=self._min_p[rows],
+            typical_p=self._typical_p[rows],
             seeds=self._seeds[rows],
             output_indices=output_indices[chosen],
         )
-
-    def _make_extras(
-        self,
-        params: SamplingParams,
-        token_ids: npt.NDArray[np.int64],
-        num_prompt_tokens: int,
-        eos_token_ids: tuple[int, ...],
-    ) -> _Extras | None:
-        has_penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (
-            1.0,
-            0.0,
-            0.0,
-        )
-        is_plain = params.logprobs is None and not (
-            has_penalties or params.min_tokens or params.logit_bias or params.allowed_token_ids
-        )
-        if is_plain:
-            return None
-        bias, allowed = params.logit_bias, params.allowed_token_ids
-        return _Extras(
-            num_logprobs=params.logprobs,
-            min_tokens=params.min_tokens,
-            barred_token_ids=self._in_vocabulary({*eos_token_ids, *(params.stop_token_ids or ())}),
-            allowed_token_ids=self._in_vocabulary(set(allowed)) if allowed else None,
-            logit_bias=self._bias_arrays(dict(bias)) if bias else None,
-            counts=TokenCounts(token_ids, num_prompt_tokens) if has_penalties else None,
-            params=params,
-        )
-
-    def _in_vocabulary(self, token_ids: set[int]) -> TokenIds:
-        # Stop ids may name tokens that the tokenizer knows and the model has no logit for.
-        return np.array(sorted(t for t in token_ids if 0 <= t < self._vocab_size), dtype=np.int64)
-
-    def _bias_arrays(self, logit_bias: dict[int, float]) -> tuple[TokenIds, npt.NDArray[np.float32]]:
-        token_ids = self._in_vocabulary(set(logit_bias))
-        return token_ids, np.array([logit_bias[int(t)] for t in token_ids], dtype=np.float32)
-
-
-def _penalty_row(index: int, counts: TokenCounts, params: SamplingParams) -> PenaltyRow:
-    return PenaltyRow(
-        row=index,
-        counts=counts,
-        repetition=params.repetition_penalty,
-        frequency=params.frequency_penalty,
-        presence=params.presence_penalty,
-    )

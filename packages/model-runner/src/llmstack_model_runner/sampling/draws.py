@@ -1,0 +1,150 @@
+"""Draws tokens of the rows that are not greedy: temperature, min-p, typical-p, top-k, top-p, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llmstack_model_runner.sampling import multinomial
+from llmstack_model_runner.sampling.metadata import RandomRows
+from llmstack_model_runner.sampling.random import uniforms
+from llmstack_model_runner.sampling.top_k_top_p import MAX_CANDIDATES, exact_top_k, num_kept, top_k_top_p_mask
+from llmstack_model_runner.sampling.typical import typical_mask
+
+_MAX_ENTRIES = 1 << 21
+"""Logits handled at once: 8 MB a temporary tensor. 256 rows of 50,257 in one piece take twice the time, since each
+temporary is then fresh memory from the system."""
+
+
+def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
+    """Token ids of the random rows: int64 [num_random_rows].
+
+    Three ways, by what a row asks for alone: from the whole vocabulary; from its top-k candidates; from its nucleus.
+
+    Args:
+        logits: float32 [num_rows, vocab_size]; left as they are.
+        best: The largest of each row. [num_rows]
+        random: Names rows of `logits`.
+    """
+    logits = _keep_typical(logits, best, random)
+    vocab_size = logits.shape[-1]
+    is_small = random.top_k <= min(MAX_CANDIDATES, vocab_size - 1)
+    is_whole = (random.top_k >= vocab_size) & (random.top_p >= 1.0)
+    token_ids = torch.zeros(len(random.rows), dtype=torch.int64, device=logits.device)
+    ways = ((is_whole, _draw_whole), (is_small, _draw_top_k), (~is_whole & ~is_small, _draw_nucleus))
+    for is_chosen, draw_group in ways:
+        for chunk in _chunks(np.flatnonzero(is_chosen), vocab_size):
+            group = RandomGroup.make(logits, best, random.select(chunk))
+            token_ids[torch.from_numpy(chunk).to(logits.device)] = draw_group(group)
+    return token_ids
+
+
+def probabilities(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
+    """What `draw` draws from, written out: float32 [num_random_rows, vocab_size]."""
+    group = RandomGroup.make(_keep_typical(logits, best, random), best, random)
+    weights = group.weights(group.logits)
+    if (random.top_k < logits.shape[-1]).any() or (random.top_p < 1.0).any():
+        weights *= top_k_top_p_mask(weights, group.top_k, group.top_p)
+    return weights.div_(multinomial.total_mass(weights)[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class RandomGroup:
+    """Some random rows, on the device."""
+
+    logits: torch.Tensor  # [num_rows, vocab_size]
+    best: torch.Tensor  # [num_rows, 1]
+    temperature: torch.Tensor  # [num_rows, 1]
+    min_p: torch.Tensor  # [num_rows, 1]
+    top_k: torch.Tensor  # [num_rows]
+    top_p: torch.Tensor  # [num_rows]
+    uniforms: torch.Tensor  # [num_rows]
+    has_temperature: bool
+    has_min_p: bool
+    max_top_k: int
+
+    @staticmethod
+    def make(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> RandomGroup:
+        """Gathers the rows that `random` names."""
+        device = logits.device
+        rows = torch.from_numpy(random.rows).to(device)
+        return RandomGroup(
+            # The rows are distinct and ascending: as many as there are means all.
+            logits=logits if len(rows) == len(logits) else logits[rows],
+            best=best[rows][:, None],
+            temperature=torch.from_numpy(random.temperature).to(device)[:, None],
+            min_p=torch.from_numpy(random.min_p).to(device)[:, None],
+            top_k=torch.from_numpy(random.top_k).to(device),
+            top_p=torch.from_numpy(random.top_p).to(device),
+            uniforms=torch.from_numpy(uniforms(random.seeds, random.output_indices)).to(device),
+            has_temperature=bool((random.temperature != 1.0).any()),
+            has_min_p=bool(random.min_p.any()),
+            max_top_k=int(random.top_k.max()),
+        )
+
+    def weights(self, logits: torch.Tensor) -> torch.Tensor:
+        """Probabilities relative to the most likely token's, 0 below min-p.
+
+        The maximum is subtracted before the temperature divides, so that no temperature overflows.
+        """
+        weights = logits - self.best
+        if self.has_temperature:
+            weights /= self.temperature
+        weights.exp_()
+        if self.has_min_p:
+            weights.masked_fill_(weights < self.min_p, 0.0)
+        return weights
+
+
+def _draw_whole(group: RandomGroup) -> torch.Tensor:
+    return multinomial.invert(group.weights(group.logits), group.uniforms)
+
+
+def _draw_top_k(group: RandomGroup) -> torch.Tensor:
+    values, token_ids = exact_top_k(group.logits, group.max_top_k)
+    cumulative = group.weights(values).cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative.gather(-1, (group.top_k - 1)[:, None]).squeeze(-1)
+    kept = num_kept(cumulative, group.top_k, group.top_p, total)
+    chosen = multinomial.invert_prefix(cumulative, kept, group.uniforms)
+    return token_ids.gather(-1, chosen[:, None]).squeeze(-1)
+
+
+def _draw_nucleus(group: RandomGroup) -> torch.Tensor:
+    """The nucleus is sought among the best candidates first; only rows with a larger one are sorted."""
+    all_weights = group.weights(group.logits)
+    values, token_ids = exact_top_k(group.logits, MAX_CANDIDATES)
+    cumulative = group.weights(values).cumsum(dim=-1, dtype=torch.float64)
+    kept = num_kept(cumulative, group.top_k, group.top_p, multinomial.total_mass(all_weights))
+    chosen = multinomial.invert_prefix(cumulative, kept, group.uniforms)
+    result = token_ids.gather(-1, chosen[:, None]).squeeze(-1)
+    # Full width: the nucleus may be larger. A top-k of its own changes the mass that top-p refers to.
+    is_larger = (kept == cumulative.shape[-1]) | (group.top_k < group.logits.shape[-1])
+    rows = is_larger.nonzero().squeeze(-1)
+    if len(rows):
+        kept_weights = all_weights[rows]
+        kept_weights *= top_k_top_p_mask(kept_weights, group.top_k[rows], group.top_p[rows])
+        result[rows] = multinomial.invert(kept_weights, group.uniforms[rows])
+    return result
+
+
+def _keep_typical(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
+    """The logits with minus infinity outside the typical sets of the rows that have one; a copy if there are such."""
+    chosen = np.flatnonzero(random.typical_p < 1.0)
+    if not len(chosen):
+        return logits
+    logits = logits.clone()
+    for chunk in _chunks(chosen, logits.shape[-1]):
+        part = random.select(chunk)
+        group = RandomGroup.make(logits, best, part)
+        mask = typical_mask(group.weights(group.logits), torch.from_numpy(part.typical_p).to(logits.device))
+        logits[torch.from_numpy(part.rows).to(logits.device)] = group.logits.masked_fill(~mask, -torch.inf)
+    return logits
+
+
+def _chunks(index: npt.NDArray[np.int64], vocab_size: int) -> Iterator[npt.NDArray[np.int64]]:
+    size = max(1, _MAX_ENTRIES // vocab_size)
+    return (index[start : start + size] for start in range(0, len(index), size))

@@ -1,0 +1,114 @@
+"""What few requests use beyond temperature and the sets: masks, bias, bad words, logprobs, gathered for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llmstack_model_runner.sampling.bad_words import BadWords
+from llmstack_model_runner.sampling.logit_masks import IntArray, LogitBias, TokenEntries
+from llmstack_types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowExtras:
+    """The extras of one request."""
+
+    num_logprobs: int | None
+    min_tokens: int
+    ending_token_ids: IntArray
+    allowed_token_ids: IntArray | None
+    bias: tuple[IntArray, npt.NDArray[np.float32]] | None
+    bad_token_ids: IntArray
+    bad_sequences: Sequence[tuple[int, ...]]
+
+    @staticmethod
+    def of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> RowExtras | None:
+        """None for a request that has none. Ids outside the vocabulary can never be generated and are left out."""
+        is_plain = params.logprobs is None and not (
+            params.min_tokens or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids
+        )
+        if is_plain:
+            return None
+        bad = [one for one in params.bad_words_token_ids if all(0 <= token_id < vocab_size for token_id in one)]
+        allowed = params.allowed_token_ids
+        return RowExtras(
+            num_logprobs=params.logprobs,
+            min_tokens=params.min_tokens,
+            ending_token_ids=_in_vocabulary({*eos_token_ids, *(params.stop_token_ids or ())}, vocab_size),
+            allowed_token_ids=_in_vocabulary(set(allowed), vocab_size) if allowed else None,
+            bias=_bias(params.logit_bias, vocab_size) if params.logit_bias else None,
+            bad_token_ids=_in_vocabulary({one[0] for one in bad if len(one) == 1}, vocab_size),
+            bad_sequences=[one for one in bad if len(one) > 1],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchExtras:
+    """The extras of the rows of one step's logits; good for as long as the same requests come in the same order."""
+
+    logprobs: Sequence[tuple[int, int]] = ()
+    allowed: TokenEntries | None = None
+    bias: LogitBias | None = None
+    endings: TokenEntries | None = None  # barred before the row's min_tokens
+    min_tokens: IntArray | None = None  # [num_rows]
+    bad_tokens: TokenEntries | None = None
+    bad_words: BadWords | None = None
+
+    @staticmethod
+    def of(rows: Mapping[int, RowExtras], num_rows: int) -> BatchExtras:
+        """`rows`: Row of the logits to its extras."""
+        min_tokens = np.zeros(num_rows, dtype=np.int64)
+        min_tokens[list(rows)] = [extras.min_tokens for extras in rows.values()]
+        sequences = [(row, sequence) for row, extras in rows.items() for sequence in extras.bad_sequences]
+        return BatchExtras(
+            logprobs=[(row, one.num_logprobs) for row, one in rows.items() if one.num_logprobs is not None],
+            allowed=_entries(rows, lambda extras: extras.allowed_token_ids),
+            bias=_batch_bias(rows),
+            endings=_entries(rows, lambda extras: extras.ending_token_ids if extras.min_tokens else None),
+            min_tokens=min_tokens,
+            bad_tokens=_entries(rows, lambda extras: extras.bad_token_ids if len(extras.bad_token_ids) else None),
+            bad_words=BadWords.of(sequences) if sequences else None,
+        )
+
+    def barred(
+        self, token_ids: npt.NDArray[np.int32], rows: IntArray, num_known: IntArray, output_indices: IntArray
+    ) -> TokenEntries | None:
+        """The entries to bar in this step, for the arguments see `BadWords.barred`; None where there are none."""
+        parts = [] if self.bad_tokens is None else [self.bad_tokens]
+        if self.endings is not None and self.min_tokens is not None:
+            is_early = (output_indices < self.min_tokens)[self.endings.rows]
+            parts.append(TokenEntries(self.endings.rows[is_early], self.endings.token_ids[is_early]))
+        if self.bad_words is not None:
+            parts.append(self.bad_words.barred(token_ids, rows, num_known, output_indices))
+        parts = [part for part in parts if len(part.rows)]
+        if len(parts) <= 1:
+            return parts[0] if parts else None
+        return TokenEntries(
+            np.concatenate([part.rows for part in parts]), np.concatenate([part.token_ids for part in parts])
+        )
+
+
+def _entries(rows: Mapping[int, RowExtras], get: Callable[[RowExtras], IntArray | None]) -> TokenEntries | None:
+    parts = [(row, token_ids) for row, extras in rows.items() if (token_ids := get(extras)) is not None]
+    return TokenEntries.concatenate(parts) if parts else None
+
+
+def _batch_bias(rows: Mapping[int, RowExtras]) -> LogitBias | None:
+    biased = [(row, extras.bias) for row, extras in rows.items() if extras.bias is not None]
+    if not biased:
+        return None
+    entries = TokenEntries.concatenate((row, token_ids) for row, (token_ids, _) in biased)
+    return LogitBias(entries, np.concatenate([values for _, (_, values) in biased]))
+
+
+def _bias(logit_bias: Mapping[int, float], vocab_size: int) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    token_ids = _in_vocabulary(set(logit_bias), vocab_size)
+    return token_ids, np.array([logit_bias[int(token_id)] for token_id in token_ids], dtype=np.float32)
+
+
+def _in_vocabulary(token_ids: set[int], vocab_size: int) -> IntArray:
+    return np.array(sorted(token_id for token_id in token_ids if 0 <= token_id < vocab_size), dtype=np.int64)
