@@ -116,10 +116,9 @@ def test_drafts_take_no_block_from_anybody_and_no_token_from_who_waits():
     assert len(scheduler.schedule(0.0).scheduled_requests) == 1
 
 
-@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_a_request_whose_chances_change_with_every_token_gets_no_drafts(penalty):
+def test_a_row_of_a_beam_search_gets_no_drafts():
     scheduler = make_scheduler(Guesses(5, 6, 7))
-    scheduler.add_request(request_of("a", 6, 9, **{penalty: 1.5}))
+    scheduler.add_request(request_of("a", 6, 9, use_beam_search=True))
     (row,) = scheduler.schedule(0.0).scheduled_requests
     assert list(row.draft_token_ids) == []
 

@@ -60,8 +60,10 @@ class Drafting:
 
     def _propose(self, source: DraftSource, request: Request, budget: int) -> list[int]:
         num_tokens = request.num_computed_tokens
-        if num_tokens != len(request.token_ids) or request.num_tokens == num_tokens or not request.is_draftable:
+        if num_tokens != len(request.token_ids) or request.num_tokens == num_tokens:
             return []  # it samples nothing, or its last token, or what it begins with is not known yet
+        if request.arrival.sampling_params.use_beam_search:
+            return []  # the row is forked after its next token
         # The row's own token follows the drafts, so one less than may still come; the last token needs no slot.
         limit = min(len(self.num_accepted), budget, request.max_num_tokens - num_tokens - 1)
         if limit < 1:

@@ -49,7 +49,6 @@ class Request:
         is_protected: Whether that is as often as it may be.
         recompute_step: The last step that was scheduled before it lost its KV; results up to there are of before.
         is_finished: Whether it has ended, by whatever cause.
-        is_draftable: Whether each of its tokens can be verified by itself: penalties change with every token.
         has_more_to_tell: Whether its next message holds more than tokens: its first one does, and any with logprobs.
         num_cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; -1 before.
         pools_whole_prompt: Whether it brings a vector that takes the hidden states of all its tokens.
@@ -61,7 +60,6 @@ class Request:
         "ending_token_ids",
         "eos_token_ids",
         "has_more_to_tell",
-        "is_draftable",
         "is_finished",
         "is_protected",
         "max_num_slots",
@@ -116,7 +114,6 @@ class Request:
         self.is_protected = False
         self.recompute_step = 0
         self.is_finished = False
-        self.is_draftable = not params.has_penalties
         self.has_more_to_tell = True
         self.num_cached_tokens = -1
         self.wants_logprobs = params.logprobs is not None

@@ -92,11 +92,6 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def has_penalties(self) -> bool:
-        """True when what was said before changes what is likely next."""
-        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
-
-    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` in its normal form."""
         if self.stop is None:

@@ -203,6 +203,7 @@ class _Search:
             ignore_eos=True,
             max_tokens=min(MAX_ROW_TOKENS, self.beams.num_tokens_left),
             logprobs=self.beams.num_choices,
+            use_beam_search=True,  # so that nobody guesses its tokens
         )
         return replace(
             self._leader,
