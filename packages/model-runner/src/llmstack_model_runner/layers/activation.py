@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 
 from llmstack_kernels.activation import gelu, gelu_tanh, gelu_tanh_and_mul, relu, silu_and_mul
+
+_Found = TypeVar("_Found")
 
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": gelu,
@@ -15,10 +18,23 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": relu,
 }
+_LINEAR_ACTIVATIONS: Mapping[str, str] = {
+    "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
 _GATED_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": gelu_tanh_and_mul,
     "silu": silu_and_mul,
 }
+
+
+def linear_activation(name: str) -> str:
+    """What a linear layer calls the activation that it is to take along; ValueError where it knows none of that name."""
+    return _find(name, _LINEAR_ACTIVATIONS)
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -31,9 +47,7 @@ def gated_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return _find(name, _GATED_ACTIVATIONS)
 
 
-def _find(
-    name: str, known: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def _find(name: str, known: Mapping[str, _Found]) -> _Found:
     if name not in known:
         raise ValueError(f"config.json: activation {name[:64]!r} is not supported; {', '.join(known)} are.")
     return known[name]

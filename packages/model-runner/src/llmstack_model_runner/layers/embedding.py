@@ -91,7 +91,7 @@ class OutputHead:
         """[n, size] to float32 [n, num_rows]."""
         if self._packed is None:
             raise RuntimeError("the output head has no weights yet")
-        logits = self._packed(hidden).float()
+        logits = self._packed(hidden, out_dtype=torch.float32)
         return logits if self._soft_cap is None else logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
 
     def _load_bias(self, tensor: torch.Tensor) -> None:

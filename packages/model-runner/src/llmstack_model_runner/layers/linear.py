@@ -60,11 +60,16 @@ class Linear:
             offset += size
         return slots
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, in_features] to [num_tokens, out_features]."""
+    def __call__(
+        self, x: torch.Tensor, activation: str = "none", residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b) + residual: [num_tokens, in_features] to [num_tokens, out_features].
+
+        Activation and addition cost no pass of their own where the kernel takes them along.
+        """
         if self._packed is None:
             raise RuntimeError(f"the layer {', '.join(self._parts)} has no weights yet")
-        return self._packed(x)
+        return self._packed(x, activation, residual)
 
     def _load_weight(self, offset: int, tensor: torch.Tensor) -> None:
         rows = self._ordered(tensor.t() if self._is_transposed else tensor)

@@ -19,7 +19,7 @@ from llmstack_model_runner.layers import (
     collect_slots,
     plan_attention,
 )
-from llmstack_model_runner.layers.activation import activation
+from llmstack_model_runner.layers.activation import linear_activation
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
 
@@ -110,7 +110,7 @@ class _Layer:
         self._attention_out = conv1d("attn.c_proj", hidden_size, hidden_size)
         self._mlp_norm = LayerNorm(prefix + "ln_2", hidden_size, eps, dtype=dtype, device=device)
         self._mlp_in = conv1d("mlp.c_fc", hidden_size, inner_size)
-        self._activation = activation(str(config.get("activation_function", "gelu_new")))
+        self._activation = linear_activation(str(config.get("activation_function", "gelu_new")))
         self._mlp_out = conv1d("mlp.c_proj", inner_size, hidden_size)
 
     def slots(self) -> dict[str, WeightSlot]:
@@ -135,5 +135,7 @@ class _Layer:
         attention = self._attention
         qkv = self._qkv(self._attention_norm(hidden)).view(-1, 3, attention.num_heads, attention.head_dim)
         query, key, value = qkv.unbind(1)
-        hidden = hidden + self._attention_out(attention(query, key, value, kv_cache, metadata, plans))
-        return hidden + self._mlp_out(self._activation(self._mlp_in(self._mlp_norm(hidden))))
+        attended = attention(query, key, value, kv_cache, metadata, plans)
+        hidden = self._attention_out(attended, residual=hidden)
+        inner = self._mlp_in(self._mlp_norm(hidden), self._activation)
+        return self._mlp_out(inner, residual=hidden)

@@ -19,7 +19,7 @@ from llmstack_model_runner.layers import (
     collect_slots,
     plan_attention,
 )
-from llmstack_model_runner.layers.activation import activation
+from llmstack_model_runner.layers.activation import linear_activation
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_bool, read_int, refuse
 
@@ -133,7 +133,7 @@ class _Layer:
         self._attention_out = linear(size, {"self_attn.out_proj": size})
         self._mlp_norm = LayerNorm(prefix + "final_layer_norm", size, _EPS, dtype=dtype, device=device)
         self._mlp_in = linear(size, {"fc1": inner_size})
-        self._activation = activation(str(config.get("activation_function", "relu")))
+        self._activation = linear_activation(str(config.get("activation_function", "relu")))
         self._mlp_out = linear(inner_size, {"fc2": size})
 
     def slots(self) -> dict[str, WeightSlot]:
@@ -174,4 +174,4 @@ class _Layer:
         return self._attention_out(attention(query, key, value, kv_cache, metadata, plans))
 
     def _feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._mlp_out(self._activation(self._mlp_in(hidden)))
+        return self._mlp_out(self._mlp_in(hidden, self._activation))
