@@ -233,6 +233,19 @@ async def test_usage_comes_last_and_only_when_asked_for(app: Any, post: Any):
     assert [event["usage"] for event in counted[:-1]] == [None] * (len(counted) - 1)
 
 
+async def test_best_of_returns_n_choices_and_counts_the_tokens_of_all(tmp_path: Path):
+    folder = write_model_folder(tmp_path / "model")
+    core = FakeEngineCoreClient()
+    engine = AsyncLLM(load_model_config(str(folder)), core, load_tokenizer(folder))
+    app = build_app(ready_state(engine, ready=core.ready))
+    for answer in (await complete(app, n=2, best_of=5, temperature=1), await chat(app, n=2, best_of=5, temperature=1)):
+        assert [choice["index"] for choice in choices(answer)] == [0, 1]
+        assert all(choice["logprobs"] is None for choice in choices(answer))
+        assert answer.json()["usage"]["completion_tokens"] == 35
+    assert len(core.added) == 10
+    await engine.shutdown()
+
+
 async def test_continuous_usage_counts_up_and_needs_include_usage(app: Any):
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = (await complete(app, stream=True, stream_options=options)).events()[:-1]

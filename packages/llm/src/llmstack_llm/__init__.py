@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from llmstack_llm.admit import AdmissionLimits, AdmittedRequest, admit_request, admit_sampling_params, check_fan_out
     from llmstack_llm.async_llm import AsyncLLM
     from llmstack_llm.async_llm import AsyncLLM as AsyncLLMEngine
+    from llmstack_llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from llmstack_llm.engine_args import EngineArgs, UsageContext
     from llmstack_llm.llm import LLM
     from llmstack_llm.llm_engine import LLMEngine
@@ -24,6 +25,9 @@ _MODULES = {
     "AdmittedRequest": "admit",
     "AsyncLLM": "async_llm",
     "AsyncLLMEngine": "async_llm",
+    "BeamSearchOutput": "beam_search",
+    "BeamSearchParams": "beam_search",
+    "BeamSearchSequence": "beam_search",
     "CompletionOutput": "outputs",
     "EngineArgs": "engine_args",
     "FinishedRequestStats": "stats",
@@ -48,6 +52,9 @@ __all__ = [
     "AdmittedRequest",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "FinishedRequestStats",

@@ -13,6 +13,8 @@ from tqdm import tqdm
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit import AdmittedRequest
+from llmstack_llm.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
+from llmstack_llm.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output
 from llmstack_llm.chat import ChatRenderer
 from llmstack_llm.chat_template import ChatTemplate, find_chat_template
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
@@ -140,6 +142,25 @@ class LLM:
             prompts.append({"prompt": text, "prompt_token_ids": token_ids})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool | Callable[..., tqdm[Any]] = False,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt, best first; the outputs are in the prompts' order.
+
+        Raises:
+            InvalidRequestError: Of any prompt, before the first is computed.
+        """
+        admit, sampling_params = self.llm_engine.input_processor.admit, params.to_sampling_params()
+        admitted = [
+            admit(prompt, sampling_params, param=f"prompts[{index}]", param_names=BEAM_PARAM_NAMES)
+            for index, prompt in enumerate(_prompt_list(prompts))
+        ]
+        return [to_beam_search_output(output, self._prompt_text(output)) for output in self._run(admitted, use_tqdm)]
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises InvalidRequestError where there is none."""
         if self.llm_engine.tokenizer is None:
@@ -178,6 +199,11 @@ class LLM:
         if chat_template is None:
             return self.llm_engine.chat_template
         return ChatTemplate(find_chat_template(None, {}, override=chat_template), self.get_tokenizer().named_tokens)
+
+    def _prompt_text(self, output: RequestOutput) -> str | None:
+        if output.prompt is not None or self.llm_engine.tokenizer is None:
+            return output.prompt
+        return self.llm_engine.tokenizer.decode(output.prompt_token_ids)
 
     def _params_list(
         self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int

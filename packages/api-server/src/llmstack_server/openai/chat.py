@@ -56,11 +56,10 @@ def _generation_prompt(fields: ChatCompletionRequest) -> bool:
 def _params(state: ServerState, fields: ChatCompletionRequest) -> SamplingParams:
     if fields.top_logprobs and not fields.logprobs:
         raise request_errors.invalid_value("top_logprobs", "it is only allowed together with 'logprobs': true")
-    logprobs = None if not fields.logprobs else fields.top_logprobs or 0
-    params = sampling_params(fields, state.engine.default_sampling_params(), logprobs=logprobs)
-    if fields.max_completion_tokens is None:
-        return params
-    return sampling_params(fields, params, max_tokens=fields.max_completion_tokens)
+    overrides = {"logprobs": None if not fields.logprobs else fields.top_logprobs or 0}
+    if fields.max_completion_tokens is not None:
+        overrides["max_tokens"] = fields.max_completion_tokens
+    return sampling_params(fields, state.engine.default_sampling_params(), **overrides)
 
 
 class ChatAnswer:

@@ -12,7 +12,7 @@ from llmstack_server.openai.events import ChunkEncoder, close
 from llmstack_server.openai.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import CompletionRequest, parse
-from llmstack_server.openai.sampling import check_best_of, parse_prompts, sampling_params
+from llmstack_server.openai.sampling import parse_prompts, sampling_params
 from llmstack_server.openai.unsupported import COMPLETIONS
 from llmstack_server.protocols import AdmittedPrompt, Completion, PromptOutput
 from llmstack_server.state import ServerState
@@ -31,8 +31,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     values, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)
     params = admit_sampling_params(_params(state, fields), state.limits, is_echo=bool(fields.echo))
-    check_best_of(fields.best_of, params.n)
-    check_fan_out(len(values), params.n, state.limits)
+    check_fan_out(len(values), params.num_generated, state.limits)
     prompts = [
         await state.engine.admit(
             value,

@@ -29,6 +29,10 @@ class GenerationFields(BaseModel):
 
     model: str | None = Field(None, description="a served name; may be left out while one model is served")
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Decimal | None = None
+    early_stopping: Any = Field(None, description="a boolean, or 'never'")
     temperature: Decimal | None = None
     top_p: Decimal | None = None
     top_k: int | None = None
@@ -48,6 +52,9 @@ class GenerationFields(BaseModel):
     spaces_between_special_tokens: bool | None = None
     logit_bias: dict[str, Decimal] | None = None
     allowed_token_ids: list[int] | None = None
+    typical_p: Decimal | None = None
+    bad_words: list[str] | None = None
+    vllm_xargs: dict[str, Any] | None = Field(None, description="arguments of custom logits processors")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -63,7 +70,6 @@ class CompletionRequest(GenerationFields):
     prompt: Any = Field(None, description="a string, strings, token ids, or lists of token ids")
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: int | None = None
     suffix: str | None = None
 
 

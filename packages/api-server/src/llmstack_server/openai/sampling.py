@@ -14,14 +14,20 @@ INT32_MAX = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 128
 # Fields of a request with the name and the meaning of one of `SamplingParams`.
 SAMPLING_FIELDS = (
-    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "n", "best_of", "use_beam_search", "length_penalty", "early_stopping",
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "max_tokens", "min_tokens",
     "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids",
 )  # fmt: skip
 
 
 def sampling_params(fields: GenerationFields, defaults: SamplingParams, **overrides: Any) -> SamplingParams:
-    """`defaults` with what the request gives; null means the default, and falsy values are values."""
+    """`defaults` with what the request gives; null means the default, and falsy values are values.
+
+    Of the model's defaults a beam search takes the length alone: the others say how to draw.
+    """
+    if fields.use_beam_search:
+        defaults = SamplingParams(max_tokens=defaults.max_tokens)
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(fields, name)) is not None}
     kind = RequestOutputKind.DELTA if fields.stream else RequestOutputKind.FINAL_ONLY
     return dataclasses.replace(defaults, **(given | overrides), output_kind=kind)
@@ -44,20 +50,6 @@ def check_control_fields(fields: GenerationFields) -> None:
             raise request_errors.below_min("priority", -INT32_MAX, fields.priority, is_integer=True)
     if fields.cache_salt is not None and len(fields.cache_salt) > MAX_CACHE_SALT_CHARS:
         raise request_errors.string_too_long("cache_salt", MAX_CACHE_SALT_CHARS, len(fields.cache_salt))
-
-
-def check_best_of(best_of: int | None, n: int) -> None:
-    """Raises InvalidRequestError; choosing among more completions than are returned is not available yet."""
-    if best_of is None:
-        return
-    if best_of > 20:
-        raise request_errors.above_max("best_of", 20, best_of, is_integer=True)
-    if best_of < 1:
-        raise request_errors.below_min("best_of", 1, best_of, is_integer=True)
-    if best_of < n:
-        raise request_errors.invalid_value("best_of", "it must not be below 'n'")
-    if best_of > n:
-        raise request_errors.unsupported_parameter("best_of", "'best_of' above 'n' is not supported by this server")
 
 
 def parse_prompts(value: Any, body: dict[str, Any]) -> tuple[list[str | list[int]], bool]:

@@ -24,15 +24,10 @@ _NEVER = _one_of()
 
 # Field to the values that mean what the server does anyway.
 COMMON: Mapping[str, Predicate] = {
-    "use_beam_search": _one_of(False),
-    "length_penalty": _one_of(1, 1.0),
-    "early_stopping": _one_of(False),
     "truncate_prompt_tokens": _NEVER,
     "truncation_side": _NEVER,
-    "bad_words": _one_of([]),
     "logprob_token_ids": _one_of([]),
     "logits_processors": _one_of([]),
-    "vllm_xargs": _one_of({}),
     "kv_transfer_params": _NEVER,
     "return_tokens_as_token_ids": _one_of(False),
     "response_format": _is_text_format,
@@ -60,7 +55,6 @@ CHAT: Mapping[str, Predicate] = {
     "documents": _one_of([]),
     "chat_template": _NEVER,
     "mm_processor_kwargs": _one_of({}),
-    "best_of": _one_of(1),
     "prompt_embeds": _one_of([]),
 }
 

@@ -17,8 +17,12 @@ class UsageCounter:
         self._prompt_index_to_num_cached = [0] * len(prompts)
 
     def add(self, prompt_index: int, output: PromptOutput) -> None:
-        """Counts what `output` brings; outputs hold only what is new, or come once."""
+        """Counts what `output` brings; outputs hold only what is new, or come once.
+
+        As at OpenAI, completions that `best_of` generated and did not choose count too.
+        """
         self.num_completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        self.num_completion_tokens += output.num_dropped_tokens
         if output.num_cached_tokens is not None:
             self._prompt_index_to_num_cached[prompt_index] = output.num_cached_tokens
 
