@@ -35,7 +35,7 @@ def test_a_packed_layer_equals_a_plain_one(shape: tuple[int, int], dtype: torch.
 def pack_with(backend: str, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
     if backend == "cpu":
         return cpu.pack_linear(weight, bias)
-    return native.NativeLinear(weight, bias, NativeLibrary(backend))
+    return native.NativeLinear.pack(weight, bias, NativeLibrary(backend))
 
 
 needs_onednn = pytest.mark.skipif(not cpu.is_available(), reason="this build of PyTorch has no oneDNN")

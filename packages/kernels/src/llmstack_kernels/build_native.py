@@ -105,7 +105,7 @@ def build(folder: Path = LIBRARIES) -> list[Path]:
 
 
 def _sources() -> list[Path]:
-    return sorted([*PACKAGE.glob("*/native.cpp"), *PACKAGE.glob("native/*.cpp")])
+    return sorted([*PACKAGE.glob("*/native*.cpp"), *PACKAGE.glob("native/*.cpp")])
 
 
 def _compile(compiler: str, source: Path, flags: tuple[str, ...], target: Path) -> None:

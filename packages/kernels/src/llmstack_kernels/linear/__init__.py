@@ -7,6 +7,9 @@ from typing import Protocol
 import torch
 
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.linear.quantization import QUANTIZATIONS, quantize
+
+__all__ = ["ACTIVATIONS", "QUANTIZATIONS", "PackedLinear", "linear", "pack_linear", "quantize"]
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
@@ -39,13 +42,23 @@ class PackedLinear(Protocol):
         """
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
-    """Pack a weight [out_features, in_features] and an optional bias [out_features]."""
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, quantization: str | None = None
+) -> PackedLinear:
+    """Pack a weight [out_features, in_features] and an optional bias [out_features].
+
+    With a quantization, one of `QUANTIZATIONS`, the weight is rounded to small integers; inputs and sums are not.
+    """
     if weight.ndim != 2:
         raise ValueError(f"weight must be [out_features, in_features], got {tuple(weight.shape)}.")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias of shape {tuple(bias.shape)} does not fit {weight.shape[0]} outputs.")
-    packed: PackedLinear = implementation("linear", weight.device.type).pack_linear(weight, bias)
+    module = implementation("linear", weight.device.type)
+    packed: PackedLinear
+    if quantization is None:
+        packed = module.pack_linear(weight, bias)
+    else:
+        packed = module.pack_quantized_linear(quantize(weight, quantization), weight.dtype, bias)
     return packed
 
 

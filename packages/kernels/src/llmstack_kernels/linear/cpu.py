@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 
+from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear, finish
 
 _CANDIDATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -58,6 +59,13 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> OneDnnLinear
     if weight.dtype in _packable_dtypes():
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight, bias)
+
+
+def pack_quantized_linear(
+    quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None
+) -> OneDnnLinear | PlainLinear:
+    """Widen again: the values are the quantized ones, the size and the speed are not."""
+    return pack_linear(quantized.dequantize(dtype), bias)
 
 
 def is_available() -> bool:

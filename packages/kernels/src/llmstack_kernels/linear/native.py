@@ -11,38 +11,74 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from llmstack_kernels.linear import reference
+from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library
 
 _PANEL = 64  # output columns that are packed together
+_WEIGHT_ARGUMENTS = (Pointer,)
+_QUANTIZED_WEIGHT_ARGUMENTS = (Pointer, Pointer, Int)  # integers, scales, group size
+_QUANTIZED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class NativeLinear:
     """A weight in panels of 64 output columns."""
 
-    __slots__ = (
-        "_bias",
-        "_bias_pointer",
-        "_dtype",
-        "_functions",
-        "_in_features",
-        "_out_features",
-        "_packed",
-        "_pointer",
-    )
+    __slots__ = ("_bias", "_bias_pointer", "_dtype", "_functions", "_in_features", "_kept", "_out_features", "_weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, native: NativeLibrary) -> None:
-        """Packs a contiguous copy of `weight`."""
-        self._out_features, self._in_features = weight.shape
-        self._dtype = weight.dtype
-        self._packed = _pack(weight.contiguous(), native)
-        self._pointer = self._packed.data_ptr()
-        self._bias = None if bias is None else bias.to(weight.dtype).contiguous()
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        bias: torch.Tensor | None,
+        kept: tuple[torch.Tensor, ...],
+        weight: tuple[int, ...],
+        functions: dict[torch.dtype, Callable[..., None]],
+    ) -> None:
+        """Use `pack` and `pack_quantized`.
+
+        Args:
+            shape: [out_features, in_features].
+            dtype: Of the inputs.
+            bias: [out_features].
+            kept: The tensors that `weight` points into.
+            weight: What the functions want to know of the weight.
+            functions: Type of the output to function.
+        """
+        self._out_features, self._in_features = shape
+        self._dtype = dtype
+        self._bias = None if bias is None else bias.to(dtype).contiguous()
         self._bias_pointer = 0 if self._bias is None else self._bias.data_ptr()
+        self._kept = kept
+        self._weight = weight
+        self._functions = functions
+
+    @staticmethod
+    def pack(weight: torch.Tensor, bias: torch.Tensor | None, native: NativeLibrary) -> NativeLinear:
+        """Packs a copy of `weight` [out_features, in_features]."""
         suffix = DTYPE_TO_SUFFIX[weight.dtype]
-        self._functions = {weight.dtype: _linear_function(native, suffix)}
-        if weight.dtype != torch.float32:
-            self._functions[torch.float32] = _linear_function(native, f"{suffix}_f32")
+        out_features, in_features = weight.shape
+        packed = torch.empty(_num_columns(out_features) * (in_features + in_features % 2), dtype=weight.dtype)
+        _pack(native, suffix, weight.contiguous(), packed)
+        functions = _functions(native, "", weight.dtype, _WEIGHT_ARGUMENTS)
+        shape = (out_features, in_features)
+        return NativeLinear(shape, weight.dtype, bias, (packed,), (packed.data_ptr(),), functions)
+
+    @staticmethod
+    def pack_quantized(
+        quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None, native: NativeLibrary
+    ) -> NativeLinear:
+        """Packs the integers; `dtype` is that of the inputs: float32 or bfloat16."""
+        out_features, in_features = quantized.integers.shape
+        num_weights = _num_columns(out_features) * (in_features + in_features % 2)
+        packed = torch.empty(num_weights // 2 if quantized.scheme == "int4" else num_weights, dtype=torch.uint8)
+        _pack(native, f"{quantized.scheme}_{DTYPE_TO_SUFFIX[dtype]}", quantized.integers, packed)
+        scales = F.pad(quantized.scales, (0, 0, 0, -out_features % _PANEL))
+        scales = scales.view(-1, _PANEL, scales.shape[1]).transpose(1, 2).contiguous()  # [panels, groups, columns]
+        functions = _functions(native, f"{quantized.scheme}_", dtype, _QUANTIZED_WEIGHT_ARGUMENTS)
+        weight = (packed.data_ptr(), scales.data_ptr(), quantized.group_size)
+        return NativeLinear((out_features, in_features), dtype, bias, (packed, scales), weight, functions)
 
     @property
     def in_features(self) -> int:
@@ -73,7 +109,7 @@ class NativeLinear:
             rows.data_ptr(),
             rows.shape[0],
             rows.stride(0),
-            self._pointer,
+            *self._weight,
             self._in_features,
             self._out_features,
             self._bias_pointer,
@@ -89,7 +125,17 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> NativeLinear
     native = library()
     if native is None or weight.dtype not in DTYPE_TO_SUFFIX:
         return PlainLinear(weight, bias)
-    return NativeLinear(weight, bias, native)
+    return NativeLinear.pack(weight, bias, native)
+
+
+def pack_quantized_linear(
+    quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None
+) -> NativeLinear | PlainLinear:
+    """Pack; for inputs of other types than float32 and bfloat16 the weight is widened again."""
+    native = library()
+    if native is None or dtype not in _QUANTIZED_DTYPES:
+        return reference.pack_quantized_linear(quantized, dtype, bias)
+    return NativeLinear.pack_quantized(quantized, dtype, bias, native)
 
 
 def is_available() -> bool:
@@ -102,14 +148,23 @@ def describe() -> str:
     return str(library())
 
 
-def _pack(weight: torch.Tensor, native: NativeLibrary) -> torch.Tensor:
+def _num_columns(out_features: int) -> int:
+    return -(-out_features // _PANEL) * _PANEL
+
+
+def _pack(native: NativeLibrary, suffix: str, weight: torch.Tensor, packed: torch.Tensor) -> None:
+    pack = native.function(f"linear_pack_{suffix}", Pointer, Pointer, Int, Int)
     out_features, in_features = weight.shape
-    num_columns = -(-out_features // _PANEL) * _PANEL
-    packed = torch.empty(num_columns * (in_features + in_features % 2), dtype=weight.dtype)
-    pack = native.function(f"linear_pack_{DTYPE_TO_SUFFIX[weight.dtype]}", Pointer, Pointer, Int, Int)
     pack(weight.data_ptr(), packed.data_ptr(), in_features, out_features)
-    return packed
 
 
-def _linear_function(native: NativeLibrary, suffix: str) -> Callable[..., None]:
-    return native.function(f"linear_{suffix}", Pointer, Int, Int, Pointer, Int, Int, Pointer, Pointer, Pointer, Int)
+def _functions(
+    native: NativeLibrary, prefix: str, dtype: torch.dtype, weight_arguments: tuple[type, ...]
+) -> dict[torch.dtype, Callable[..., None]]:
+    """Type of the output to function."""
+    arguments = (Pointer, Int, Int, *weight_arguments, Int, Int, Pointer, Pointer, Pointer, Int)
+    name = f"linear_{prefix}{DTYPE_TO_SUFFIX[dtype]}"
+    functions = {dtype: native.function(name, *arguments)}
+    if dtype != torch.float32:
+        functions[torch.float32] = native.function(f"{name}_f32", *arguments)
+    return functions

@@ -8,6 +8,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from llmstack_kernels.linear.quantization import QuantizedWeight
+
 _ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -60,3 +62,8 @@ class PlainLinear:
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PlainLinear:
     """Keep weight and bias as they are."""
     return PlainLinear(weight, bias)
+
+
+def pack_quantized_linear(quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> PlainLinear:
+    """Widen again: the values are the quantized ones, the size and the speed are not."""
+    return PlainLinear(quantized.dequantize(dtype), bias)

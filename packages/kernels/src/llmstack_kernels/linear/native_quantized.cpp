@@ -1,0 +1,214 @@
+// Linear layers over integer weights with a scale per group of inputs and column: weight = integer * scale.
+//
+// Integers are widened in registers, which is exact in every type. Where several tiles of rows pass over a panel it is
+// widened once, into a buffer that the second-level cache holds; the sums are the same bit for bit.
+
+#include <vector>
+
+#include "native.h"
+
+namespace llmstack {
+namespace {
+
+typedef int8_t Bytes __attribute__((vector_size(16)));
+typedef uint8_t UnsignedBytes __attribute__((vector_size(16)));
+
+inline Floats widen(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#endif
+  Bytes x;
+  std::memcpy(&x, p, sizeof(x));
+  return __builtin_convertvector(x, Floats);
+}
+
+// Two rows of weights, for an instruction that takes inputs in pairs.
+inline Column<BFloat16> pair_of(Floats even, Floats odd) {
+#if defined(__AVX512BF16__)
+  const Words low = bits_as<Words>(even) >> 16, high = bits_as<Words>(odd) & 0xffff0000u;  // exact: few digits
+  return {bits_as<__m512i>(low | high)};
+#else
+  return {even, odd};
+#endif
+}
+
+// 8 bits: sixteen columns' weights for one input after another.
+struct Int8 {
+  template <class T>
+  static constexpr int64_t kColumnBytes = kLanes * kStep<T>;
+
+  template <class T>
+  static Column<T> column(const uint8_t* packed) {
+    const int8_t* p = reinterpret_cast<const int8_t*>(packed);
+    if constexpr (kStep<T> == 2) {
+      return pair_of(widen(p), widen(p + kLanes));
+    } else {
+      return {widen(p)};
+    }
+  }
+  // The weight of input `k` and column `lane` within a step's sixteen columns.
+  template <class T>
+  static void put(uint8_t* packed, int k, int lane, int8_t weight) {
+    packed[k * kLanes + lane] = static_cast<uint8_t>(weight);
+  }
+};
+
+// 4 bits, stored plus 8. Two inputs of a column share a byte, or where inputs go singly, two columns of an input.
+struct Int4 {
+  template <class T>
+  static constexpr int64_t kColumnBytes = kLanes * kStep<T> / 2;
+
+  template <class T>
+  static Column<T> column(const uint8_t* packed) {
+    UnsignedBytes bytes = {};
+    std::memcpy(&bytes, packed, kColumnBytes<T>);
+#if defined(__AVX512F__)
+    const Words words = (Words)_mm512_cvtepu8_epi32((__m128i)bytes);
+#else
+    const Words words = __builtin_convertvector(bytes, Words);
+#endif
+    if constexpr (kStep<T> == 2) {
+#if defined(__AVX512BF16__)
+      // bfloat16 of -8 to 7; a permutation looks at the lowest four bits of each index.
+      const __m512i values =
+          _mm512_setr_epi32(0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
+                            0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0);
+      const __m512i low = _mm512_permutexvar_epi32((__m512i)words, values);
+      const __m512i high = _mm512_permutexvar_epi32((__m512i)(words >> 4), _mm512_slli_epi32(values, 16));
+      return {_mm512_or_si512(low, high)};
+#else
+      return pair_of(centred(words & 15), centred(words >> 4));
+#endif
+    } else {
+      Words both = words;
+      for (int i = 0; i < kLanes / 2; ++i) both[i + kLanes / 2] = words[i] >> 4;
+      return {centred(both & 15)};
+    }
+  }
+  template <class T>
+  static void put(uint8_t* packed, int k, int lane, int8_t weight) {
+    const uint8_t stored = static_cast<uint8_t>(weight + 8);
+    if constexpr (kStep<T> == 2) {
+      packed[lane] |= k ? stored << 4 : stored;
+    } else {
+      packed[lane % (kLanes / 2)] |= lane < kLanes / 2 ? stored : stored << 4;
+    }
+  }
+
+ private:
+  static Floats centred(Words stored) {
+    return __builtin_convertvector((Ints)stored - 8, Floats);
+  }
+};
+
+template <class T, class Format>
+int64_t panel_bytes(int64_t steps) {
+  return steps * kVectors * Format::template kColumnBytes<T>;
+}
+
+template <class T, class Format>
+void pack(const int8_t* weight, uint8_t* packed, int64_t in_features, int64_t out_features) {
+  const int64_t steps = num_steps<T>(in_features), bytes = panel_bytes<T, Format>(steps);
+  for_each_chunk(num_panels(out_features), [&](int64_t panel) {
+    uint8_t* out = packed + panel * bytes;
+    std::memset(out, 0, bytes);
+    for (int64_t column = 0; column < kPanel && panel * kPanel + column < out_features; ++column) {
+      const int8_t* row = weight + (panel * kPanel + column) * in_features;
+      for (int64_t k = 0; k < in_features; ++k) {
+        uint8_t* at = out + (k / kStep<T> * kVectors + column / kLanes) * Format::template kColumnBytes<T>;
+        Format::template put<T>(at, k % kStep<T>, column % kLanes, row[k]);
+      }
+    }
+  });
+}
+
+// The scales of a panel: [num_groups, 64], a group being `group_steps` steps.
+struct Scales {
+  static constexpr bool kHasScales = true;
+  const BFloat16* scales;
+  int64_t num_groups, group_steps;
+
+  Floats scale(int64_t group, int vector) const {
+    return load(scales + group * kPanel + vector * kLanes);
+  }
+};
+
+template <class T, class Format>
+struct PackedPanel : Scales {
+  const uint8_t* packed;
+
+  Column<T> column(int64_t step, int vector) const {
+    return Format::template column<T>(packed + (step * kVectors + vector) * Format::template kColumnBytes<T>);
+  }
+  void prefetch(int64_t step) const {
+    prefetch_lines(packed + step * kVectors * Format::template kColumnBytes<T> + kPrefetchBytes,
+                   kVectors * Format::template kColumnBytes<T>);
+  }
+};
+
+template <class T>
+struct WidenedPanel : Scales {
+  const Column<T>* columns;
+
+  Column<T> column(int64_t step, int vector) const {
+    return columns[step * kVectors + vector];
+  }
+  void prefetch(int64_t) const {}
+};
+
+template <class T, class Format>
+WidenedPanel<T> widened(const PackedPanel<T, Format>& panel, int64_t steps) {
+  // Plain memory: the allocator of a vector knows the alignment of its elements.
+  static thread_local std::vector<Column<T>> columns;
+  columns.resize(steps * kVectors);
+  for (int64_t step = 0; step < steps; ++step) {
+    for (int v = 0; v < kVectors; ++v) columns[step * kVectors + v] = panel.column(step, v);
+  }
+  return {panel, columns.data()};
+}
+
+// Up to here widening anew for each tile is cheaper than the detour through the buffer.
+constexpr int64_t kDirectRows = 4 * kTileRows;
+
+template <class Format, class T, class Out>
+void multiply(const LinearCall<T, Out>& call, const uint8_t* packed, const BFloat16* scales, int64_t group_size) {
+  const int64_t group_steps = group_size / kStep<T>, num_groups = (call.steps + group_steps - 1) / group_steps;
+  for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
+    const Scales own{scales + index * num_groups * kPanel, num_groups, group_steps};
+    const PackedPanel<T, Format> panel{own, packed + index * panel_bytes<T, Format>(call.steps)};
+    if (end - row > kDirectRows) {
+      multiply_panel(call, widened(panel, call.steps), row, end, index * kPanel);
+    } else {
+      multiply_panel(call, panel, row, end, index * kPanel);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace llmstack
+
+#define LLMSTACK_PACK(format, suffix, T, Format)                                                                 \
+  extern "C" void llmstack_linear_pack_##format##_##suffix(const int8_t* weight, uint8_t* packed,                \
+                                                           int64_t in_features, int64_t out_features) {          \
+    llmstack::pack<llmstack::T, llmstack::Format>(weight, packed, in_features, out_features);                    \
+  }
+#define LLMSTACK_LINEAR(format, suffix, T, Out, Format)                                                             \
+  extern "C" void llmstack_linear_##format##_##suffix(                                                              \
+      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const uint8_t* packed,                            \
+      const llmstack::BFloat16* scales, int64_t group_size, int64_t in_features, int64_t out_features,              \
+      const llmstack::T* bias, const llmstack::Out* residual, llmstack::Out* out, int64_t activation) {             \
+    llmstack::multiply<llmstack::Format>(                                                                           \
+        llmstack::LinearCall<llmstack::T, llmstack::Out>{                                                           \
+            x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual,   \
+            out, static_cast<llmstack::Activation>(activation)},                                                    \
+        packed, scales, group_size);                                                                                \
+  }
+#define LLMSTACK_FORMAT(format, Format)                          \
+  LLMSTACK_PACK(format, f32, Float32, Format)                    \
+  LLMSTACK_PACK(format, bf16, BFloat16, Format)                  \
+  LLMSTACK_LINEAR(format, f32, Float32, Float32, Format)         \
+  LLMSTACK_LINEAR(format, bf16, BFloat16, BFloat16, Format)      \
+  LLMSTACK_LINEAR(format, bf16_f32, BFloat16, Float32, Format)
+
+LLMSTACK_FORMAT(int8, Int8)
+LLMSTACK_FORMAT(int4, Int4)
