@@ -10,6 +10,7 @@ from llmstack_server.unavailable_flags import NOT_AVAILABLE
 
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLS = ("auto", "llmstack", "transformers")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -114,6 +115,12 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", help="folder or repository id of the tokenizer (default: the model's)")
     add("--revision", help="branch, tag or commit of the repository")
     add("--load-format", choices=LOAD_FORMATS, default="auto", help="'dummy' makes random weights (default: auto)")
+    add(
+        "--model-impl",
+        choices=MODEL_IMPLS,
+        default="auto",
+        help="whose modelling code runs; 'auto' is ours where we have it, else transformers' (default: auto)",
+    )
     add("--dtype", choices=DTYPES, default="auto", help="'auto' is the checkpoint's (default: auto)")
     add(
         "--max-model-len", type=at_least(-1, count), metavar="N", help="longest request in tokens, such as 4096, 4k, 4K"

@@ -27,7 +27,7 @@ _FLAGS = """
 --mamba-ssm-cache-dtype --master-addr --master-port --max-cpu-loras --max-log-len --max-logprobs
 --max-long-partial-prefills --max-lora-rank --max-loras --max-num-queued-tokens
 --max-parallel-loading-workers --media-io-kwargs --middleware --mm-encoder-attn-backend --mm-encoder-tp-mode
---mm-processor-cache-gb --mm-processor-cache-type --mm-processor-kwargs --mm-shm-cache-max-object-size-mb --model-impl
+--mm-processor-cache-gb --mm-processor-cache-type --mm-processor-kwargs --mm-shm-cache-max-object-size-mb
 --model-loader-extra-config --nnodes --node-rank --optimization-level --otlp-traces-endpoint
 --override-attention-dtype --override-generation-config --pooler-config --prefill-context-parallel-size
 --prefix-caching-hash-algo --profiler-config --pt-load-map-location --quantization --ray-workers-use-nsight

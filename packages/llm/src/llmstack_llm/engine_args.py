@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLS = ("auto", "llmstack", "transformers")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -41,6 +42,7 @@ class EngineArgs:
     Attributes:
         model: A folder, or a repository id.
         tokenizer: The same, where it is not the model's own.
+        model_impl: `llmstack` runs our models, `transformers` those of that package; `auto` ours where there is one.
         max_model_len: None is what the checkpoint was made for.
         max_num_batched_tokens: None is 2048 for a server, 8192 for `LLM`.
         num_kv_blocks: Blocks of the KV cache; `num_gpu_blocks_override` is vLLM's name for it.
@@ -63,6 +65,7 @@ class EngineArgs:
     dtype: str = "auto"
     seed: int = 0
     load_format: str = "auto"
+    model_impl: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -91,6 +94,7 @@ class EngineArgs:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("model_impl", self.model_impl, MODEL_IMPLS)
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
             "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_num_queued_reqs",
@@ -131,7 +135,7 @@ class EngineArgs:
         }
         model = {
             "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
-            "seed": self.seed, "block_size": self.block_size, "device": self.device,
+            "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
             "gpu_memory_utilization": float(self.gpu_memory_utilization), **limits,
         }  # fmt: skip
         scheduler = {
