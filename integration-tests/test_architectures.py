@@ -56,6 +56,8 @@ CASES = {
     "MistralForCausalLM": LLAMA | {"sliding_window": 16},
     "Qwen2ForCausalLM": LLAMA,
     "Qwen3ForCausalLM": LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
+    "GPTNeoXForCausalLM": LLAMA | {"hidden_size": 64},
+    "PhiForCausalLM": LLAMA,
     "Phi3ForCausalLM": PHI3,
     "GemmaForCausalLM": GEMMA,
     "Gemma2ForCausalLM": GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},

@@ -72,6 +72,7 @@ GEMMA: dict[str, Any] = LLAMA | {
 GEMMA2 = GEMMA | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
 GEMMA3 = GEMMA | {"query_pre_attn_scalar": 5, "sliding_window": 7, "num_hidden_layers": 3, "head_dim": 256}
 PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": 0}
+NEOX = LLAMA | {"hidden_size": 64}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -135,6 +136,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         PHI3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}},
     ),
     "phi 3 with long rope": ("Phi3", PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
+    "gpt neox": ("GPTNeoX", NEOX),
+    "gpt neox one after the other, without biases, turned whole": (
+        "GPTNeoX",
+        NEOX
+        | {"use_parallel_residual": False, "attention_bias": False}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+    ),
+    "phi": ("Phi", NEOX | {"num_key_value_heads": 4}),
+    "phi with shared kv heads and linear rope": ("Phi", NEOX | {"rope_parameters": LINEAR_ROPE}),
 }
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",

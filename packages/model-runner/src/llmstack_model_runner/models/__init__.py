@@ -14,6 +14,7 @@ ENTRY_POINT_GROUP = "llmstack.models_out_of_tree"
 
 _ARCHITECTURES: Mapping[str, str] = {
     "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
+    "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
     "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
     "Gemma3ForConditionalGeneration": "llmstack_model_runner.models.gemma:Gemma3WithVision",
@@ -22,6 +23,7 @@ _ARCHITECTURES: Mapping[str, str] = {
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
     "Phi3ForCausalLM": "llmstack_model_runner.models.phi3:Phi3",
+    "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",
     "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
     "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
 }
