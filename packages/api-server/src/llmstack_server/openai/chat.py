@@ -13,7 +13,7 @@ from llmstack_server.openai.events import ChunkEncoder, close
 from llmstack_server.openai.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import ChatCompletionRequest, parse
-from llmstack_server.openai.sampling import sampling_params
+from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
 from llmstack_server.openai.unsupported import CHAT
 from llmstack_server.protocols import Completion, PromptOutput
 from llmstack_server.state import ServerState
@@ -30,7 +30,7 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatAnswer:
     if fields.messages is None:
         raise missing_parameter("messages")
     check_fields(state, body, fields, CHAT)
-    param_names = {"logprobs": "top_logprobs"}
+    param_names = PARAM_NAMES | {"logprobs": "top_logprobs"}
     if fields.max_completion_tokens is not None:
         param_names["max_tokens"] = "max_completion_tokens"
     params = admit_sampling_params(_params(state, fields), state.limits, param_names=param_names)
