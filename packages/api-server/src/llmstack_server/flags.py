@@ -11,6 +11,7 @@ from llmstack_server.unavailable_flags import NOT_AVAILABLE
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -180,6 +181,20 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--async-scheduling", action=boolean, default=False, help="schedule a step before the last one's tokens arrive")
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
     add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
+    add(
+        "--logits-processors",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="custom logits processors, in the order they are applied",
+    )
+    add(
+        "--logprobs-mode",
+        choices=LOGPROBS_MODES,
+        default=LOGPROBS_MODES[0],
+        help="log-probabilities of the model, or those a token was drawn by (default: raw_logprobs)",
+    )
     add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--enforce-eager", action="store_true", help="accepted; there is nothing to compile on a CPU")

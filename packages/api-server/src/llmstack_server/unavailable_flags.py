@@ -22,7 +22,7 @@ _FLAGS = """
 --h11-max-incomplete-event-size --headless --hf-config-path --hf-overrides --hf-token --ignore-patterns
 --interleave-mm-strings --io-processor-plugin --kv-cache-dtype --kv-cache-metrics --kv-events-config
 --kv-offloading-backend --kv-offloading-size --kv-sharing-fast-prefill --kv-transfer-config --limit-mm-per-prompt
---log-config-file --log-error-stack --logits-processor-pattern --logits-processors --logprobs-mode
+--log-config-file --log-error-stack --logits-processor-pattern
 --lora-dtype --lora-modules --mamba-block-size --mamba-cache-dtype
 --mamba-ssm-cache-dtype --master-addr --master-port --max-cpu-loras --max-log-len --max-logprobs
 --max-long-partial-prefills --max-lora-rank --max-loras --max-num-queued-tokens

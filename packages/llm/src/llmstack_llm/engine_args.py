@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -57,6 +59,8 @@ class EngineArgs:
         record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
         log_level: Of the engine core's process.
+        logits_processors: Custom logits processors: classes, or their names as `module:Class`.
+        logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
     model: str
@@ -90,11 +94,14 @@ class EngineArgs:
     max_num_queued_reqs: int | None = None
     log_level: str = "INFO"
     record_steps: str | None = None
+    logits_processors: Sequence[str | type] | None = None
+    logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
         _check_choice("model_impl", self.model_impl, MODEL_IMPLS)
+        _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
             "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_num_queued_reqs",
@@ -136,7 +143,8 @@ class EngineArgs:
         model = {
             "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
             "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
-            "gpu_memory_utilization": float(self.gpu_memory_utilization), **limits,
+            "gpu_memory_utilization": float(self.gpu_memory_utilization), "logprobs_mode": self.logprobs_mode,
+            "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()], **limits,
         }  # fmt: skip
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
@@ -178,6 +186,15 @@ class EngineArgs:
     def field_names(cls) -> tuple[str, ...]:
         """Every option's name."""
         return tuple(field.name for field in dataclasses.fields(cls))
+
+
+def _class_name(processor: str | type) -> str:
+    """`module:Class`, which is all that another process can be told."""
+    if isinstance(processor, str):
+        return processor
+    if "." in getattr(processor, "__qualname__", "."):
+        raise EngineArgsError(f"logits_processors: {processor!r:.100} must be a class at the top level of its module")
+    return f"{processor.__module__}:{processor.__qualname__}"
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
