@@ -68,7 +68,7 @@ def _changed(data: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packable(value: Any) -> Any:
-    if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+    if isinstance(value, list | tuple) and set(map(type, value)) == {int}:
         return packed_ints(list(value))
     return dict(value) if isinstance(value, Mapping) else value
 
