@@ -13,7 +13,10 @@ __all__ = ["ENTRY_POINT_GROUP", "CausalLM", "ModelKVSpec", "load_model_class", "
 ENTRY_POINT_GROUP = "llmstack.models_out_of_tree"
 
 _ARCHITECTURES: Mapping[str, str] = {
+    "BloomForCausalLM": "llmstack_model_runner.models.bloom:Bloom",
+    "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
     "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
+    "GPTJForCausalLM": "llmstack_model_runner.models.gptj:GPTJ",
     "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
     "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
@@ -26,6 +29,7 @@ _ARCHITECTURES: Mapping[str, str] = {
     "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",
     "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
     "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
+    "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
 }
 
 
