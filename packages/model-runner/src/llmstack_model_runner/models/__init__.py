@@ -6,9 +6,17 @@ import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-from llmstack_model_runner.models.base import CausalLM, ModelKVSpec
+from llmstack_model_runner.models.base import CausalLM, Encoder, Model, ModelKVSpec
 
-__all__ = ["ENTRY_POINT_GROUP", "CausalLM", "ModelKVSpec", "load_model_class", "supported_architectures"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "CausalLM",
+    "Encoder",
+    "Model",
+    "ModelKVSpec",
+    "load_model_class",
+    "supported_architectures",
+]
 
 ENTRY_POINT_GROUP = "llmstack.models_out_of_tree"
 
@@ -32,27 +40,37 @@ _ARCHITECTURES: Mapping[str, str] = {
     "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
 }
 
+# The head of a masked language model is not loaded.
+_ENCODERS: Mapping[str, str] = {
+    "BertForMaskedLM": "llmstack_model_runner.models.bert:Bert",
+    "BertModel": "llmstack_model_runner.models.bert:Bert",
+    "RobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
+    "RobertaModel": "llmstack_model_runner.models.bert:Roberta",
+    "XLMRobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
+    "XLMRobertaModel": "llmstack_model_runner.models.bert:Roberta",
+}
+
 
 def supported_architectures() -> list[str]:
     """Names that `load_model_class` knows, installed packages' included."""
-    return sorted({*_ARCHITECTURES, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*_ARCHITECTURES, *_ENCODERS, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def load_model_class(architecture: str) -> type[CausalLM]:
+def load_model_class(architecture: str) -> type[Model]:
     """The class for an entry of `architectures` in a config.json.
 
     Raises:
         ValueError: Nobody knows the architecture; the text lists those that are known.
     """
-    target = _ARCHITECTURES.get(architecture)
+    target = _ARCHITECTURES.get(architecture) or _ENCODERS.get(architecture)
     if target is None:
         for entry in entry_points(group=ENTRY_POINT_GROUP, name=architecture):
-            loaded: type[CausalLM] = entry.load()
+            loaded: type[Model] = entry.load()
             return loaded
         raise ValueError(
             f"Model architecture {architecture[:64]!r} is not supported; "
             f"supported are {', '.join(supported_architectures())}."
         )
     module, _, name = target.partition(":")
-    model_class: type[CausalLM] = getattr(importlib.import_module(module), name)
+    model_class: type[Model] = getattr(importlib.import_module(module), name)
     return model_class

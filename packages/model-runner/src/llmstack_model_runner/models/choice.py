@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from llmstack_model_runner.models import load_model_class, supported_architectures
-from llmstack_model_runner.models.base import CausalLM
+from llmstack_model_runner.models.base import Model
 
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
 
 
-def choose_model_class(architecture: str, model_impl: str = "auto") -> type[CausalLM]:
+def choose_model_class(architecture: str, model_impl: str = "auto") -> type[Model]:
     """The class for an entry of `architectures` in a config.json; transformers is imported only if it is to run.
 
     `auto` takes ours where there is one and transformers' for everything else that it knows.
@@ -37,7 +37,7 @@ def choose_model_class(architecture: str, model_impl: str = "auto") -> type[Caus
         raise ValueError(f"{error} The package transformers {found}.") from None
 
 
-def _transformers_model() -> type[CausalLM]:
+def _transformers_model() -> type[Model]:
     from llmstack_model_runner.models.transformers_backend.model import TransformersModel
 
     return TransformersModel
