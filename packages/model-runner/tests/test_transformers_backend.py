@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28,
 NUM_OUTPUT_TOKENS = 8
 TOLERANCE = 2e-5  # of the largest logit, in float32
 CPU = torch.device("cpu")
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -147,6 +149,12 @@ def test_made_up_weights_need_no_file_and_are_equal_for_equal_seeds(architecture
         logits.append(PagedHarness(model, torch.bfloat16).step([("a", PROMPT)]))
     assert logits[0].isfinite().all()
     assert torch.equal(*logits)
+
+
+@pytest.mark.skipif(not DOCUMENT.is_file(), reason="the documentation is not part of the distribution")
+def test_the_documentations_table_names_every_parity_test() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| transformers \| `(\w+)` \|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert dict(rows) == {name: name for name in CASES}
 
 
 def test_our_model_and_theirs_write_the_same_text(tmp_path: Path) -> None:
