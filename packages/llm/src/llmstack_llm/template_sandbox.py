@@ -74,9 +74,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Products and powers, whose operands say how large they would be."""
         self._check_time()
-        if _product_size(operator, left, right) > (
-            MAX_INTEGER_BITS if _are_integers(left, right) else MAX_PRODUCT_SIZE
-        ):
+        if _is_too_large(operator, left, right):
             raise jinja2.TemplateRuntimeError("the product is too large")
         return super().call_binop(context, operator, left, right)
 
@@ -100,18 +98,15 @@ class _TimedLoops(jinja2.visitor.NodeTransformer):
         return node
 
 
-def _are_integers(left: Any, right: Any) -> bool:
-    return isinstance(left, int) and isinstance(right, int)
-
-
-def _product_size(operator: str, left: Any, right: Any) -> int:
-    """Bits of a product of integers, items of a repeated text or list; 0 for what is small or an error."""
-    if _are_integers(left, right):
-        return left.bit_length() * max(right, 0) if operator == "**" else left.bit_length() + right.bit_length()
+def _is_too_large(operator: str, left: Any, right: Any) -> bool:
+    """Whether a product of integers would have too many bits, or a text or list repeated too many items."""
+    if isinstance(left, int) and isinstance(right, int):
+        num_bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        return num_bits > MAX_INTEGER_BITS
     for items, times in ((left, right), (right, left)):
         if isinstance(items, str | bytes | list | tuple) and isinstance(times, int):
-            return len(items) * max(times, 0)
-    return 0
+            return len(items) * times > MAX_PRODUCT_SIZE
+    return False
 
 
 class _GenerationTag(jinja2.ext.Extension):
