@@ -8,7 +8,7 @@ from typing import Any
 
 from llmstack_llm.admit import admit_sampling_params, check_fan_out
 from llmstack_server.openai.common import Generation, check_fields, new_id
-from llmstack_server.openai.events import ChunkEncoder, close
+from llmstack_server.openai.events import close
 from llmstack_server.openai.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import CompletionRequest, parse
@@ -168,22 +168,12 @@ class CompletionAnswer:
                 if self._fields.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = prompt_logprobs_object(output.prompt_logprobs)
                 choices.append(choice)
-        return {
-            "id": generation.id,
-            "object": "text_completion",
-            "created": generation.created,
-            "model": generation.model,
-            "choices": sorted(choices, key=lambda choice: choice["index"]),
-            "usage": usage.as_object(),
-            "system_fingerprint": generation.state.system_fingerprint,
-        }
+        return generation.answer("text_completion", choices, usage)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Chunks with one choice each; the last of a choice has its finish reason."""
         generation, usage = self._generation, self._generation.new_usage()
-        encoder = ChunkEncoder(
-            generation.id, "text_completion", generation.created, generation.model, generation.includes_usage
-        )
+        encoder = generation.new_encoder("text_completion")
         num_choices = len(generation.prompts) * generation.n
         builders = [self._builder(index // generation.n) for index in range(num_choices)]
         outputs = generation.outputs()
