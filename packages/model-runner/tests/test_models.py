@@ -42,8 +42,8 @@ def test_stories260k_writes_its_published_story() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'BertModel' is not supported; supported are .*GPT2LMHeadModel, "):
-        load_model_class("BertModel")
+    with pytest.raises(ValueError, match=r"'NobodysLMHeadModel' is not supported; supported are .*GPT2LMHeadModel, "):
+        load_model_class("NobodysLMHeadModel")
 
 
 def test_every_architecture_of_the_table_loads() -> None:
