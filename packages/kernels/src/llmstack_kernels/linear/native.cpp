@@ -149,7 +149,7 @@ inline void multiply_tile(const Call<T, Out>& call, int64_t row, int64_t panel, 
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers hold sums
 #else
-constexpr int kTileRows = 4, kTileVectors = 1;  // 8 of 16 where a vector takes two registers
+constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
 #endif
 
 template <class T, class Out, int kRows>
