@@ -1,4 +1,4 @@
-"""Models without code of ours, through the whole engine: chunks, prefix hits and preemption change nothing."""
+"""The code of transformers through the whole engine: chunks, prefix hits and preemption change nothing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def checkpoint(
 @pytest.mark.parametrize("engine", ENGINES)
 def test_greedy_tokens_equal_transformers_generate(checkpoint: tuple[Path, list[list[int]]], engine: str) -> None:
     folder, continuations = checkpoint
-    assert generate(folder, **ENGINES[engine]) == continuations
+    assert generate(folder, model_impl="transformers", **ENGINES[engine]) == continuations
 
 
 def test_our_llama_and_theirs_write_the_same(tmp_path: Path) -> None:

@@ -33,15 +33,15 @@ def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_ours_where_there_is_one() -> None:
     assert choose_model_class("LlamaForCausalLM") is Llama
     assert choose_model_class("LlamaForCausalLM", "llmstack") is Llama
-    with pytest.raises(ValueError, match="'Olmo2ForCausalLM' is not supported"):
-        choose_model_class("Olmo2ForCausalLM", "llmstack")
+    with pytest.raises(ValueError, match="'HeliumForCausalLM' is not supported"):
+        choose_model_class("HeliumForCausalLM", "llmstack")
     with pytest.raises(ValueError, match="model_impl 'vllm' is unknown; auto, llmstack, transformers"):
         choose_model_class("LlamaForCausalLM", "vllm")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 def test_auto_takes_theirs_for_everything_else_that_transformers_knows() -> None:
-    for architecture, impl in (("Olmo2ForCausalLM", "auto"), ("LlamaForCausalLM", "transformers")):
+    for architecture, impl in (("HeliumForCausalLM", "auto"), ("LlamaForCausalLM", "transformers")):
         assert choose_model_class(architecture, impl).implementation.startswith("transformers ")
     with pytest.raises(ValueError, match=r"'NobodysLM' is not supported.* does not know it either"):
         choose_model_class("NobodysLM")
@@ -49,7 +49,7 @@ def test_auto_takes_theirs_for_everything_else_that_transformers_knows() -> None
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     without_transformers(monkeypatch)
-    for architecture, impl in (("Olmo2ForCausalLM", "auto"), ("LlamaForCausalLM", "transformers")):
+    for architecture, impl in (("HeliumForCausalLM", "auto"), ("LlamaForCausalLM", "transformers")):
         with pytest.raises(ValueError, match=r"pip install 'llmstack-model-runner\[transformers\]'"):
             choose_model_class(architecture, impl)
 

@@ -191,6 +191,17 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_tensor(tmp_path: Path) -> 
         model.load_weights([("model.a", torch.ones(1)), ("model.a", torch.ones(1))])
 
 
+@pytest.mark.parametrize("replacement", [None, torch.ones(3, 3)], ids=["missing", "of a wrong shape"])
+def test_an_expert_that_does_not_fit_is_refused(tmp_path: Path, replacement: torch.Tensor | None) -> None:
+    make_checkpoint(tmp_path, "MixtralForCausalLM", CASES["MixtralForCausalLM"])
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if "experts.1.w1" in name)
+    del weights[name]
+    save_file(weights | ({} if replacement is None else {name: replacement}), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="tensors that transformers joins are missing or of a wrong shape"):
+        load(tmp_path)
+
+
 def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make_checkpoint(tmp_path, "MixtralForCausalLM", CASES["MixtralForCausalLM"])
     capfd.readouterr()

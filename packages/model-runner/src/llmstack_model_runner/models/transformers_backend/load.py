@@ -33,17 +33,22 @@ def load_model(
         if name in state_dict:
             doubled.append(name)
         state_dict[name] = tensor
-    with _quiet():
-        model, found = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=state_dict,
-            dtype=dtype,
-            attn_implementation=PROBE_IMPLEMENTATION,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # it would raise a table; `found` has them, and we raise a sentence
-            local_files_only=True,
-        )
+    try:
+        with _quiet():
+            model, found = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=state_dict,
+                dtype=dtype,
+                attn_implementation=PROBE_IMPLEMENTATION,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # it would raise a table; `found` has them, and we raise a sentence
+                local_files_only=True,
+            )
+    except RuntimeError as error:  # of the joining of tensors, which names none of them
+        raise ValueError(
+            "The weights do not fit the configuration: tensors that transformers joins are missing or of a wrong shape."
+        ) from error
     raise_on_mismatch(
         missing=sorted(found["missing_keys"]),
         unexpected=sorted(found["unexpected_keys"]) + doubled,
