@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmstack_core_scheduler import Scheduler
 from llmstack_engine_core import SchedulerConfig
-from llmstack_engine_core.beams import BeamScheduler, BeamSearch
-from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
+from llmstack_engine_core.beams import BeamScheduler, BeamSearch, beam_scheduler
+from llmstack_engine_core.control_plane import CacheConfig, build_cache
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.replay import verify
 from llmstack_engine_core.step_log import LogHeader, RecordedRun, RecordingScheduler, RingSink, StepLog
@@ -64,17 +66,27 @@ class TextRunner:
         rows = scheduled.scheduled_requests
         output = ModelRunnerOutput([row.request_id for row in rows], [], {}, {}, {})
         for row in rows:
+            drafts = row.draft_token_ids or []
             text = self.texts[row.request_id]
             if row.request_id in self.failing:
                 output.errors[row.request_id] = "made to fail"  # type: ignore[index]  # a dict, as made above
             if row.num_computed_tokens + row.num_scheduled_tokens < len(text) or row.request_id in self.failing:
                 output.sampled_token_ids.append([])
                 continue
-            entry = choices(text, self.params[row.request_id].logprobs or 0)
-            text.append(entry.token_ids[0])
-            output.sampled_token_ids.append([entry.token_ids[0]])
-            output.logprobs[row.request_id] = [entry]  # type: ignore[index]  # a dict, as made above
+            entries = self._sample(text, drafts, self.params[row.request_id].logprobs or 0)
+            output.sampled_token_ids.append([entry.token_ids[0] for entry in entries])
+            output.logprobs[row.request_id] = entries  # type: ignore[index]  # a dict, as made above
         return EchoOutput(output)
+
+    def _sample(self, text: list[int], drafts: list[int], num_choices: int) -> list[TokenLogprobs]:
+        """One token, and one more for each draft that was right."""
+        entries = []
+        for draft in [*drafts, None]:
+            entries.append(choices(text, num_choices))
+            text.append(entries[-1].token_ids[0])
+            if text[-1] != draft:
+                break
+        return entries
 
     def shutdown(self) -> None:
         """There is nothing to release."""
@@ -83,12 +95,21 @@ class TextRunner:
 class Rig:
     """An engine core over `TextRunner`, whose log is kept."""
 
-    def __init__(self, num_blocks: int = 64, *, is_async: bool = False, has_cache: bool = True, **limits: Any) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        *,
+        is_async: bool = False,
+        has_cache: bool = True,
+        draft_source: Any = None,
+        **limits: Any,
+    ) -> None:
         config = SchedulerConfig(**({"max_model_len": 64, "max_num_seqs": 16, "max_num_batched_tokens": 64} | limits))
         cache = CacheConfig(num_blocks, 4, has_cache)
         self.sink = RingSink(1 << 22)
         self.log = StepLog(LogHeader.of(config, cache, {}), self.sink)
-        self.scheduler = BeamScheduler(RecordingScheduler(build_scheduler(config, cache), self.log))
+        within = Scheduler(config, build_cache(cache), draft_source=draft_source)
+        self.scheduler = BeamScheduler(RecordingScheduler(within, self.log))
         self.runner = TextRunner()
         ready = EngineReady(num_blocks, 4, 64, VOCAB_SIZE, "float32", "cpu")
         self.core = EngineCore(self.scheduler, self.runner, ready, step_log=self.log, async_scheduling=is_async)  # type: ignore[arg-type]
@@ -187,6 +208,38 @@ def test_preemption_few_rows_and_chunks_change_no_result(
         assert rig.beams(name, width) == beams
     rig.core.shutdown()
     assert verify(RecordedRun(rig.sink.dump())).num_steps == rig.core.stats().step
+
+
+class Prophet:
+    """Drafts that are always right."""
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> list[int]:
+        text = list(token_ids)
+        for _ in range(max_num_tokens):
+            text.append(choices(text, 1).token_ids[0])
+        return text[len(token_ids) :]
+
+    def forget(self, request_id: str) -> None:
+        """It keeps nothing."""
+
+
+@pytest.mark.parametrize("is_drafting_for_beams", [False, True])
+def test_beams_are_not_drafted_for_and_drafts_would_change_no_result(
+    is_drafting_for_beams: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if is_drafting_for_beams:  # as a scheduler does that knows nothing of beams
+        make_row = beam_scheduler._Search.make_row
+
+        def make_plain_row(search: Any, beam: Any) -> EngineCoreRequest:
+            row = make_row(search, beam)
+            return replace(row, sampling_params=replace(row.sampling_params, use_beam_search=False))
+
+        monkeypatch.setattr(beam_scheduler._Search, "make_row", make_plain_row)
+    rig = Rig(draft_source=Prophet(), num_lookahead_slots=3)
+    request = rig.add("a", 3, max_tokens=9, ignore_eos=True)[0]
+    rig.finish()
+    assert rig.beams("a", 3) == expected(request)
+    assert bool(rig.core.stats().num_draft_tokens) is is_drafting_for_beams
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 4])
