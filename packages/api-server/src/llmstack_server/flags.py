@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from llmstack_server.unavailable_flags import NOT_AVAILABLE
 
@@ -74,6 +75,17 @@ def share(text: str) -> float:
     if not 0.0 < number <= 1.0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return number
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"'{text[:64]}' is no JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise argparse.ArgumentTypeError(f"'{text[:64]}' is no JSON object")
+    return parsed
 
 
 def seconds(text: str) -> float:
@@ -179,6 +191,13 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="blocks in host memory to swap preempted requests to, 0 to recompute them (default: 0)",
     )
     add("--async-scheduling", action=boolean, default=False, help="schedule a step before the last one's tokens arrive")
+    add(
+        "--speculative-config",
+        type=json_object,
+        metavar="JSON",
+        help="draft tokens that a step verifies, such as "
+        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
+    )
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
     add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
     add(

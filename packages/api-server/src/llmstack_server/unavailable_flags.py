@@ -33,7 +33,7 @@ _FLAGS = """
 --prefix-caching-hash-algo --profiler-config --pt-load-map-location --quantization --ray-workers-use-nsight
 --reasoning-parser --reasoning-parser-plugin --response-role --return-tokens-as-token-ids --root-path --runner-type
 --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl --show-hidden-metrics-for-version
---skip-mm-profiling --skip-tokenizer-init --specialize-active-lora --speculative-config --ssl-ca-certs --ssl-cert-reqs
+--skip-mm-profiling --skip-tokenizer-init --specialize-active-lora --ssl-ca-certs --ssl-cert-reqs
 --ssl-certfile --ssl-ciphers --ssl-keyfile --stream-interval --structured-outputs-config --swap-space --task
 --tokenizer-mode --tokenizer-revision --tokens-only --tool-call-parser --tool-parser-plugin --tool-server
 --trust-remote-code --trust-request-chat-template --uds --use-tqdm-on-load --video-pruning-rate

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,9 @@ class EngineArgs:
         max_num_partial_prefills: Requests in the midst of their prompts at once; 0 is no limit.
         num_host_blocks: Blocks in the host's memory that preempted requests may be swapped to; 0 recomputes them.
         async_scheduling: Schedule a step before the last one's tokens are known; changes no output.
+        speculative_config: Guesses at tokens, several of which one step then verifies; changes no output. A mapping, or
+            the same as JSON: `{"method": "ngram", "num_speculative_tokens": 5}`, with `prompt_lookup_max` and
+            `prompt_lookup_min` for the lengths of the n-grams. None guesses nothing.
         generation_config: `auto` applies the model's own sampling defaults, `vllm` keeps vLLM's.
         skip_tokenizer_init: Token ids in, token ids out.
         chat_template: A path, or the template itself; None is the model's.
@@ -86,6 +90,7 @@ class EngineArgs:
     max_num_partial_prefills: int = 0
     num_host_blocks: int = 0
     async_scheduling: bool = False
+    speculative_config: Mapping[str, Any] | str | None = None
     generation_config: str = "auto"
     skip_tokenizer_init: bool = False
     chat_template: str | None = None
@@ -135,6 +140,7 @@ class EngineArgs:
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig
 
+        speculative = _speculative(self.speculative_config)
         limits = {
             "max_model_len": model_config.max_model_len,
             "max_num_seqs": self.max_num_seqs,
@@ -144,12 +150,13 @@ class EngineArgs:
             "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
             "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
             "gpu_memory_utilization": float(self.gpu_memory_utilization), "logprobs_mode": self.logprobs_mode,
-            "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()], **limits,
+            "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
+            "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,
         }  # fmt: skip
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
-            "max_num_partial_prefills": self.max_num_partial_prefills, **limits,
+            "max_num_partial_prefills": self.max_num_partial_prefills, "speculative": speculative, **limits,
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "runner": self.runner, "scheduler": scheduler,
@@ -195,6 +202,24 @@ def _class_name(processor: str | type) -> str:
     if "." in getattr(processor, "__qualname__", "."):
         raise EngineArgsError(f"logits_processors: {processor!r:.100} must be a class at the top level of its module")
     return f"{processor.__module__}:{processor.__qualname__}"
+
+
+def _speculative(value: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
+    """The checked fields of a `SpeculativeConfig`.
+
+    Raises:
+        EngineArgsError: They are none.
+    """
+    if value is None:
+        return None
+    from llmstack_engine_core import SpeculativeConfig
+    from llmstack_engine_core.plain_data import from_plain, to_plain
+
+    try:
+        named = json.loads(value) if isinstance(value, str) else dict(value)
+        return to_plain(from_plain(SpeculativeConfig, named, "speculative_config."))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EngineArgsError(f"speculative_config: {error}") from error
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

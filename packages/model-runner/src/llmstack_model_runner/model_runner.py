@@ -108,7 +108,8 @@ class ModelRunner:
         num_row_blocks = -(-config.max_model_len // config.block_size)
         needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
         token_bytes = spec.bytes_per_block // spec.block_size
-        step_bytes = working_bytes(config.max_num_batched_tokens, config.max_num_seqs, spec.vocab_size, token_bytes)
+        num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
+        step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
         return min(needed_bytes, available_kv_bytes(self._device, config.gpu_memory_utilization, step_bytes))
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
