@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from llmstack_bench.testing import Behaviour, FakeServer
 from llmstack_command.main import main
 
@@ -44,8 +45,8 @@ def test_serve_reports_a_run_and_writes_its_records(tmp_path: Path, capsys: pyte
     path = tmp_path / "deep" / "result.json"
     with FakeServer() as server:
         code = bench(
-            "serve", "--base-url", server.url, "--num-prompts", "5", "--random_input_len", "7", "--random-output-len", "3",
-            "--output-json", str(path), "--save-detailed", "--disable-tqdm",
+            "serve", "--base-url", server.url, "--num-prompts", "5", "--random_input_len", "7",
+            "--random-output-len", "3", "--output-json", str(path), "--save-detailed", "--disable-tqdm",
         )  # fmt: skip
     assert code == 0
     result = json.loads(path.read_text())

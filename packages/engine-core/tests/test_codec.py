@@ -45,6 +45,8 @@ COUNT = st.integers(0, 2**31 - 1)
 SHARE = st.floats(0, 1)
 PENALTY = st.floats(-2, 2)
 
+SCALAR = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT
+
 
 def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | strategy
@@ -83,6 +85,10 @@ PARAMS = st.builds(
     use_beam_search=st.booleans(),
     length_penalty=PENALTY,
     early_stopping=st.booleans() | st.just("never"),
+    typical_p=SHARE,
+    bad_words=optional(tuples(TEXT)),
+    bad_words_token_ids=tuples(tuples(TOKEN_ID)),
+    extra_args=optional(st.dictionaries(TEXT, SCALAR | st.lists(SCALAR, max_size=3), max_size=3)),
 )
 REQUESTS = st.builds(
     EngineCoreRequest,
@@ -273,6 +279,10 @@ def test_unknown_versions_tags_operations_and_types_are_refused(values: Any) -> 
         {"stop": ["x"] * 2000},
         {"logit_bias": {1: float("nan")}},
         {"logit_bias": {1: float("inf")}},
+        {"extra_args": {"a": float("nan")}},
+        {"extra_args": {"a": [[1]]}},
+        {"bad_words": [1]},
+        {"typical_p": 2.0},
     ],
 )
 def test_a_refused_request_is_named_in_the_error(changes: dict[str, Any]) -> None:

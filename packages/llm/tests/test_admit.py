@@ -52,6 +52,19 @@ TABLE = [
     ("top_k", 2**63, "integer_above_max_value"),
     ("min_p", -0.1, "decimal_below_min_value"),
     ("min_p", 1.1, "decimal_above_max_value"),
+    ("typical_p", 0.0, "decimal_below_min_value"),
+    ("typical_p", 1.5, "decimal_above_max_value"),
+    ("bad_words", "word", "invalid_type"),
+    ("bad_words", ["a", 5], "invalid_type"),
+    ("bad_words", [""], "string_below_min_length"),
+    ("bad_words", ["x" * 257], "string_above_max_length"),
+    ("bad_words", ["\ud800"], "invalid_value"),
+    ("bad_words", ["a"] * 129, "array_above_max_length"),
+    ("bad_words_token_ids", 5, "invalid_type"),
+    ("bad_words_token_ids", [(1,)] * 257, "array_above_max_length"),
+    ("extra_args", [1], "invalid_type"),
+    ("extra_args", {5: 1}, "invalid_type"),
+    ("extra_args", dict.fromkeys(map(str, range(33))), "object_above_max_properties"),
     ("presence_penalty", 2.5, "decimal_above_max_value"),
     ("frequency_penalty", -2.5, "decimal_below_min_value"),
     ("repetition_penalty", 0.0, "decimal_below_min_value"),
@@ -112,6 +125,8 @@ def test_a_bad_value_is_refused_under_its_own_field_and_code(field: str, value: 
 @pytest.mark.parametrize(("field", "value"), [
     ("temperature", 0), ("temperature", 2), ("top_p", 1), ("top_k", -1), ("top_k", 0), ("min_p", 0), ("n", 128),
     ("seed", 2**63 - 1), ("seed", -(2**63)), ("logprobs", 20), ("prompt_logprobs", 0), ("stop", ["x"] * 16),
+    ("bad_words", ["x" * 256] * 128), ("bad_words_token_ids", [[0, 999]]), ("typical_p", 1),
+    ("extra_args", {"a": [1, "b"]}),
     ("logit_bias", {"999": -100}), ("allowed_token_ids", [0, 999]), ("stop_token_ids", []), ("min_tokens", 16),
 ])  # fmt: skip
 def test_the_ends_of_every_range_are_allowed(field: str, value: object):
@@ -286,3 +301,17 @@ def test_codes_are_those_of_the_error_contract():
     codes = {code for _, _, code in TABLE} | {"context_length_exceeded", "request_budget_exceeded"}
     known_to_us = json.dumps(sorted(code for code in codes if code not in text))
     assert known_to_us == "[]"
+
+
+@pytest.mark.parametrize(("value", "code"), [
+    ({}, "invalid_type"), ([[]], "invalid_type"), ([1] * 257, "array_above_max_length"), (2**63, "invalid_value"),
+    (math.nan, "invalid_value"), ("x" * 1025, "string_above_max_length"), (["\ud800"], "invalid_value"),
+])  # fmt: skip
+def test_a_bad_argument_of_a_logits_processor_is_refused_under_its_name(value: object, code: str):
+    error = refusal(LIMITS, extra_args={"good": 1, "bad": value})
+    assert (error.param, error.code) == ("extra_args.bad", code)
+
+
+@pytest.mark.parametrize(("value", "param"), [([[]], "[0]"), ([[1], [1, 1000]], "[1][1]"), ([["a"]], "[0][0]")])
+def test_a_bad_sequence_of_bad_words_is_named(value: object, param: str):
+    assert refusal(LIMITS, bad_words_token_ids=value).param == f"bad_words_token_ids{param}"

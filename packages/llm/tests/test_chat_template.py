@@ -202,6 +202,51 @@ def test_a_template_cannot_leave_the_sandbox_nor_end_the_server(source: str):
         renderer(source).render([{"role": "user", "content": "x"}])
 
 
+class JumpingClock:
+    """A second goes by with each look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+@pytest.mark.parametrize("source", [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{% for i in [[1] * 99] recursive %}{% if i is iterable %}{{ loop(i) }}{% endif %}{% endfor %}",
+    "{% for i in range(99) %}{{ loop.length }}{{ loop.nextitem }}{% endfor %}",
+])  # fmt: skip
+def test_a_template_without_end_is_stopped_by_the_clock(source: str):
+    template = ChatTemplate(source, clock=JumpingClock())
+    with pytest.raises(InvalidRequestError, match="takes too long") as caught:
+        template.render([{"role": "user", "content": "x"}])
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("source", [
+    "{{ 9 ** (9 ** 9) }}", "{{ 'x' * 10 ** 9 }}", "{{ 10 ** 9 * [1] }}", "{% set n = 2 ** 4000 %}{{ n * n }}",
+])  # fmt: skip
+def test_a_product_that_would_fill_the_memory_is_refused(source: str):
+    with pytest.raises(InvalidRequestError):
+        ChatTemplate(source).render([{"role": "user", "content": "x"}])
+
+
+def test_products_powers_and_loops_of_reason_are_what_they_are_in_jinja():
+    source = (
+        "{{ '-' * 3 }}{{ 2 ** 10 }}{{ 1.5 * 2 }}{{ 2 ** -1 }}{% for i in [1, 2, 3] if i != 2 %}"
+        "{{ loop.index }}/{{ loop.length }}:{{ i }}{{ '' if loop.last else ',' }}{{ loop.previtem }}{% endfor %}"
+        "{% for i in nothing %}{% else %}empty{% endfor %}"
+        "{% for i in [1, [2, [3]]] recursive %}{{ loop(i) if i is iterable else i }}{{ loop.depth }}{% endfor %}"
+    )
+    import jinja2.sandbox
+
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+    assert ChatTemplate(source).render([]) == plain.render()
+
+
 def test_output_without_end_is_cut_off(monkeypatch):
     monkeypatch.setattr("llmstack_llm.chat_template.MAX_RENDERED_CHARS", 1000)
     with pytest.raises(InvalidRequestError):

@@ -23,7 +23,8 @@ def test_every_option_reaches_the_layer_it_is_for(tmp_path: Path):
         str(write_model_folder(tmp_path)), dtype="half", seed=3, load_format="dummy", max_model_len=64, max_num_seqs=4,
         max_num_batched_tokens=32, block_size=8, num_gpu_blocks_override=99, gpu_memory_utilization=0.5,
         enable_prefix_caching=False, scheduling_policy="priority", long_prefill_token_threshold=5,
-        disable_log_stats=True, runner="a:B", device="cpu",
+        disable_log_stats=True, runner="a:B", device="cpu", logprobs_mode="processed_logprobs",
+        logits_processors=["c:D", UsageContext],
     )  # fmt: skip
     model, engine = args.create_engine_config()
     assert (engine.model.dtype, engine.model.seed, engine.model.load_format) == ("float16", 3, "dummy")
@@ -33,6 +34,16 @@ def test_every_option_reaches_the_layer_it_is_for(tmp_path: Path):
     assert (engine.scheduler.policy, engine.scheduler.long_prefill_token_threshold) == ("priority", 5)
     assert (engine.enable_prefix_caching, engine.log_stats, engine.runner) == (False, False, "a:B")
     assert (engine.is_max_model_len_explicit, engine.model.device) == (True, "cpu")
+    assert engine.model.logits_processors == ("c:D", "llmstack_llm.engine_args:UsageContext")
+    assert engine.model.logprobs_mode == "processed_logprobs"
+
+
+def test_a_class_of_a_processor_that_no_name_finds_is_refused(tmp_path: Path):
+    class Local: ...
+
+    args = EngineArgs(str(write_model_folder(tmp_path)), logits_processors=[Local])
+    with pytest.raises(EngineArgsError, match="logits_processors"):
+        args.create_engine_config()
 
 
 def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(tmp_path: Path):
@@ -47,7 +58,7 @@ def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(tmp_path: P
     ({"skip_tokenizer_init": True, "tokenizer": "x"}, ["skip_tokenizer_init", "tokenizer"]),
     ({"dtype": "int8"}, ["dtype", "bfloat16"]), ({"load_format": "pt"}, ["load_format", "safetensors"]),
     ({"max_num_seqs": 0}, ["max_num_seqs"]), ({"block_size": True}, ["block_size"]),
-    ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization"]),
+    ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization"]), ({"logprobs_mode": "x"}, ["logprobs_mode"]),
 ])  # fmt: skip
 def test_a_wrong_option_or_combination_is_refused_naming_all_fields(options: dict[str, Any], names: list[str]):
     with pytest.raises(EngineArgsError) as caught:

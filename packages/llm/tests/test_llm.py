@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from llmstack_llm import LLM, EngineArgs, LLMEngine, SamplingParams
+from llmstack_llm import LLM, BeamSearchParams, EngineArgs, LLMEngine, SamplingParams
 from llmstack_llm.engine_args import EngineArgsError
 from llmstack_llm.testing import write_model_folder
 from llmstack_types import EngineCoreOutput, EngineCoreOutputs, FinishReason, InvalidRequestError
@@ -188,3 +188,26 @@ def test_a_request_that_fails_in_the_engine_comes_back_marked_and_the_others_com
     monkeypatch.setattr(llm.llm_engine.client, "get_outputs", get_outputs)
     outputs = llm.generate(["a", "b"], SamplingParams(max_tokens=3), use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length"]
+
+
+def test_a_beam_search_returns_the_prompt_with_each_of_its_best_continuations(llm: LLM):
+    params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    for prompt in ("abc", llm.get_tokenizer().encode("abc")):
+        [output] = llm.beam_search([prompt], params)
+        assert len(output.sequences) == 2
+        for sequence in output.sequences:
+            assert sequence.tokens[:3] == llm.get_tokenizer().encode("abc")
+            assert sequence.text == llm.get_tokenizer().decode(sequence.tokens)
+            assert len(sequence.tokens) == 6
+            assert len(sequence.logprobs) == 3
+            assert sequence.finish_reason == "length"
+        assert output.sequences[0].cum_logprob >= output.sequences[1].cum_logprob
+
+
+def test_a_bad_beam_search_is_refused_under_its_own_names(llm: LLM):
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.beam_search("a", BeamSearchParams(beam_width=0, max_tokens=3))
+    assert caught.value.param == "beam_width"
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.beam_search("x" * 120, BeamSearchParams(beam_width=1, max_tokens=16))
+    assert caught.value.code == "context_length_exceeded"

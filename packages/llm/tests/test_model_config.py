@@ -22,6 +22,12 @@ def test_the_longest_request_is_what_the_checkpoint_was_made_for(tmp_path: Path,
     assert load_model_config(str(write_model_folder(tmp_path / "m", config=config))).max_model_len == expected
 
 
+def test_what_published_configurations_leave_out_is_filled_in(tmp_path: Path):
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"hidden_size": 2560}}
+    facts = load_model_config(str(write_model_folder(tmp_path, config=config)))
+    assert (facts.vocab_size, facts.max_position_embeddings) == (262_208, 131_072)
+
+
 def test_a_longer_request_than_the_model_has_positions_for_is_refused_with_both_numbers(tmp_path: Path):
     folder = write_model_folder(tmp_path / "m", config={"n_positions": 1024})
     with pytest.raises(ModelConfigError, match=r"max_model_len 4096: .* 1024 tokens"):

@@ -352,3 +352,53 @@ def test_every_kind_of_output_tells_the_same_story(
     assert told_reason is not None
     if told_reason[0] == "length":
         assert text == TOKENIZER.decode(told_ids, skip_special_tokens=True)
+
+
+# --- best_of ------------------------------------------------------------------------------------------------------
+
+
+def spoken(request_id: str, tokens: list[int], logprobs: list[float]) -> EngineCoreOutput:
+    entries = [TokenLogprobs((token,), (logprob,), 1) for token, logprob in zip(tokens, logprobs, strict=True)]
+    return EngineCoreOutput(request_id, tokens, logprobs=entries, finish_reason=FinishReason.LENGTH)
+
+
+def test_the_completions_with_the_best_mean_logprob_are_returned_best_first():
+    bench = Bench()
+    collector = bench.add(n=2, best_of=4, temperature=1.0)
+    bench.step(spoken("0_r", [1, 2], [-1.0, -1.0]), spoken("1_r", [3], [-0.9]))
+    bench.step(spoken("2_r", [4, 5, 6], [-0.2, -0.3, -0.1]))
+    assert collector.get_nowait() is None
+    bench.step(spoken("3_r", [7, 8, 9, 1], [-0.5] * 4))
+    output = taken(collector)
+    assert [(one.index, one.token_ids) for one in output.outputs] == [(0, [4, 5, 6]), (1, [7, 8, 9, 1])]
+    assert output.outputs[0].cumulative_logprob == pytest.approx(-0.6)
+    assert output.outputs[0].logprobs is None, "they were not asked for"
+    assert output.num_dropped_tokens == 3
+    assert output.finished
+
+
+def test_of_equally_good_completions_the_first_is_returned():
+    bench = Bench()
+    collector = bench.add(best_of=2, temperature=1.0, logprobs=1)
+    bench.step(spoken("0_r", [1], [-1.0]), spoken("1_r", [2], [-1.0]))
+    output = taken(collector)
+    assert [one.token_ids for one in output.outputs] == [[1]]
+    assert output.outputs[0].logprobs is not None
+
+
+def test_the_engine_is_asked_for_as_many_logprobs_as_the_choice_takes():
+    bench = Bench()
+    admitted = bench.inputs.admit("Hi", SamplingParams(best_of=3, temperature=1.0))
+    requests = bench.inputs.process_inputs("r", admitted)
+    assert [request.request_id for request in requests] == ["0_r", "1_r", "2_r"]
+    assert {request.sampling_params.logprobs for request in requests} == {0}
+    assert len({request.sampling_params.seed for request in requests}) == 3
+    assert {(request.sampling_params.n, request.sampling_params.best_of) for request in requests} == {(1, None)}
+
+
+def test_the_requests_of_a_beam_search_say_how_many_they_are():
+    bench = Bench()
+    admitted = bench.inputs.admit("Hi", SamplingParams(n=3, use_beam_search=True))
+    requests = bench.inputs.process_inputs("r", admitted)
+    assert [request.fork_of for request in requests] == ["", "0_r", "0_r"]
+    assert {request.sampling_params.n for request in requests} == {3}

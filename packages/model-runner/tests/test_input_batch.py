@@ -49,7 +49,7 @@ def test_a_reused_row_starts_with_an_empty_block_table() -> None:
 def test_appended_tokens_become_schedulable() -> None:
     batch = make_batch()
     step = batch.update(SchedulerOutput(1, [new("a", 3)], [ScheduledRequest("a", 0, 3, [0])]))
-    batch.append_tokens(step.rows, np.array([42]))
+    batch.append_tokens(step.rows, np.array([42]), np.array([1]))
     assert batch.request_token_ids("a") == [0, 1, 2, 42]
     batch.update(SchedulerOutput(2, [], [ScheduledRequest("a", 3, 1, [])]))
 

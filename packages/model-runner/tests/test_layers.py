@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmstack_model_runner.layers import Embedding, Linear, OutputHead
+from llmstack_model_runner.layers import Embedding, Linear, OutputHead, RMSNorm
+from llmstack_model_runner.layers.alibi import alibi_slopes
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope, rope_frequencies
 
 CPU = torch.device("cpu")
@@ -33,6 +34,51 @@ def test_transposed_tensors_are_read_as_the_checkpoint_stores_them() -> None:
     layer.slots()["c.weight"].load(weight)
     x = torch.randn(2, 4)
     torch.testing.assert_close(layer(x), x @ weight)
+
+
+def test_rows_of_a_part_are_read_in_the_order_given() -> None:
+    order = torch.tensor([2, 0, 1])
+    layer = Linear(4, {"q": 3, "k": 2}, has_bias=True, dtype=torch.float32, device=CPU, part_to_row_order={"q": order})
+    tensors = {name: torch.randn(slot.shape) for name, slot in layer.slots().items()}
+    for name, slot in layer.slots().items():
+        slot.load(tensors[name])
+    weight = torch.cat((tensors["q.weight"][order], tensors["k.weight"]))
+    bias = torch.cat((tensors["q.bias"][order], tensors["k.bias"]))
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, weight, bias))
+
+
+def test_a_head_adds_its_bias_and_caps_its_logits() -> None:
+    head = OutputHead(7, 4, dtype=torch.float32, device=CPU, has_bias=True, soft_cap=1.5)
+    tensors = {name: torch.randn(slot.shape) * 3 for name, slot in head.slots().items()}
+    for name, slot in head.slots().items():
+        slot.load(tensors[name])
+    head.finish_loading()
+    hidden = torch.randn(3, 4)
+    expected = 1.5 * torch.tanh((hidden @ tensors["lm_head.weight"].t() + tensors["lm_head.bias"]) / 1.5)
+    torch.testing.assert_close(head(hidden), expected)
+
+
+def test_an_embedding_is_scaled_by_a_number_of_its_own_type() -> None:
+    embedding = Embedding("wte", 7, 4, dtype=torch.bfloat16, device=CPU, scale=3072**0.5)
+    table = torch.randn(7, 4).bfloat16()
+    embedding.slots()["wte.weight"].load(table)
+    assert torch.equal(embedding(torch.tensor([3])), table[3:4] * torch.tensor(55.5).bfloat16())
+
+
+def test_a_norm_that_stores_its_scale_less_1_keeps_it_in_float32() -> None:
+    norm = RMSNorm("norm", 8, 1e-6, dtype=torch.bfloat16, device=CPU, is_offset=True)
+    stored, x = torch.randn(8).bfloat16(), torch.randn(3, 8).bfloat16()
+    norm.slots()["norm.weight"].load(stored)
+    wide = x.float()
+    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (1 + stored.float())
+    assert torch.equal(norm(x), expected.bfloat16())
+
+
+def test_alibi_slopes_are_powers_of_one_base() -> None:
+    assert alibi_slopes(8).tolist() == [2.0**-power for power in range(1, 9)]
+    torch.testing.assert_close(alibi_slopes(6)[:4], torch.tensor([2.0**-power for power in (2, 4, 6, 8)]))
+    torch.testing.assert_close(alibi_slopes(6)[4:], torch.tensor([2.0**-1, 2.0**-3]))
 
 
 def test_a_tied_head_reads_the_embedding_and_asks_for_nothing() -> None:

@@ -18,6 +18,7 @@ from llmstack_model_runner.weights import load_weights
 
 STORIES = Path(__file__).resolve().parents[3].parent / "shared" / "models" / "stories260k"
 CPU = torch.device("cpu")
+LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
 LLAMA: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -41,8 +42,8 @@ def test_stories260k_writes_its_published_story() -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'BertModel' is not supported; supported are .*GPT2LMHeadModel, "):
-        load_model_class("BertModel")
+    with pytest.raises(ValueError, match=r"'NobodysLMHeadModel' is not supported; supported are .*GPT2LMHeadModel, "):
+        load_model_class("NobodysLMHeadModel")
 
 
 def test_every_architecture_of_the_table_loads() -> None:
@@ -76,6 +77,25 @@ def test_installed_packages_add_models_but_replace_none(monkeypatch: pytest.Monk
         ("GPT2LMHeadModel", {"activation_function": "swish"}, "swish"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
         ("OPTForCausalLM", {"num_attention_heads": 3}, "multiple"),
+        (
+            "LlamaForCausalLM",
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4}},
+            "long_factor must",
+        ),
+        ("LlamaForCausalLM", {"rope_scaling": LONG_ROPE | {"short_factor": [1.0]}}, "short_factor must have 4 numbers"),
+        ("LlamaForCausalLM", {"rope_scaling": LONG_ROPE | {"long_factor": [1, 1, 1, 0]}}, "positive numbers"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.4}, "3 dimensions of a head must be even"),
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "gelu", "num_key_value_heads": 2}, "activation 'gelu'"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("Gemma3ForConditionalGeneration", {}, "text_config"),
+        ("GPTNeoXForCausalLM", {"hidden_size": 15}, "multiple"),
+        ("GPTJForCausalLM", {"n_embd": 16, "n_head": 2, "rotary_dim": 10}, "rotary_dim"),
+        ("PhiForCausalLM", {"qk_layernorm": True}, "qk_layernorm"),
+        ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm"),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 3}, "share"),
+        ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
         ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
     ],
 )
@@ -105,6 +125,47 @@ def test_true_shapes_are_read_from_the_configuration(architecture: str, config: 
         model.kv_spec.num_kv_heads * 128,
         config["hidden_size"],
     )
+
+
+def test_gemma_3_with_vision_fills_in_what_its_configuration_leaves_out() -> None:
+    given = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 7,
+        "sliding_window": 1024,
+        "vocab_size": 50,
+    }
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    model_class = load_model_class("Gemma3ForConditionalGeneration")
+    settings = model_class.read_settings({"text_config": given | {"rope_scaling": scaling}})  # type: ignore[attr-defined]  # of the Llama family
+    assert (settings.max_model_len, settings.is_tied) == (131_072, True)
+    assert [layer.sliding_window for layer in settings.layers] == [1024] * 5 + [None, 1024]
+    assert {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in settings.layers} == {(8, 4, 256)}
+    assert [(layer.rope.kind, layer.rope.theta) for layer in settings.layers[4:6]] == [
+        ("default", 10_000.0),
+        ("linear", 1_000_000.0),
+    ]
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_gemma_3_with_vision_finds_its_text_model_under_either_name(prefix: str) -> None:
+    config = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50, "head_dim": 8}
+    config["max_position_embeddings"] = 32
+    model = load_model_class("Gemma3ForConditionalGeneration")({"text_config": config}, torch.float32, CPU)
+    weights = {prefix + name.removeprefix("model."): torch.zeros(slot.shape) for name, slot in model.slots().items()}
+    model.load_weights({**weights, "vision_tower.x": torch.zeros(1), "multi_modal_projector.y": torch.zeros(1)}.items())
+
+
+def test_gpt_neox_reads_the_names_of_published_checkpoints() -> None:
+    config = {"intermediate_size": 64, "max_position_embeddings": 32, "rotary_pct": 0.5, "rotary_emb_base": 500}
+    model_class = load_model_class("GPTNeoXForCausalLM")
+    rope = model_class.read_settings(LLAMA | config).rope  # type: ignore[attr-defined]  # of the decoders with layer norms
+    assert (rope.rotary_dim, rope.theta) == (4, 500.0)
+    model = model_class(LLAMA | config, torch.float32, CPU)
+    weights = {name: torch.zeros(slot.shape) for name, slot in model.slots().items()}
+    weights["embed_out.weight"] = weights.pop("lm_head.weight")
+    weights["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 32, 32)  # the causal mask of old checkpoints
+    model.load_weights(weights.items())
 
 
 def test_one_layer_of_a_large_model_runs_with_made_up_weights() -> None:

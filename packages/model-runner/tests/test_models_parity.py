@@ -72,6 +72,8 @@ GEMMA: dict[str, Any] = LLAMA | {
 GEMMA2 = GEMMA | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
 GEMMA3 = GEMMA | {"query_pre_attn_scalar": 5, "sliding_window": 7, "num_hidden_layers": 3, "head_dim": 256}
 PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": 0}
+NEOX = LLAMA | {"hidden_size": 64}
+FALCON = LLAMA | {"num_attention_heads": 6, "hidden_size": 48, "tie_word_embeddings": True}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -135,6 +137,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         PHI3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}},
     ),
     "phi 3 with long rope": ("Phi3", PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
+    "gpt neox": ("GPTNeoX", NEOX),
+    "gpt neox one after the other, without biases, turned whole": (
+        "GPTNeoX",
+        NEOX
+        | {"use_parallel_residual": False, "attention_bias": False}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+    ),
+    "phi": ("Phi", NEOX | {"num_key_value_heads": 4}),
+    "phi with shared kv heads and linear rope": ("Phi", NEOX | {"rope_parameters": LINEAR_ROPE}),
+    "stablelm": ("StableLm", NEOX),
+    "stablelm parallel with biases and linear rope": (
+        "StableLm",
+        NEOX | {"use_parallel_residual": True, "use_qkv_bias": True, "rope_parameters": LINEAR_ROPE},
+    ),
+    "falcon with one kv head": ("Falcon", FALCON),
+    "falcon with groups and two norms": ("Falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon with groups and one norm": (
+        "Falcon",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon with alibi and biases, one after the other": (
+        "Falcon",
+        FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+    ),
+    "bloom": (
+        "Bloom",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
+    ),
+    "bloom with six heads": (
+        "Bloom",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 6, "initializer_range": 0.3},
+    ),
+    "gpt j": ("GPTJ", GPT2 | {"rotary_dim": 4}),
+    "gpt j turned whole": ("GPTJ", GPT2 | {"rotary_dim": 8, "n_inner": 40}),
 }
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",

@@ -51,13 +51,17 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "include_stop_str_in_output": False,
     "logit_bias": None,
     "allowed_token_ids": None,
+    "bad_words": None,
+    "extra_args": None,
 }
+# vLLM has the first four elsewhere, and the last two not in public.
+OWN_FIELDS = ("best_of", "use_beam_search", "length_penalty", "early_stopping", "typical_p", "bad_words_token_ids")
 
 
 def test_the_defaults_of_sampling_params_are_vllms() -> None:
     params = SamplingParams()
     assert {name: getattr(params, name) for name in VLLM_DEFAULTS} == VLLM_DEFAULTS
-    assert {field.name for field in fields(params)} - set(VLLM_DEFAULTS) == {"output_kind"}
+    assert {field.name for field in fields(params)} - set(VLLM_DEFAULTS) == {"output_kind", *OWN_FIELDS}
     assert params.output_kind == "cumulative"
 
 

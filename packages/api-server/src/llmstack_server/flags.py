@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from llmstack_server.unavailable_flags import NOT_AVAILABLE
 
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLS = ("auto", "llmstack", "transformers")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -74,6 +77,17 @@ def share(text: str) -> float:
     return number
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"'{text[:64]}' is no JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise argparse.ArgumentTypeError(f"'{text[:64]}' is no JSON object")
+    return parsed
+
+
 def seconds(text: str) -> float:
     """A number of seconds, 0 or more."""
     try:
@@ -114,6 +128,12 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", help="folder or repository id of the tokenizer (default: the model's)")
     add("--revision", help="branch, tag or commit of the repository")
     add("--load-format", choices=LOAD_FORMATS, default="auto", help="'dummy' makes random weights (default: auto)")
+    add(
+        "--model-impl",
+        choices=MODEL_IMPLS,
+        default="auto",
+        help="whose modelling code runs; 'auto' is ours where we have it, else transformers' (default: auto)",
+    )
     add("--dtype", choices=DTYPES, default="auto", help="'auto' is the checkpoint's (default: auto)")
     add(
         "--max-model-len", type=at_least(-1, count), metavar="N", help="longest request in tokens, such as 4096, 4k, 4K"
@@ -171,8 +191,29 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="blocks in host memory to swap preempted requests to, 0 to recompute them (default: 0)",
     )
     add("--async-scheduling", action=boolean, default=False, help="schedule a step before the last one's tokens arrive")
+    add(
+        "--speculative-config",
+        type=json_object,
+        metavar="JSON",
+        help="draft tokens that a step verifies, such as "
+        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
+    )
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
     add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
+    add(
+        "--logits-processors",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="custom logits processors, in the order they are applied",
+    )
+    add(
+        "--logprobs-mode",
+        choices=LOGPROBS_MODES,
+        default=LOGPROBS_MODES[0],
+        help="log-probabilities of the model, or those a token was drawn by (default: raw_logprobs)",
+    )
     add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--enforce-eager", action="store_true", help="accepted; there is nothing to compile on a CPU")

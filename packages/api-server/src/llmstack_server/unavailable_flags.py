@@ -22,18 +22,18 @@ _FLAGS = """
 --h11-max-incomplete-event-size --headless --hf-config-path --hf-overrides --hf-token --ignore-patterns
 --interleave-mm-strings --io-processor-plugin --kv-cache-dtype --kv-cache-metrics --kv-events-config
 --kv-offloading-backend --kv-offloading-size --kv-sharing-fast-prefill --kv-transfer-config --limit-mm-per-prompt
---log-config-file --log-error-stack --logits-processor-pattern --logits-processors --logprobs-mode
+--log-config-file --log-error-stack --logits-processor-pattern
 --lora-dtype --lora-modules --mamba-block-size --mamba-cache-dtype
 --mamba-ssm-cache-dtype --master-addr --master-port --max-cpu-loras --max-log-len --max-logprobs
 --max-long-partial-prefills --max-lora-rank --max-loras --max-num-queued-tokens
 --max-parallel-loading-workers --media-io-kwargs --middleware --mm-encoder-attn-backend --mm-encoder-tp-mode
---mm-processor-cache-gb --mm-processor-cache-type --mm-processor-kwargs --mm-shm-cache-max-object-size-mb --model-impl
+--mm-processor-cache-gb --mm-processor-cache-type --mm-processor-kwargs --mm-shm-cache-max-object-size-mb
 --model-loader-extra-config --nnodes --node-rank --optimization-level --otlp-traces-endpoint
 --override-attention-dtype --override-generation-config --pooler-config --prefill-context-parallel-size
 --prefix-caching-hash-algo --profiler-config --pt-load-map-location --quantization --ray-workers-use-nsight
 --reasoning-parser --reasoning-parser-plugin --response-role --return-tokens-as-token-ids --root-path --runner-type
 --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl --show-hidden-metrics-for-version
---skip-mm-profiling --skip-tokenizer-init --specialize-active-lora --speculative-config --ssl-ca-certs --ssl-cert-reqs
+--skip-mm-profiling --skip-tokenizer-init --specialize-active-lora --ssl-ca-certs --ssl-cert-reqs
 --ssl-certfile --ssl-ciphers --ssl-keyfile --stream-interval --structured-outputs-config --swap-space --task
 --tokenizer-mode --tokenizer-revision --tokens-only --tool-call-parser --tool-parser-plugin --tool-server
 --trust-remote-code --trust-request-chat-template --uds --use-tqdm-on-load --video-pruning-rate

@@ -129,7 +129,7 @@ def _events(body: dict[str, Any], behaviour: Behaviour, *, is_chat: bool) -> Ite
 
 
 def _usage(body: dict[str, Any], num_output_tokens: int) -> dict[str, int]:
-    prompt = body.get("prompt", body.get("messages"))
+    prompt = body["messages"] if "messages" in body else body["prompt"]
     num_prompt_tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
     return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}
 

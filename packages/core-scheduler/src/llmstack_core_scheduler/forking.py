@@ -54,8 +54,10 @@ class Forking:
 
     def _num_common_tokens(self, parent: Request, child: Request) -> int:
         limit = min(parent.num_computed_tokens, len(parent.token_ids), len(child.token_ids) - 1)
-        pairs = zip(parent.token_ids[:limit], child.token_ids, strict=False)
-        num_tokens = next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), limit)
+        ours, theirs = parent.token_ids[:limit], child.token_ids[:limit]
+        num_tokens = limit
+        if ours != theirs:
+            num_tokens = next(index for index in range(limit) if ours[index] != theirs[index])
         if parent.request_id in self._request_id_to_copies:  # what it has begun is still to be copied itself
             return num_tokens // self._manager.block_size * self._manager.block_size
         return num_tokens

@@ -19,23 +19,26 @@ class NgramDrafts:
 
     Of the n-grams that the tokens end with, the longest that occurred before counts, at its latest place. Each request
     has an index that grows with its tokens, so that a token is looked at a fixed number of times.
+
+    Attributes:
+        num_indexed_tokens: Tokens of all requests that it has an index of.
     """
 
     def __init__(self, config: SpeculativeConfig, max_num_indexed_tokens: int = MAX_NUM_INDEXED_TOKENS) -> None:
         self._lengths = range(config.prompt_lookup_min, config.prompt_lookup_max + 1)
         self._max_num_indexed_tokens = max_num_indexed_tokens
-        self._num_indexed_tokens = 0
+        self.num_indexed_tokens = 0
         self._indices: dict[str, _NgramIndex] = {}
 
     def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
         """As many guesses as asked for, or none where no n-gram is found."""
         index = self._indices.get(request_id)
         num_new_tokens = len(token_ids) - (0 if index is None else index.num_tokens)
-        if not 0 < num_new_tokens <= self._max_num_indexed_tokens - self._num_indexed_tokens:
+        if not 0 < num_new_tokens <= self._max_num_indexed_tokens - self.num_indexed_tokens:
             return []
         if index is None:
             index = self._indices[request_id] = _NgramIndex(self._lengths)
-        self._num_indexed_tokens += num_new_tokens
+        self.num_indexed_tokens += num_new_tokens
         end = index.advance(token_ids)
         return [] if end is None else _continue(token_ids, end, max_num_tokens)
 
@@ -43,7 +46,7 @@ class NgramDrafts:
         """Drops the request's index."""
         index = self._indices.pop(request_id, None)
         if index is not None:
-            self._num_indexed_tokens -= index.num_tokens
+            self.num_indexed_tokens -= index.num_tokens
 
 
 class _NgramIndex:

@@ -14,10 +14,12 @@ from random import Random
 from typing import Any
 
 from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.ngram_drafts import NgramDrafts
 from llmstack_core_scheduler.preemption import AlwaysRecompute, AlwaysSwap, CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.protocols import KVCacheManager
 from llmstack_core_scheduler.request import RequestStatus
 from llmstack_core_scheduler.scheduler import Scheduler
+from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 from llmstack_core_scheduler.testing import DecisionHash, FakeModelRunner, next_token
 from llmstack_types import (
     EngineCoreRequest,
@@ -33,6 +35,7 @@ MAX_NUM_STEPS = 20_000
 MAX_NUM_CRASHES = 3
 MAX_NUM_FORKS = 30
 _PREEMPTION_POLICIES: tuple[Callable[[], PreemptionPolicy], ...] = (AlwaysRecompute, AlwaysSwap, CheapestPreemption)
+_LOOKUP = SpeculativeConfig("ngram", 4, prompt_lookup_max=2, prompt_lookup_min=1)
 BLOCK_SIZES = (1, 2, 3, 4, 7, 8, 16, 32, 64)
 
 ManagerFactory = Callable[[int, int, int], KVCacheManager]
@@ -60,6 +63,16 @@ class GuessingDrafts:
         return text[len(token_ids) :]
 
 
+def repetitive_token(token_ids: Sequence[int]) -> int:
+    """Mostly what followed the last token when it last occurred: the fake model for drafts that are looked up."""
+    token_id = next_token(token_ids, VOCAB_SIZE)
+    if token_id % 4:
+        for index in range(len(token_ids) - 2, -1, -1):
+            if token_ids[index] == token_ids[-1]:
+                return token_ids[index + 1]
+    return token_id
+
+
 class Simulation:
     """One run; `run` raises where a promise is broken.
 
@@ -78,6 +91,7 @@ class Simulation:
         self.num_host_blocks = random.choice([0, 0, random.randint(1, 50), 200])
         self.make_preemption = random.choice(_PREEMPTION_POLICIES)
         self.has_drafts = self.config.num_lookahead_slots > 0
+        self.has_lookup = seed % 3 == 0
         self.num_ahead = random.choice([0, 0, 1])
         self.abort_rate = random.choice([0.0, 0.02, 0.1])
         self.crash_rate = random.choice([0.0, 0.0, 0.01])
@@ -115,13 +129,15 @@ class Simulation:
     def make_scheduler(self) -> Scheduler:
         """A scheduler as this seed has it, over an empty cache."""
         self.manager = self._make_manager(self.num_blocks, self.block_size, self.num_host_blocks)
-        draft_source = GuessingDrafts() if self.has_drafts else None
+        self.lookup = NgramDrafts(_LOOKUP)
+        draft_source = (self.lookup if self.has_lookup else GuessingDrafts()) if self.has_drafts else None
         return Scheduler(self.config, self.manager, preemption=self.make_preemption(), draft_source=draft_source)
 
     def _boot(self) -> None:
         self.scheduler = self.make_scheduler()
+        choose_token = (lambda _, token_ids: repetitive_token(token_ids)) if self.has_lookup else None
         self.runner = FakeModelRunner(
-            self.num_blocks, self.block_size, VOCAB_SIZE, None, self.num_host_blocks, self.failing
+            self.num_blocks, self.block_size, VOCAB_SIZE, choose_token, self.num_host_blocks, self.failing
         )
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -281,7 +297,8 @@ class Simulation:
     def _right_answer(self, request: EngineCoreRequest) -> list[int]:
         params, tokens, answer = request.sampling_params, list(request.prompt_token_ids), list[int]()
         while len(answer) < (params.max_tokens or 0):
-            answer.append(next_token(tokens + answer, VOCAB_SIZE))
+            text = tokens + answer
+            answer.append(repetitive_token(text) if self.has_lookup else next_token(text, VOCAB_SIZE))
             if answer[-1] in request.eos_token_ids and len(answer) >= params.min_tokens:
                 break
         return answer
@@ -339,6 +356,7 @@ class Simulation:
         _expect(self.manager.num_free_blocks == self.num_blocks, "no block is left behind")
         _expect(self.manager.num_free_host_blocks == self.num_host_blocks, "no host block is left behind")
         _expect(self.manager.reset_prefix_cache(), "an idle cache can be reset")
+        _expect(self.lookup.num_indexed_tokens == 0, "the source of drafts remembers nobody")
         _expect(self.runner.request_ids == [], "the runner has no row left")
         _expect((stats.num_running, stats.num_waiting, stats.num_swapped) == (0, 0, 0), "nobody is left")
 

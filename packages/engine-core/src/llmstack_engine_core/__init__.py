@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmstack_core_scheduler import SchedulerConfig
+    from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
     from llmstack_engine_core.build import build_engine_core
     from llmstack_engine_core.config import EngineConfig
     from llmstack_engine_core.engine_core import EngineCore
@@ -18,10 +18,11 @@ _MODULES = {
     "EngineConfig": "llmstack_engine_core.config",
     "EngineCore": "llmstack_engine_core.engine_core",
     "SchedulerConfig": "llmstack_core_scheduler",
+    "SpeculativeConfig": "llmstack_core_scheduler",
     "build_engine_core": "llmstack_engine_core.build",
 }
 
-__all__ = ["EngineConfig", "EngineCore", "SchedulerConfig", "build_engine_core"]
+__all__ = ["EngineConfig", "EngineCore", "SchedulerConfig", "SpeculativeConfig", "build_engine_core"]
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,8 @@ class EngineConfig:
         kv_cache_bytes: Size of the KV cache; None means what the device has left, within reason.
         num_host_blocks: Blocks in the host's memory, to which preempted requests may be swapped; 0 recomputes them.
         async_scheduling: Schedule each step before the last one's tokens are known. It changes no output; it gains
-            where the device computes by itself, and delays outputs by a step where it does not, as on a CPU.
+            where the device computes by itself, and delays outputs by a step where it does not, as on a CPU. Drafts
+            need those tokens, so the two exclude each other.
         is_max_model_len_explicit: The user asked for this `max_model_len`: refuse to start rather than lower it when
             the KV cache cannot hold one such request.
         log_stats: Report the scheduler's state with each step.
@@ -65,6 +66,8 @@ class EngineConfig:
         for name in ("step_log_bytes", "num_host_blocks"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.async_scheduling and self.scheduler.max_num_drafts:
+            raise ValueError("async_scheduling and speculative decoding exclude each other: drafts follow known tokens")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, but is {self.log_level[:64]!r}")
 
@@ -73,6 +76,11 @@ class EngineConfig:
             of_model, of_scheduler = getattr(self.model, name), getattr(self.scheduler, name)
             if of_model != of_scheduler:
                 raise ValueError(f"model.{name} is {of_model}, but scheduler.{name} is {of_scheduler}")
+        if self.model.max_num_drafts != self.scheduler.max_num_drafts:
+            raise ValueError(
+                f"model.max_num_drafts is {self.model.max_num_drafts}, but the scheduler's is "
+                f"{self.scheduler.max_num_drafts}"
+            )
 
     def to_plain(self) -> dict[str, Any]:
         """Nested dicts of builtins: for msgpack and JSON."""

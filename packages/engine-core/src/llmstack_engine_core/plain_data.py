@@ -40,8 +40,9 @@ def from_plain(cls: type[T], data: object, where: str = "") -> T:
 
 
 def _value_from_plain(hint: Any, value: object, where: str) -> Any:
-    if is_dataclass(hint) and isinstance(hint, type):
-        return from_plain(hint, value, f"{where}.")
+    nested = next(filter(is_dataclass, _alternatives(hint)), None)
+    if nested is not None and (value is not None or hint is nested):
+        return from_plain(nested, value, f"{where}.")
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{where} must be a list")

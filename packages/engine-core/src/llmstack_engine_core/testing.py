@@ -165,13 +165,13 @@ class EchoModelRunner:
             raise RuntimeError(f"step {self._num_steps} fails, as the options say")
 
     def _execute_row(self, scheduled: ScheduledRequest, results: _StepResults) -> None:
-        request_id, num_computed, num_scheduled, new_block_ids, _ = scheduled
+        request_id, num_computed, num_scheduled, new_block_ids, drafts = scheduled
         row = self._rows[request_id]
         request = row.request
         num_tokens = len(request.token_ids)
-        end = num_computed + num_scheduled
+        end = num_computed + num_scheduled - len(drafts)
         row.num_block_slots += len(new_block_ids) * self._block_size
-        if not 1 <= num_scheduled <= num_tokens - num_computed or end > row.num_block_slots:
+        if not num_computed < end <= num_tokens or end + len(drafts) > row.num_block_slots:
             raise ValueError(f"row {request_id} has {num_tokens} tokens and {row.num_block_slots} slots, not {end}")
         params, num_prompt_tokens = request.sampling_params, request.num_prompt_tokens
         if params.prompt_logprobs is not None and num_computed < num_prompt_tokens - 1:
@@ -186,14 +186,24 @@ class EchoModelRunner:
         if end < num_tokens or request.pooling_params is not None:
             results.sampled_token_ids.append([])
             return
-        token_id = request.token_ids[(num_tokens - num_prompt_tokens) % num_prompt_tokens]
-        request.token_ids.append(token_id)  # for a row that fails too: the next step may be scheduled for it already
+        sampled = _echo(request, drafts)  # for a row that fails too: the next step may be scheduled for it already
         if request_id in results.errors:
             results.sampled_token_ids.append([])
             return
-        results.sampled_token_ids.append([token_id])
+        results.sampled_token_ids.append(sampled)
         if params.logprobs is not None:
-            results.logprobs[request_id] = [fake_logprobs(token_id, params.logprobs)]
+            results.logprobs[request_id] = [fake_logprobs(token_id, params.logprobs) for token_id in sampled]
+
+
+def _echo(request: NewRequest, draft_token_ids: Sequence[int]) -> list[int]:
+    """The next token, and one more for each draft that was right; they are the request's from now on."""
+    token_ids, num_prompt_tokens, sampled = request.token_ids, request.num_prompt_tokens, list[int]()
+    for draft_token_id in [*draft_token_ids, None]:
+        sampled.append(token_ids[(len(token_ids) - num_prompt_tokens) % num_prompt_tokens])
+        token_ids.append(sampled[-1])
+        if sampled[-1] != draft_token_id:
+            break
+    return sampled
 
 
 def echo_vector(token_ids: Sequence[int], params: PoolingParams) -> bytes:

@@ -22,10 +22,11 @@ def allocate_kv_storage(
     Zeroed, since a kernel may multiply what it then masks out, and 0 times a NaN of old memory is a NaN.
 
     Raises:
-        ValueError: A size is not positive.
+        ValueError: A size is not positive; only `num_layers` may be 0, for a model without KV.
     """
+    if num_layers < 0:
+        raise ValueError(f"num_layers must be at least 0, got {num_layers}")
     sizes = {
-        "num_layers": num_layers,
         "num_blocks": num_blocks,
         "num_kv_heads": num_kv_heads,
         "block_size": block_size,

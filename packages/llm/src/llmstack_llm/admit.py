@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from llmstack_llm import request_errors
 from llmstack_llm.admit_choice import check_choice
 from llmstack_llm.admit_rules import check_token_ids, check_values, normal_logit_bias
+from llmstack_llm.bad_words import check_bad_words, check_bad_words_token_ids
 from llmstack_types import RequestOutputKind, SamplingParams
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
@@ -100,6 +101,8 @@ def admit_sampling_params(
         return param_names.get(field_name, field_name)
 
     check_values(params, limits.vocab_size, name)
+    check_bad_words(name("bad_words"), params.bad_words)
+    check_bad_words_token_ids(name("bad_words_token_ids"), params.bad_words_token_ids, limits.vocab_size)
     logit_bias = normal_logit_bias(name("logit_bias"), params.logit_bias, limits.vocab_size)
     if params.max_tokens == 0 and not is_echo:
         raise request_errors.below_min(name("max_tokens"), 1, 0, is_integer=True)
@@ -118,6 +121,9 @@ def admit_sampling_params(
         stop_token_ids=None if params.stop_token_ids is None else tuple(params.stop_token_ids),
         allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
         logit_bias=logit_bias,
+        bad_words=None if params.bad_words is None else tuple(params.bad_words),
+        bad_words_token_ids=tuple(tuple(sequence) for sequence in params.bad_words_token_ids),
+        extra_args=None if params.extra_args is None else dict(params.extra_args),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 from llmstack_llm import request_errors
@@ -60,6 +60,6 @@ def _check_beam_search(params: SamplingParams, name: Callable[[str], str]) -> No
         raise request_errors.invalid_value(name("temperature"), reason)
     for field, default in _MUST_BE_NEUTRAL.items():
         value = getattr(params, field)
-        is_neutral = value == default or (not value and not default) or (field == "top_k" and value == -1)
-        if not is_neutral:
+        is_empty = isinstance(value, Sized) and not len(value)
+        if not (value == default or is_empty or (field == "top_k" and value == -1)):
             raise request_errors.invalid_value(name(field), f"it cannot be combined with '{name('use_beam_search')}'")

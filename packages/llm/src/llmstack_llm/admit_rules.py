@@ -20,6 +20,9 @@ MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_LOGIT_BIAS = 100.0
+MAX_EXTRA_ARGS = 32
+MAX_EXTRA_ARG_ITEMS = 256
+MAX_EXTRA_ARG_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ RULES: Mapping[str, IntegerRule | DecimalRule | InstanceRule] = {
     "top_p": DecimalRule(0.0, 1.0, is_minimum_excluded=True),
     "top_k": IntegerRule(-1, INT64_MAX),
     "min_p": DecimalRule(0.0, 1.0),
+    "typical_p": DecimalRule(0.0, 1.0, is_minimum_excluded=True),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     # vLLM allows anything above 0; beyond these ends float32 logits overflow and the row turns to NaN.
@@ -196,6 +200,44 @@ def check_values(params: SamplingParams, vocab_size: int, name: Callable[[str], 
     if params.allowed_token_ids is not None:
         check_token_ids(name("allowed_token_ids"), params.allowed_token_ids, vocab_size)
         _check_not_empty(name("allowed_token_ids"), params.allowed_token_ids)
+    check_extra_args(name("extra_args"), params.extra_args)
+
+
+def check_extra_args(param: str, extra_args: object) -> None:
+    """At most 32 names, each with a string, a number, a boolean, null, or an array of at most 256 of these.
+
+    Raises:
+        InvalidRequestError: Names `param`, or the value at fault.
+    """
+    if extra_args is None:
+        return
+    if not isinstance(extra_args, Mapping):
+        raise request_errors.invalid_type(param, "an object", extra_args)
+    if len(extra_args) > MAX_EXTRA_ARGS:
+        raise request_errors.too_many_properties(param, MAX_EXTRA_ARGS, len(extra_args))
+    for key, value in extra_args.items():
+        _check_scalar(param, key, (str,), "an object with string keys")
+        items = value if isinstance(value, list) else [value]
+        if len(items) > MAX_EXTRA_ARG_ITEMS:
+            raise request_errors.array_too_long(f"{param}.{request_errors.echo(key)}", MAX_EXTRA_ARG_ITEMS, len(items))
+        for item in items:
+            _check_scalar(f"{param}.{request_errors.echo(key)}", item, _SCALARS, "a scalar or an array of scalars")
+
+
+_SCALARS = (str, bool, int, float, type(None))
+
+
+def _check_scalar(param: str, value: object, types: tuple[type, ...], expected: str) -> None:
+    if type(value) not in types:
+        raise request_errors.invalid_type(param, expected, value)
+    if isinstance(value, str):
+        check_text(param, value)
+        if len(value) > MAX_EXTRA_ARG_CHARS:
+            raise request_errors.string_too_long(param, MAX_EXTRA_ARG_CHARS, len(value))
+    if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
+        raise request_errors.invalid_value(param, "an integer must have at most 64 bits")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise request_errors.invalid_value(param, "expected a finite number")
 
 
 def _check_not_empty(param: str, values: Sequence[int]) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from llmstack_llm import request_errors
 from llmstack_llm.chat_messages import PARTS_JOINT, first_unusual_role
+from llmstack_llm.template_sandbox import TemplateEnvironment, TemplateTimeoutError
 from llmstack_types import InvalidRequestError, LLMStackError
 
 MAX_RENDERED_CHARS = 32 * 2**20
@@ -34,10 +30,17 @@ class ChatTemplate:
         source: Its text; None for the plain fallback: the messages' texts, joined by newlines.
     """
 
-    def __init__(self, source: str | None, named_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str | None,
+        named_tokens: Mapping[str, str] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.source = source
+        self._environment = TemplateEnvironment(clock)
         self._named_tokens = dict(named_tokens or {})
-        self._template = None if source is None else _compile(source)
+        self._template = None if source is None else _compile(self._environment, source)
 
     @property
     def is_fallback(self) -> bool:
@@ -75,27 +78,26 @@ class ChatTemplate:
     def _generate(self, names: dict[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
         if self._template is None:
             return ""
-        pieces, num_chars = [], 0
         try:
-            for piece in self._template.generate(names):
-                pieces.append(piece)
-                num_chars += len(piece)
-                if num_chars > MAX_RENDERED_CHARS:
-                    raise request_errors.invalid_value("messages", "the rendered conversation is too long")
+            with self._environment.limited_time():
+                return _joined(self._template.generate(names))
         except InvalidRequestError:
             raise
+        except TemplateTimeoutError:
+            reason = "the model's chat template takes too long over this conversation"
+            raise request_errors.invalid_value("messages", reason) from None
         # A template is a program of the model's author: whatever it runs into is about these messages.
         except (
             jinja2.TemplateError,
             ArithmeticError,
             AttributeError,
             LookupError,
+            MemoryError,
             RuntimeError,
             TypeError,
             ValueError,
         ) as error:
             raise _rejected(messages) from error
-        return "".join(pieces)
 
 
 def find_chat_template(
@@ -136,6 +138,16 @@ def _override(value: str) -> str:
         raise ChatTemplateError("chat template: no such file, and the text holds no template expression") from None
 
 
+def _joined(pieces: Iterable[str]) -> str:
+    kept, num_chars = [], 0
+    for piece in pieces:
+        kept.append(piece)
+        num_chars += len(piece)
+        if num_chars > MAX_RENDERED_CHARS:
+            raise request_errors.invalid_value("messages", "the rendered conversation is too long")
+    return "".join(kept)
+
+
 def _tagged(messages: Sequence[Mapping[str, Any]], tag: str) -> list[Mapping[str, Any]]:
     if not tag:
         return list(messages)
@@ -161,46 +173,10 @@ def _rejected(messages: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     return request_errors.invalid_value(param, "the model's chat template does not accept this conversation")
 
 
-def _compile(source: str) -> jinja2.Template:
+def _compile(environment: TemplateEnvironment, source: str) -> jinja2.Template:
     if len(source) > MAX_TEMPLATE_CHARS:
         raise ChatTemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARS} characters")
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
         raise ChatTemplateError(f"the chat template is no valid jinja2: {str(error)[:200]}") from error
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant said, for training; here its body is rendered as it stands."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
-        """The body as a block of its own, so that names set in it stay in it."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
-
-    def _same(self, caller: Any) -> str:
-        return str(caller())
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """jinja2's own filter escapes HTML, which no prompt wants."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: object) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.now().strftime(format_)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLS = ("auto", "llmstack", "transformers")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -41,6 +45,7 @@ class EngineArgs:
     Attributes:
         model: A folder, or a repository id.
         tokenizer: The same, where it is not the model's own.
+        model_impl: `llmstack` runs our models, `transformers` those of that package; `auto` ours where there is one.
         max_model_len: None is what the checkpoint was made for.
         max_num_batched_tokens: None is 2048 for a server, 8192 for `LLM`.
         num_kv_blocks: Blocks of the KV cache; `num_gpu_blocks_override` is vLLM's name for it.
@@ -48,6 +53,9 @@ class EngineArgs:
         max_num_partial_prefills: Requests in the midst of their prompts at once; 0 is no limit.
         num_host_blocks: Blocks in the host's memory that preempted requests may be swapped to; 0 recomputes them.
         async_scheduling: Schedule a step before the last one's tokens are known; changes no output.
+        speculative_config: Guesses at tokens, several of which one step then verifies; changes no output. A mapping, or
+            the same as JSON: `{"method": "ngram", "num_speculative_tokens": 5}`, with `prompt_lookup_max` and
+            `prompt_lookup_min` for the lengths of the n-grams. None guesses nothing.
         generation_config: `auto` applies the model's own sampling defaults, `vllm` keeps vLLM's.
         skip_tokenizer_init: Token ids in, token ids out.
         chat_template: A path, or the template itself; None is the model's.
@@ -55,6 +63,8 @@ class EngineArgs:
         record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
         log_level: Of the engine core's process.
+        logits_processors: Custom logits processors: classes, or their names as `module:Class`.
+        logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
     model: str
@@ -63,6 +73,7 @@ class EngineArgs:
     dtype: str = "auto"
     seed: int = 0
     load_format: str = "auto"
+    model_impl: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -79,6 +90,7 @@ class EngineArgs:
     max_num_partial_prefills: int = 0
     num_host_blocks: int = 0
     async_scheduling: bool = False
+    speculative_config: Mapping[str, Any] | str | None = None
     generation_config: str = "auto"
     skip_tokenizer_init: bool = False
     chat_template: str | None = None
@@ -87,10 +99,14 @@ class EngineArgs:
     max_num_queued_reqs: int | None = None
     log_level: str = "INFO"
     record_steps: str | None = None
+    logits_processors: Sequence[str | type] | None = None
+    logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("model_impl", self.model_impl, MODEL_IMPLS)
+        _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
             "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_num_queued_reqs",
@@ -124,6 +140,7 @@ class EngineArgs:
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig
 
+        speculative = _speculative(self.speculative_config)
         limits = {
             "max_model_len": model_config.max_model_len,
             "max_num_seqs": self.max_num_seqs,
@@ -131,13 +148,15 @@ class EngineArgs:
         }
         model = {
             "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
-            "seed": self.seed, "block_size": self.block_size, "device": self.device,
-            "gpu_memory_utilization": float(self.gpu_memory_utilization), **limits,
+            "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
+            "gpu_memory_utilization": float(self.gpu_memory_utilization), "logprobs_mode": self.logprobs_mode,
+            "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
+            "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,
         }  # fmt: skip
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
-            "max_num_partial_prefills": self.max_num_partial_prefills, **limits,
+            "max_num_partial_prefills": self.max_num_partial_prefills, "speculative": speculative, **limits,
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "runner": self.runner, "scheduler": scheduler,
@@ -174,6 +193,33 @@ class EngineArgs:
     def field_names(cls) -> tuple[str, ...]:
         """Every option's name."""
         return tuple(field.name for field in dataclasses.fields(cls))
+
+
+def _class_name(processor: str | type) -> str:
+    """`module:Class`, which is all that another process can be told."""
+    if isinstance(processor, str):
+        return processor
+    if "." in getattr(processor, "__qualname__", "."):
+        raise EngineArgsError(f"logits_processors: {processor!r:.100} must be a class at the top level of its module")
+    return f"{processor.__module__}:{processor.__qualname__}"
+
+
+def _speculative(value: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
+    """The checked fields of a `SpeculativeConfig`.
+
+    Raises:
+        EngineArgsError: They are none.
+    """
+    if value is None:
+        return None
+    from llmstack_engine_core import SpeculativeConfig
+    from llmstack_engine_core.plain_data import from_plain, to_plain
+
+    try:
+        named = json.loads(value) if isinstance(value, str) else dict(value)
+        return to_plain(from_plain(SpeculativeConfig, named, "speculative_config."))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EngineArgsError(f"speculative_config: {error}") from error
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from llmstack_llm.admit import (
     check_prompt_chars,
 )
 from llmstack_llm.admit_rules import check_text
+from llmstack_llm.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.model_config import ModelConfig
 from llmstack_llm.seeds import completion_seed
 from llmstack_llm.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class InputProcessor:
         self.limits = AdmissionLimits(model_config.max_model_len, model_config.vocab_size)
         self.eos_token_ids = _eos_token_ids(model_config, tokenizer)
         self._start_token_id = _start_token_id(model_config, tokenizer)
+        self._bad_words = BadWordSpelling(tokenizer)
         self._draw = draw
         self._clock = clock
 
@@ -87,7 +89,7 @@ class InputProcessor:
             token_ids = self._encode(text or "", param, add_special_tokens)
         if sampling_params.stop_strings and self.tokenizer is None:
             raise request_errors.unsupported_value("stop", "stop strings need a tokenizer")
-        return admit_request(
+        admitted = admit_request(
             text,
             token_ids,
             sampling_params,
@@ -97,12 +99,15 @@ class InputProcessor:
             default_max_tokens=default_max_tokens,
             is_echo=is_echo,
         )
+        bad_words_name = param_names.get("bad_words", "bad_words")
+        params = self._bad_words.apply(admitted.sampling_params, self.limits.vocab_size, bad_words_name)
+        return admitted if params is admitted.sampling_params else dataclasses.replace(admitted, sampling_params=params)
 
     async def admit_async(
         self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any
     ) -> AdmittedRequest:
         """`admit`, in a thread where the text is long, so that other streams go on."""
-        if _num_chars(prompt) > MAX_CHARS_ON_LOOP:
+        if _num_chars(prompt) + num_chars_of_bad_words(sampling_params) > MAX_CHARS_ON_LOOP:
             return await asyncio.to_thread(self.admit, prompt, sampling_params, **options)
         return self.admit(prompt, sampling_params, **options)
 

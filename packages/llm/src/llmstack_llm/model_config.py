@@ -12,6 +12,10 @@ from llmstack_types import LLMStackError, SamplingParams
 
 logger = logging.getLogger(__name__)
 
+# What published configurations leave out and mean.
+_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "Gemma3ForConditionalGeneration": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+}
 # Where each architecture writes its number of positions; the first key that is there counts.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
 _DEFAULT_MAX_MODEL_LEN = 2048
@@ -84,13 +88,14 @@ def load_model_config(
     path = resolve_model(model, revision)
     tokenizer_path = path if tokenizer is None or tokenizer == model else _tokenizer_folder(tokenizer)
     config = read_json(path, "config.json")
-    text_config = config.get("text_config") or config
+    architecture = _architecture(config)
+    text_config = {**_LEFT_OUT.get(architecture, {}), **(config.get("text_config") or config)}
     generation = read_json(path, "generation_config.json", required=False) or {}
     num_positions = _num_positions(text_config)
     return ModelConfig(
         model=model,
         path=path,
-        architecture=_architecture(config),
+        architecture=architecture,
         model_type=str(config.get("model_type", "")),
         max_model_len=_max_model_len(max_model_len, num_positions),
         vocab_size=_vocab_size(text_config),

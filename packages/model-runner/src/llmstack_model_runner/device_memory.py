@@ -38,13 +38,13 @@ def available_kv_bytes(device: torch.device, utilization: float, working_bytes: 
     return gpu_kv_bytes(free_bytes, total_bytes, utilization, working_bytes)
 
 
-def working_bytes(max_num_batched_tokens: int, max_num_seqs: int, vocab_size: int, token_bytes: int) -> int:
+def working_bytes(max_num_batched_tokens: int, max_num_logits: int, vocab_size: int, token_bytes: int) -> int:
     """A generous estimate of a step's activations and logits.
 
     Args:
         max_num_batched_tokens: Tokens in a step.
-        max_num_seqs: Rows with logits in a step.
+        max_num_logits: Tokens with logits in a step.
         vocab_size: Width of the logits.
         token_bytes: Bytes of one token's keys and values in all layers; a layer's activations are taken as that large.
     """
-    return max_num_batched_tokens * token_bytes + _LOGITS_COPIES * max_num_seqs * vocab_size * 4
+    return max_num_batched_tokens * token_bytes + _LOGITS_COPIES * max_num_logits * vocab_size * 4

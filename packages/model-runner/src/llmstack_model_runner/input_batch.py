@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from llmstack_model_runner.pooling.rows import PoolingRows
+from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
 from llmstack_types import NewRequest, ScheduledRequest, SchedulerOutput
-
-IntArray = npt.NDArray[np.int64]
 
 
 class InputBatchError(ValueError):
@@ -25,13 +24,15 @@ class StepRows:
     Attributes:
         rows: Where each request lies in the batch's arrays.
         num_computed_tokens: Tokens of each row whose KV exists before the step.
-        num_scheduled_tokens: Tokens of each row in this step; at least 1.
+        num_scheduled_tokens: Tokens of each row in this step, drafts included; at least 1.
+        num_drafts: Draft tokens of each row; they lie in the batch's tokens, behind the known ones.
     """
 
     request_ids: list[str]
     rows: IntArray  # [num_rows]
     num_computed_tokens: IntArray  # [num_rows]
     num_scheduled_tokens: IntArray  # [num_rows]
+    num_drafts: IntArray  # [num_rows]
 
 
 class InputBatch:
@@ -61,6 +62,7 @@ class InputBatch:
         self.num_row_blocks = np.zeros(max_num_rows, dtype=np.int64)
         self.num_prompt_logprobs: dict[int, int] = {}
         self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
+        self.pooling = PoolingRows(max_num_rows)
         self._max_model_len = max_model_len
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size
@@ -96,6 +98,8 @@ class InputBatch:
         self.num_tokens[row] = len(token_ids)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_row_blocks[row] = 0
+        if request.pooling_params is not None:
+            self.pooling.set_row(row, request.pooling_params)
         if request.sampling_params.prompt_logprobs is not None:
             self.num_prompt_logprobs[row] = request.sampling_params.prompt_logprobs
         self.sampling.set_row(row, request.sampling_params, token_ids, request.num_prompt_tokens, request.eos_token_ids)
@@ -110,14 +114,17 @@ class InputBatch:
         if row is None:
             raise InputBatchError(f"request {request_id!r} cannot be removed: the runner has no row for it")
         self.sampling.clear_row(row)
+        self.pooling.clear_row(row)
         self.num_prompt_logprobs.pop(row, None)
         self._free_rows.append(row)
 
-    def append_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
-        """Appends one token to each of the rows, which are distinct."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
-        self.sampling.count_tokens(rows, token_ids)
+    def append_tokens(self, rows: IntArray, token_ids: IntArray, num_appended: IntArray) -> None:
+        """Appends `num_appended` of the tokens to each of the rows, which are distinct, one row after the other."""
+        columns = ragged_aranges(self.num_tokens[rows], num_appended)
+        token_rows = np.repeat(rows, num_appended)
+        self.token_ids[token_rows, columns] = token_ids
+        self.num_tokens[rows] += num_appended
+        self.sampling.count_tokens(token_rows, token_ids)
 
     def request_token_ids(self, request_id: str) -> list[int]:
         """All tokens of a request, prompt then output.
@@ -159,12 +166,15 @@ class InputBatch:
             rows=np.array([self._row(request.request_id) for request in scheduled], dtype=np.int64),
             num_computed_tokens=np.array([request.num_computed_tokens for request in scheduled], dtype=np.int64),
             num_scheduled_tokens=np.array([request.num_scheduled_tokens for request in scheduled], dtype=np.int64),
+            num_drafts=np.array([len(request.draft_token_ids) for request in scheduled], dtype=np.int64),
         )
         if len(set(step.request_ids)) != len(step.request_ids):
             raise InputBatchError("a request is scheduled twice in one step")
         for row, request in zip(step.rows.tolist(), scheduled, strict=True):
             if request.new_block_ids:
                 self._append_blocks(row, request)
+            if request.draft_token_ids:
+                self._place_drafts(row, request)
         self._check_extent(step)
         return step
 
@@ -180,12 +190,24 @@ class InputBatch:
         self.block_tables[row, start:end] = block_ids
         self.num_row_blocks[row] = end
 
+    def _place_drafts(self, row: int, request: ScheduledRequest) -> None:
+        """Writes drafts where the tokens they guess at will lie."""
+        drafts = request.draft_token_ids
+        start = int(self.num_tokens[row])
+        if start + len(drafts) > self._max_model_len:
+            raise InputBatchError(f"request {request.request_id!r} has drafts beyond {self._max_model_len} tokens")
+        if min(drafts) < 0 or max(drafts) >= self._vocab_size:
+            raise InputBatchError(f"request {request.request_id!r} has a draft outside [0, {self._vocab_size})")
+        self.token_ids[row, start : start + len(drafts)] = drafts
+
     def _check_extent(self, step: StepRows) -> None:
         ends = step.num_computed_tokens + step.num_scheduled_tokens
+        known_ends = self.num_tokens[step.rows] + step.num_drafts
         is_bad = (
-            (step.num_scheduled_tokens < 1)
+            (step.num_scheduled_tokens <= step.num_drafts)
             | (step.num_computed_tokens < 0)
-            | (ends > self.num_tokens[step.rows])
+            | (ends > known_ends)
+            | ((step.num_drafts > 0) & (ends < known_ends))
             | (ends > self.num_row_blocks[step.rows] * self.block_size)
         )
         if not is_bad.any():

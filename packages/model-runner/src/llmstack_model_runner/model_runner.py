@@ -17,10 +17,15 @@ from llmstack_model_files import read_json
 from llmstack_model_runner.block_copies import apply_block_copies
 from llmstack_model_runner.device_memory import available_kv_bytes, working_bytes
 from llmstack_model_runner.host_limits import num_compute_threads
-from llmstack_model_runner.input_batch import InputBatch, StepRows
-from llmstack_model_runner.models import CausalLM, load_model_class
+from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
+from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
+from llmstack_model_runner.models import CausalLM, Model
+from llmstack_model_runner.models.choice import choose_model_class
+from llmstack_model_runner.pooling.pool import pool
+from llmstack_model_runner.pooling.warm_up import pooling_warm_up_steps
 from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
 from llmstack_model_runner.prompt_logprobs import compute_prompt_logprobs
+from llmstack_model_runner.ragged import ragged_aranges
 from llmstack_model_runner.sampling import (
     LogitsProcessors,
     LogitsProcessorType,
@@ -57,7 +62,7 @@ class ModelRunner:
         self._sampler = Sampler()
         self._logits_processor_types: list[LogitsProcessorType] = []
         self._device = torch.device("cpu")
-        self._model: CausalLM | None = None
+        self._model: Model | None = None
         self._spec: KVCacheSpec | None = None
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._host_kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -76,7 +81,8 @@ class ModelRunner:
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
         model_config = read_json(model_path, "config.json")
-        model_class = load_model_class(_architecture(model_config))
+        model_class = choose_model_class(_architecture(model_config), config.model_impl)
+        logger.info("model: %s (%s)", _architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
         model = model_class(model_config, dtype, self._device)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
@@ -88,7 +94,7 @@ class ModelRunner:
             logger.info("CPU threads: %d", num_threads)
         load_weights(model, model_path, config.load_format, dtype, config.seed)
         self._model = model
-        self._spec = _kv_cache_spec(model, dtype, config.block_size, self._device)
+        self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the KV storage; after `load_model`."""
@@ -102,7 +108,8 @@ class ModelRunner:
         num_row_blocks = -(-config.max_model_len // config.block_size)
         needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
         token_bytes = spec.bytes_per_block // spec.block_size
-        step_bytes = working_bytes(config.max_num_batched_tokens, config.max_num_seqs, spec.vocab_size, token_bytes)
+        num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
+        step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
         return min(needed_bytes, available_kv_bytes(self._device, config.gpu_memory_utilization, step_bytes))
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
@@ -126,7 +133,10 @@ class ModelRunner:
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors
         )
         max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
-        for step in warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs):
+        warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
+        if not spec.is_generative:
+            warm_up = pooling_warm_up_steps(num_blocks, spec.block_size, max_num_tokens)
+        for step in warm_up:
             self.execute_model(step).result()
         self.timing = StepTiming()
 
@@ -155,8 +165,9 @@ class ModelRunner:
         return self._pending
 
     def backends(self) -> Mapping[str, str]:
-        """Operation to the implementation that runs it."""
-        return backends(self._device.type)
+        """Operation to the implementation that runs it; `model` is whose modelling code, once it is loaded."""
+        model = {} if self._model is None else {"model": self._model.implementation}
+        return model | dict(backends(self._device.type))
 
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
@@ -166,29 +177,33 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _run(self, model: CausalLM, batch: InputBatch, step: StepRows, inputs: ModelInputs) -> PendingStep:
+    def _run(self, model: Model, batch: InputBatch, step: StepRows, inputs: ModelInputs) -> PendingStep:
         with self.timing.phase("forward"):
             hidden = model.forward(inputs.token_ids, inputs.positions, inputs.attention_metadata, self._kv_caches)
         with self.timing.phase("sample"):
             sampled = self._sample(model, batch, step, inputs, hidden)
             prompt_logprobs = (
                 list(compute_prompt_logprobs(batch, step, inputs, hidden, model.compute_logits))
-                if batch.num_prompt_logprobs
+                if batch.num_prompt_logprobs and isinstance(model, CausalLM)
                 else ()
             )
+            pooled = pool(batch, step, inputs, hidden) if len(batch.pooling) else None
         self.timing.num_steps += 1
         self.timing.num_tokens += len(inputs.token_ids)
-        return PendingStep(batch, step, inputs.sampling_indices, sampled, prompt_logprobs)
+        return PendingStep(batch, step, inputs.sampling_indices, sampled, prompt_logprobs, pooled)
 
     def _sample(
-        self, model: CausalLM, batch: InputBatch, step: StepRows, inputs: ModelInputs, hidden: torch.Tensor
+        self, model: Model, batch: InputBatch, step: StepRows, inputs: ModelInputs, hidden: torch.Tensor
     ) -> SamplerOutput | None:
         rows = step.rows[inputs.sampling_indices]
         if not len(rows):
             return None
+        if not isinstance(model, CausalLM):
+            raise InputBatchError("a row is to sample, but the model has no output head")
         logits = model.compute_logits(hidden[inputs.logits_indices])
-        output_indices = batch.num_tokens[rows] - batch.num_prompt_tokens[rows]
-        return self._sampler.sample(logits, batch.sampling.metadata(rows, output_indices))
+        num_places = step.num_drafts[inputs.sampling_indices] + 1
+        output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
+        return self._sampler.sample(logits, batch.sampling.metadata(np.repeat(rows, num_places), output_indices))
 
 
 def resolve_device(name: str) -> torch.device:
@@ -213,7 +228,7 @@ def check_max_model_len(max_model_len: int, num_positions: int) -> None:
         )
 
 
-def num_weight_bytes(model: CausalLM, dtype: torch.dtype) -> int:
+def num_weight_bytes(model: Model, dtype: torch.dtype) -> int:
     """Size of the model's weights in `dtype`."""
     return sum(math.prod(slot.shape) for slot in model.slots().values()) * dtype.itemsize
 
@@ -223,18 +238,3 @@ def _architecture(model_config: Mapping[str, Any]) -> str:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ValueError("config.json names no architecture: the list `architectures` is missing or empty")
     return architectures[0]
-
-
-def _kv_cache_spec(model: CausalLM, dtype: torch.dtype, block_size: int, device: torch.device) -> KVCacheSpec:
-    spec = model.kv_spec
-    token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    return KVCacheSpec(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        block_size=block_size,
-        dtype=str(dtype).removeprefix("torch."),
-        bytes_per_block=token_bytes * block_size,
-        vocab_size=spec.vocab_size,
-        device=device.type,
-    )

@@ -11,7 +11,8 @@ import torch
 
 from llmstack_kv_cache.slot_mapping import compute_slot_mapping
 from llmstack_model_runner.attention_metadata import AttentionMetadata
-from llmstack_model_runner.input_batch import InputBatch, IntArray, StepRows
+from llmstack_model_runner.input_batch import InputBatch, StepRows
+from llmstack_model_runner.ragged import IntArray, ragged_aranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,15 @@ class ModelInputs:
     """One step's tensors; prefills and decodes lie one after the other in scheduled order.
 
     Attributes:
-        logits_indices: The flat token of each sampling row whose logits are needed: the row's last one.
+        logits_indices: The flat tokens whose logits are needed: of each sampling row the last one that is known, and
+            its drafts.
         sampling_indices: Which rows of the step sample, ascending; the others are chunks of a prefill.
     """
 
     token_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
     attention_metadata: AttentionMetadata
-    logits_indices: torch.Tensor  # [num_sampling_rows] int64
+    logits_indices: torch.Tensor  # [num_logits] int64
     sampling_indices: IntArray  # [num_sampling_rows]
     query_start_loc: IntArray  # [num_rows + 1]
 
@@ -42,7 +44,10 @@ def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> M
     np.cumsum(num_scheduled, out=query_start_loc[1:])
     positions, row_indices = _flatten(step, query_start_loc)
     token_ids = batch.token_ids[step.rows[row_indices], positions].astype(np.int64)
-    sampling_indices = np.flatnonzero(seq_lens == batch.num_tokens[step.rows])
+    is_sampling = (seq_lens == batch.num_tokens[step.rows] + step.num_drafts) & ~batch.pooling.is_pooling[step.rows]
+    sampling_indices = np.flatnonzero(is_sampling)
+    num_logits = step.num_drafts[sampling_indices] + 1
+    logits_indices = ragged_aranges(query_start_loc[1:][sampling_indices] - num_logits, num_logits)
     device_positions = _to_device(positions, device)
     block_tables = _to_device(_block_tables(batch, step, seq_lens), device)
     return ModelInputs(
@@ -60,7 +65,7 @@ def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> M
             max_query_len=int(num_scheduled.max()),
             max_seq_len=int(seq_lens.max()),
         ),
-        logits_indices=_to_device(query_start_loc[1:][sampling_indices] - 1, device),
+        logits_indices=_to_device(logits_indices, device),
         sampling_indices=sampling_indices,
         query_start_loc=query_start_loc,
     )
@@ -68,11 +73,10 @@ def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> M
 
 def _flatten(step: StepRows, query_start_loc: IntArray) -> tuple[IntArray, IntArray]:
     """Position of every token of the step, and which row of the step it belongs to; both [num_tokens]."""
-    num_tokens, num_rows = int(query_start_loc[-1]), len(step.rows)
-    if num_tokens == num_rows:  # Every row decodes.
+    num_rows = len(step.rows)
+    if int(query_start_loc[-1]) == num_rows:  # Every row decodes.
         return step.num_computed_tokens, np.arange(num_rows)
-    first_positions = step.num_computed_tokens - query_start_loc[:-1]
-    positions = np.repeat(first_positions, step.num_scheduled_tokens) + np.arange(num_tokens)
+    positions = ragged_aranges(step.num_computed_tokens, step.num_scheduled_tokens)
     return positions, np.repeat(np.arange(num_rows), step.num_scheduled_tokens)
 
 

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from llmstack_model_runner.input_batch import InputBatch, IntArray, StepRows
+from llmstack_model_runner.input_batch import InputBatch, StepRows
+from llmstack_model_runner.pooling.pool import PooledRows
 from llmstack_model_runner.prompt_logprobs import PromptLogprobs
+from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import SamplerOutput
+from llmstack_model_runner.sampling.rejection import NO_DRAFT, count_kept
 from llmstack_types import ModelRunnerOutput, TokenLogprobs
 
 BAD_LOGITS = "the model gave no usable probabilities for the next token"
@@ -20,8 +24,8 @@ class PendingStep:
     """A step under way; the first `result` waits for it and appends its tokens to the batch.
 
     Attributes:
-        sampling_indices: Which rows of the step sampled; parallel to the rows of `sampled`.
-        sampled: None when no row samples.
+        sampling_indices: Which rows of the step sampled.
+        sampled: For each of them a token, and one more for each draft; None when no row samples.
     """
 
     batch: InputBatch
@@ -29,6 +33,7 @@ class PendingStep:
     sampling_indices: IntArray
     sampled: SamplerOutput | None = None
     prompt_logprobs: Sequence[PromptLogprobs] = ()
+    pooled: PooledRows | None = None
     _output: ModelRunnerOutput | None = field(default=None, init=False)
 
     def result(self) -> ModelRunnerOutput:
@@ -43,32 +48,61 @@ class PendingStep:
         logprobs: dict[str, list[TokenLogprobs]] = {}
         errors: dict[str, str] = {}
         if self.sampled is not None:
-            self._collect_tokens(self.sampled, sampled_token_ids, errors)
-            logprobs = self._collect_logprobs(self.sampled, errors)
+            indices = self._collect_tokens(self.sampled, sampled_token_ids, errors)
+            logprobs = self._collect_logprobs(self.sampled, indices, errors)
+        pooled: dict[str, bytes] = {}
+        if self.pooled is not None:
+            pooled, failed = self.pooled.to_bytes()
+            errors |= failed
         return ModelRunnerOutput(
             request_ids=request_ids,
             sampled_token_ids=sampled_token_ids,
             logprobs=logprobs,
             prompt_logprobs={part.request_id: part.tensors.to_lists() for part in self.prompt_logprobs},
             errors=errors,
+            pooled=pooled,
         )
 
     def _collect_tokens(
         self, sampled: SamplerOutput, sampled_token_ids: list[list[int]], errors: dict[str, str]
-    ) -> None:
+    ) -> IntArray:
+        """Takes over the tokens; the row of the step that each of `sampled` belongs to, -1 for dropped ones."""
         token_ids, is_good = sampled.token_ids.cpu().numpy(), sampled.is_good.cpu().numpy()
-        good_indices = self.sampling_indices[is_good]
+        num_kept = self._verify(token_ids, is_good)
+        num_places = self.step.num_drafts[self.sampling_indices] + 1
+        is_kept = ragged_aranges(np.zeros_like(num_places), num_places) < np.repeat(num_kept, num_places)
+        indices = np.where(is_kept, np.repeat(self.sampling_indices, num_places), -1)
         # A row that failed gets a token as well: the step after this one may have been scheduled for it already.
-        self.batch.append_tokens(self.step.rows[self.sampling_indices], np.where(is_good, token_ids, 0))
-        for index, token_id in zip(good_indices.tolist(), token_ids[is_good].tolist(), strict=True):
-            sampled_token_ids[index].append(token_id)
-        for index in self.sampling_indices[~is_good].tolist():
+        kept_token_ids = np.where(is_good, token_ids, 0)[is_kept]
+        self.batch.append_tokens(self.step.rows[self.sampling_indices], kept_token_ids, num_kept)
+        for index in indices[is_kept & ~is_good].tolist():
             errors[self.step.request_ids[index]] = BAD_LOGITS
+        for index, token_id in zip(indices[is_kept].tolist(), kept_token_ids.tolist(), strict=True):
+            if self.step.request_ids[index] not in errors:
+                sampled_token_ids[index].append(token_id)
+        return indices
 
-    def _collect_logprobs(self, sampled: SamplerOutput, errors: dict[str, str]) -> dict[str, list[TokenLogprobs]]:
+    def _verify(self, token_ids: IntArray, is_good: npt.NDArray[np.bool_]) -> IntArray:
+        """How many of each sampling row's tokens are kept."""
+        num_drafts = self.step.num_drafts[self.sampling_indices]
+        if not num_drafts.any():
+            return np.ones_like(num_drafts)
+        rows, num_places = self.step.rows[self.sampling_indices], num_drafts + 1
+        columns = ragged_aranges(self.batch.num_tokens[rows], num_places)
+        draft_token_ids = self.batch.token_ids[np.repeat(rows, num_places), columns].astype(np.int64)
+        draft_token_ids[np.cumsum(num_places) - 1] = NO_DRAFT
+        return count_kept(token_ids, is_good, draft_token_ids, num_places)
+
+    def _collect_logprobs(
+        self, sampled: SamplerOutput, indices: IntArray, errors: dict[str, str]
+    ) -> dict[str, list[TokenLogprobs]]:
+        """`indices` is what `_collect_tokens` returns."""
+        logprobs: dict[str, list[TokenLogprobs]] = {}
         if sampled.logprobs is None:
-            return {}
-        indices = self.sampling_indices[np.array(sampled.logprob_rows)].tolist()
-        request_ids = [self.step.request_ids[index] for index in indices]
-        entries = zip(request_ids, sampled.logprobs.to_lists(), strict=True)
-        return {request_id: [entry] for request_id, entry in entries if request_id not in errors}
+            return logprobs
+        places = np.array(sampled.logprob_rows)
+        for index, entry in zip(indices[places].tolist(), sampled.logprobs.to_lists(), strict=True):
+            request_id = self.step.request_ids[index]
+            if index >= 0 and request_id not in errors:
+                logprobs.setdefault(request_id, []).append(entry)
+        return logprobs

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
@@ -87,22 +88,29 @@ class StepDriver:
         request = self._requests[request_id]
         return request.num_prompt_tokens + len(self.outputs[request_id]) - self._num_computed[request_id]
 
-    def step(self, request_id_to_num_tokens: Mapping[str, int]) -> ModelRunnerOutput:
-        """Runs one step with the given rows, in the mapping's order."""
-        scheduled = [self._schedule(request_id, num) for request_id, num in request_id_to_num_tokens.items()]
+    def step(
+        self, request_id_to_num_tokens: Mapping[str, int], drafts: Mapping[str, Sequence[int]] = MappingProxyType({})
+    ) -> ModelRunnerOutput:
+        """Runs one step with the given rows, in the mapping's order; `drafts` follow the tokens of their rows."""
+        scheduled = [
+            self._schedule(request_id, num, drafts.get(request_id, ()))
+            for request_id, num in request_id_to_num_tokens.items()
+        ]
         output = self._runner.execute_model(
             SchedulerOutput(
                 step=self._num_steps,
                 new_requests=self._new,
                 scheduled_requests=scheduled,
                 removed_request_ids=self._removed,
-                total_num_scheduled_tokens=sum(request_id_to_num_tokens.values()),
+                total_num_scheduled_tokens=sum(row.num_scheduled_tokens for row in scheduled),
             )
         ).result()
         self._new, self._removed = [], []
         self._num_steps += 1
         for request_id, token_ids in zip(output.request_ids, output.sampled_token_ids, strict=True):
             self.outputs[request_id].extend(token_ids)
+            # What was accepted is computed; the slots of other drafts are used again.
+            self._num_computed[request_id] += max(len(token_ids) - 1, 0)
         self.errors.update(output.errors)
         return output
 
@@ -121,11 +129,11 @@ class StepDriver:
             NewRequest(request_id, token_ids, request.num_prompt_tokens, request.sampling_params, request.eos_token_ids)
         )
 
-    def _schedule(self, request_id: str, num_tokens: int) -> ScheduledRequest:
+    def _schedule(self, request_id: str, num_tokens: int, drafts: Sequence[int]) -> ScheduledRequest:
         start = self._num_computed[request_id]
         blocks = self._blocks[request_id]
-        num_new_blocks = -(-(start + num_tokens) // self._block_size) - len(blocks)
+        num_new_blocks = max(-(-(start + num_tokens + len(drafts)) // self._block_size) - len(blocks), 0)
         new_blocks = [self._free_blocks.pop() for _ in range(num_new_blocks)]
         blocks.extend(new_blocks)
         self._num_computed[request_id] = start + num_tokens
-        return ScheduledRequest(request_id, start, num_tokens, new_blocks)
+        return ScheduledRequest(request_id, start, num_tokens + len(drafts), new_blocks, drafts)

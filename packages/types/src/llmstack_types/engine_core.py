@@ -35,7 +35,8 @@ class EngineCoreRequest:
         cache_salt: Requests with different salts never share cached blocks.
         lora_name: The adapter to use; None is the base model.
         fork_of: Id of a request added just before, with the same prompt, salt and adapter, whose blocks this one may
-            share; empty for none. It changes no output.
+            share; empty for none. It changes no output, except under `use_beam_search`: the `n` requests of a search
+            name its first one, and each gets one of the beams.
         pooling_params: The request ends with its prompt and brings one vector: a completion of no tokens, whose
             `sampling_params` have `max_tokens` 0. None for a completion.
     """

@@ -17,6 +17,7 @@ class ModelRunnerConfig:
         max_model_len: The longest request in tokens.
         max_num_batched_tokens: Upper bound of tokens in one step.
         max_num_seqs: Upper bound of rows in one step.
+        max_num_drafts: Upper bound of draft tokens in one row.
         device: `auto`, `cpu` or `cuda`.
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
@@ -36,6 +37,7 @@ class ModelRunnerConfig:
     model_impl: str = "auto"
     logits_processors: tuple[str, ...] = ()
     logprobs_mode: str = "raw_logprobs"
+    max_num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

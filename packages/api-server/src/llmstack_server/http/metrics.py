@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -62,6 +63,7 @@ class ServerMetrics:
         self._preemptions = self._counter("num_preemptions", "Requests that lost their blocks to others.")
         self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Tokens found there.")
+        self._make_speculation_metrics()
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
@@ -86,6 +88,18 @@ class ServerMetrics:
             f"{PREFIX}cache_config_info", "The KV cache; always 1.",
             (*_ENGINE_LABELS, "block_size", "num_gpu_blocks"), registry=self._registry,
         )  # fmt: skip
+
+    def _make_speculation_metrics(self) -> None:
+        self._drafts = self._counter("spec_decode_num_drafts", "Rows with draft tokens.")
+        self._draft_tokens = self._counter("spec_decode_num_draft_tokens", "Draft tokens computed.")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that were right.")
+        self._accepted_per_place = Counter(
+            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos", "The same, by their place in the row from 0 on.",
+            (*_ENGINE_LABELS, "position"), registry=self._registry,
+        )  # fmt: skip
+        self._acceptance_rate = self._gauge(
+            "spec_decode_draft_acceptance_rate", "Share of the draft tokens that were right, since the start."
+        )
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(PREFIX + name, text, _ENGINE_LABELS, registry=self._registry).labels(*self._labels)
@@ -125,6 +139,16 @@ class ServerMetrics:
         self._preemptions.inc(growth.num_preemptions)
         self._queries.inc(growth.prefix_cache_queries)
         self._hits.inc(growth.prefix_cache_hits)
+        if stats.num_draft_tokens:
+            self._record_speculation(stats, growth)
+
+    def _record_speculation(self, stats: SchedulerStats, growth: SchedulerStats) -> None:
+        self._drafts.inc(growth.num_drafts)
+        self._draft_tokens.inc(growth.num_draft_tokens)
+        self._accepted.inc(growth.num_accepted_draft_tokens)
+        for place, num_accepted in enumerate(growth.num_accepted_draft_tokens_per_place):
+            self._accepted_per_place.labels(*self._labels, str(place)).inc(num_accepted)
+        self._acceptance_rate.set(stats.num_accepted_draft_tokens / stats.num_draft_tokens)
 
     def _record_finished(self, finished: FinishedRequestStats) -> None:
         self._success.labels(*self._labels, finished.finish_reason).inc()
@@ -148,6 +172,12 @@ class ServerMetrics:
         return generate_latest(collector)
 
 
+_COUNTERS = (
+    "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "num_drafts", "num_draft_tokens",
+    "num_accepted_draft_tokens",
+)  # fmt: skip
+
+
 class _SchedulerCounters:
     """Turns the engine's totals into growth, since a Prometheus counter can only be added to."""
 
@@ -157,11 +187,12 @@ class _SchedulerCounters:
     def growth(self, stats: SchedulerStats) -> SchedulerStats:
         """The difference to the last step's totals."""
         last, self._last = self._last, stats
-        return stats._replace(
-            num_preemptions=max(stats.num_preemptions - last.num_preemptions, 0),
-            prefix_cache_queries=max(stats.prefix_cache_queries - last.prefix_cache_queries, 0),
-            prefix_cache_hits=max(stats.prefix_cache_hits - last.prefix_cache_hits, 0),
+        grown = {name: max(getattr(stats, name) - getattr(last, name), 0) for name in _COUNTERS}
+        places = zip_longest(
+            stats.num_accepted_draft_tokens_per_place, last.num_accepted_draft_tokens_per_place, fillvalue=0
         )
+        growths = tuple(max(total - before, 0) for total, before in places)
+        return stats._replace(**grown, num_accepted_draft_tokens_per_place=growths)
 
 
 class _WithAliases:

@@ -9,11 +9,11 @@ from llmstack_llm import request_errors
 from llmstack_llm.admit import admit_sampling_params
 from llmstack_server.http.errors import missing_parameter
 from llmstack_server.openai.common import Generation, check_fields, new_id
-from llmstack_server.openai.events import ChunkEncoder, close
+from llmstack_server.openai.events import close
 from llmstack_server.openai.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import ChatCompletionRequest, parse
-from llmstack_server.openai.sampling import sampling_params
+from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
 from llmstack_server.openai.unsupported import CHAT
 from llmstack_server.protocols import Completion, PromptOutput
 from llmstack_server.state import ServerState
@@ -30,7 +30,7 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatAnswer:
     if fields.messages is None:
         raise missing_parameter("messages")
     check_fields(state, body, fields, CHAT)
-    param_names = {"logprobs": "top_logprobs"}
+    param_names = PARAM_NAMES | {"logprobs": "top_logprobs"}
     if fields.max_completion_tokens is not None:
         param_names["max_tokens"] = "max_completion_tokens"
     params = admit_sampling_params(_params(state, fields), state.limits, param_names=param_names)
@@ -83,23 +83,12 @@ class ChatAnswer:
             usage.add(prompt_index, output)
             choices += [self._whole_choice(new) for new in output.outputs]
             extra |= self._prompt_extras(output)
-        return {
-            "id": generation.id,
-            "object": "chat.completion",
-            "created": generation.created,
-            "model": generation.model,
-            "choices": sorted(choices, key=lambda choice: choice["index"]),
-            "usage": usage.as_object(),
-            "system_fingerprint": generation.state.system_fingerprint,
-            **extra,
-        }
+        return generation.answer("chat.completion", choices, usage) | extra
 
     async def events(self) -> AsyncIterator[bytes]:
         """One chunk with the role per choice, then what is new; the last of a choice has its finish reason."""
         generation, usage = self._generation, self._generation.new_usage()
-        encoder = ChunkEncoder(
-            generation.id, "chat.completion.chunk", generation.created, generation.model, generation.includes_usage
-        )
+        encoder = generation.new_encoder("chat.completion.chunk")
         is_first = True
         outputs = generation.outputs()
         try:

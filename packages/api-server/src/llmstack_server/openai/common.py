@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from llmstack_server.http.errors import unknown_parameter
-from llmstack_server.openai.events import merge
+from llmstack_server.openai.events import ChunkEncoder, merge
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import GenerationFields, unknown_fields
 from llmstack_server.openai.sampling import check_control_fields, check_stream_options
@@ -64,6 +64,22 @@ class Generation:
     def new_usage(self) -> UsageCounter:
         """A counter at zero."""
         return UsageCounter(self.prompts)
+
+    def new_encoder(self, object_name: str) -> ChunkEncoder:
+        """What encodes the chunks of a stream."""
+        return ChunkEncoder(self.id, object_name, self.created, self.model, self.includes_usage)
+
+    def answer(self, object_name: str, choices: Sequence[dict[str, Any]], usage: UsageCounter) -> dict[str, Any]:
+        """A whole answer; the choices may come in any order."""
+        return {
+            "id": self.id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "choices": sorted(choices, key=lambda choice: choice["index"]),
+            "usage": usage.as_object(),
+            "system_fingerprint": self.state.system_fingerprint,
+        }
 
     def outputs(self) -> AsyncIterator[tuple[int, PromptOutput]]:
         """Starts the request in the engine: outputs with the index of their prompt."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from llmstack_llm.admit import admit_sampling_params, check_fan_out
 from llmstack_server.openai.common import Generation, check_fields, new_id
-from llmstack_server.openai.events import ChunkEncoder, close
+from llmstack_server.openai.events import close
 from llmstack_server.openai.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import CompletionRequest, parse
-from llmstack_server.openai.sampling import parse_prompts, sampling_params
+from llmstack_server.openai.sampling import PARAM_NAMES, parse_prompts, sampling_params
 from llmstack_server.openai.unsupported import COMPLETIONS
 from llmstack_server.protocols import AdmittedPrompt, Completion, PromptOutput
 from llmstack_server.state import ServerState
@@ -30,13 +30,16 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     fields = parse(CompletionRequest, body)
     values, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)
-    params = admit_sampling_params(_params(state, fields), state.limits, is_echo=bool(fields.echo))
+    params = admit_sampling_params(
+        _params(state, fields), state.limits, param_names=PARAM_NAMES, is_echo=bool(fields.echo)
+    )
     check_fan_out(len(values), params.num_generated, state.limits)
     prompts = [
         await state.engine.admit(
             value,
             params,
             param=f"prompt[{index}]" if is_list else "prompt",
+            param_names=PARAM_NAMES,
             is_echo=bool(fields.echo),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             add_special_tokens=fields.add_special_tokens is not False,
@@ -165,22 +168,12 @@ class CompletionAnswer:
                 if self._fields.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = prompt_logprobs_object(output.prompt_logprobs)
                 choices.append(choice)
-        return {
-            "id": generation.id,
-            "object": "text_completion",
-            "created": generation.created,
-            "model": generation.model,
-            "choices": sorted(choices, key=lambda choice: choice["index"]),
-            "usage": usage.as_object(),
-            "system_fingerprint": generation.state.system_fingerprint,
-        }
+        return generation.answer("text_completion", choices, usage)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Chunks with one choice each; the last of a choice has its finish reason."""
         generation, usage = self._generation, self._generation.new_usage()
-        encoder = ChunkEncoder(
-            generation.id, "text_completion", generation.created, generation.model, generation.includes_usage
-        )
+        encoder = generation.new_encoder("text_completion")
         num_choices = len(generation.prompts) * generation.n
         builders = [self._builder(index // generation.n) for index in range(num_choices)]
         outputs = generation.outputs()

@@ -18,7 +18,12 @@ SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "max_tokens", "min_tokens",
     "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids",
+    "typical_p", "bad_words",
 )  # fmt: skip
+
+
+# What requests call the fields of `SamplingParams` that have another name there.
+PARAM_NAMES = {"extra_args": "vllm_xargs"}
 
 
 def sampling_params(fields: GenerationFields, defaults: SamplingParams, **overrides: Any) -> SamplingParams:
@@ -29,6 +34,8 @@ def sampling_params(fields: GenerationFields, defaults: SamplingParams, **overri
     if fields.use_beam_search:
         defaults = SamplingParams(max_tokens=defaults.max_tokens)
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(fields, name)) is not None}
+    if fields.vllm_xargs is not None:
+        given["extra_args"] = fields.vllm_xargs
     kind = RequestOutputKind.DELTA if fields.stream else RequestOutputKind.FINAL_ONLY
     return dataclasses.replace(defaults, **(given | overrides), output_kind=kind)
 

@@ -32,7 +32,8 @@ def encode_stats(stats: SchedulerStats) -> list[Any]:
 def decode_stats(value: Any) -> SchedulerStats:
     """The inverse of `encode_stats`."""
     values = fields.row(value, "scheduler_stats", len(_STATS_CHECKS))
-    return SchedulerStats(*[check(item, name) for item, (name, check) in zip(values, _STATS_CHECKS, strict=True)])
+    figures: list[Any] = [check(item, name) for item, (name, check) in zip(values, _STATS_CHECKS, strict=True)]
+    return SchedulerStats(*figures)
 
 
 def _counters(value: Any, name: str) -> tuple[int, ...]:

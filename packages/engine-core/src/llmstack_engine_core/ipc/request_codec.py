@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from operator import attrgetter
 from typing import Any, Final
 
@@ -88,6 +89,31 @@ def _output_kind(value: Any, name: str) -> RequestOutputKind:
     return kind
 
 
+def _texts(value: Any, name: str) -> tuple[str, ...]:
+    return tuple(_STOP_STRINGS(value, name))
+
+
+def _sequences(value: Any, name: str) -> tuple[tuple[int, ...], ...]:
+    """Lengths, then the ids of all sequences in one piece."""
+    packed_lengths, packed_ids = fields.row(value, name, 2)
+    lengths = fields.unpack_uint32(packed_lengths, name)
+    token_ids = iter(fields.unpack_uint32(packed_ids, name, sum(lengths)))
+    return tuple(tuple(itertools.islice(token_ids, length)) for length in lengths)
+
+
+def _extra_args(value: Any, name: str) -> dict[str, Any]:
+    """From [name, value] pairs: messages hold no maps."""
+    if type(value) is not list:
+        raise CodecError(f"{name} must be a list of pairs")
+    pairs = [fields.row(pair, name, 2) for pair in value]
+    for key, entry in pairs:
+        items = entry if type(entry) is list else [entry]
+        # NaN alone differs from itself.
+        if type(key) is not str or not {type(item) for item in items} <= _SCALARS or any(x != x for x in items):
+            raise CodecError(f"{name} must hold names with scalars or lists of scalars")
+    return dict(pairs)
+
+
 def _early_stopping(value: Any, name: str) -> bool | str:
     if type(value) is not bool and value != "never":
         raise CodecError(f"{name} must be a boolean or 'never'")
@@ -95,6 +121,7 @@ def _early_stopping(value: Any, name: str) -> bool | str:
 
 
 _MAX_BIAS = 1e6
+_SCALARS: Final = {str, bool, int, float, type(None)}
 _OUTPUT_KINDS: Final = {kind.value: kind for kind in RequestOutputKind}
 _POOLING_TYPES: Final = {kind.value: kind for kind in PoolingType}
 _DIMENSIONS = fields.optional(fields.integer(1, _INT32))
@@ -133,6 +160,10 @@ _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "use_beam_search": fields.boolean,
     "length_penalty": fields.number(-1e6, 1e6),
     "early_stopping": _early_stopping,
+    "typical_p": fields.number(0.0, 1.0),
+    "bad_words": fields.optional(_texts),
+    "bad_words_token_ids": _sequences,
+    "extra_args": fields.optional(_extra_args),
 }
 _NAMES: Final = tuple(_SAMPLING_CHECKS)
 _CHECKS: Final = tuple(_SAMPLING_CHECKS.values())
@@ -140,6 +171,8 @@ _GET_FIELDS: Final = attrgetter(*_NAMES)
 _STOP_TOKEN_IDS: Final = _NAMES.index("stop_token_ids")
 _LOGIT_BIAS: Final = _NAMES.index("logit_bias")
 _ALLOWED_TOKEN_IDS: Final = _NAMES.index("allowed_token_ids")
+_BAD_WORDS_TOKEN_IDS: Final = _NAMES.index("bad_words_token_ids")
+_EXTRA_ARGS: Final = _NAMES.index("extra_args")
 
 
 def _encode_sampling_params(params: SamplingParams) -> list[Any]:
@@ -147,6 +180,13 @@ def _encode_sampling_params(params: SamplingParams) -> list[Any]:
     for index in (_STOP_TOKEN_IDS, _ALLOWED_TOKEN_IDS):
         if values[index] is not None:
             values[index] = fields.pack_uint32(values[index], _NAMES[index])
+    sequences = params.bad_words_token_ids
+    values[_BAD_WORDS_TOKEN_IDS] = [
+        fields.pack_uint32(map(len, sequences), "bad_words_token_ids"),
+        fields.pack_uint32(itertools.chain.from_iterable(sequences), "bad_words_token_ids"),
+    ]
+    if params.extra_args is not None:
+        values[_EXTRA_ARGS] = [[key, value] for key, value in params.extra_args.items()]
     bias = params.logit_bias
     if bias is not None:
         packed_ids = fields.pack_uint32(bias.keys(), "logit_bias")

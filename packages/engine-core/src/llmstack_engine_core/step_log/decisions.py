@@ -49,7 +49,7 @@ def pack_scheduled(scheduled: SchedulerOutput) -> bytes:
 
 def _sparse(column: Sequence[Any], default: object) -> dict[int, Any]:
     """Row number to value, where there is one."""
-    return {index: value for index, value in enumerate(column) if value != default and value != []}
+    return {index: value for index, value in enumerate(column) if value != default and value != [] and value != ()}
 
 
 def _new_request(request: NewRequest) -> list[Any]:

@@ -14,7 +14,7 @@ from llmstack_types import EngineCoreRequest, PoolingParams, PoolingType, Sampli
 _NOT_RECORDED: Final = frozenset(
     {
         "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
-        "output_kind", "best_of",
+        "output_kind", "best_of", "bad_words", "bad_words_token_ids", "extra_args",
     }
 )  # fmt: skip
 _PARAMS: Final = "sampling_params"
@@ -68,7 +68,7 @@ def _changed(data: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packable(value: Any) -> Any:
-    if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
+    if isinstance(value, list | tuple) and set(map(type, value)) == {int}:
         return packed_ints(list(value))
     return dict(value) if isinstance(value, Mapping) else value
 

@@ -32,7 +32,7 @@ inline int64_t num_panels(int64_t out_features) {
   return (out_features + kPanel - 1) / kPanel;
 }
 
-// One step of inputs of a row in every lane, one step of weights of sixteen columns, and their products.
+// One step of inputs of a row in every lane, one step of weights of kLanes columns, and their products.
 template <class T>
 struct Input {
   Floats value;
@@ -188,7 +188,7 @@ inline void multiply_tile(const LinearCall<T, Out>& call, const Panel& panel, in
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers hold sums
 #else
-constexpr int kTileRows = 4, kTileVectors = 1;  // 8 of 16 where a vector takes two registers
+constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
 #endif
 
 template <int kRows, class T, class Out, class Panel>

@@ -10,16 +10,36 @@
 namespace llmstack {
 namespace {
 
-typedef int8_t Bytes __attribute__((vector_size(16)));
-typedef uint8_t UnsignedBytes __attribute__((vector_size(16)));
-
-inline Floats widen(const int8_t* p) {
+// kLanes bytes as 32-bit integers. (GCC converts vectors of such different widths lane by lane through memory.)
+inline Ints widen(const int8_t* p) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  Ints x;
+  for (int i = 0; i < kLanes; ++i) x[i] = p[i];
+  return x;
 #endif
-  Bytes x;
-  std::memcpy(&x, p, sizeof(x));
+}
+inline Words widen(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  Words x;
+  for (int i = 0; i < kLanes; ++i) x[i] = p[i];
+  return x;
+#endif
+}
+
+inline Floats to_floats(Ints x) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps((__m512i)x);
+#else
   return __builtin_convertvector(x, Floats);
+#endif
 }
 
 // Two rows of weights, for an instruction that takes inputs in pairs.
@@ -32,7 +52,7 @@ inline Column<BFloat16> pair_of(Floats even, Floats odd) {
 #endif
 }
 
-// 8 bits: sixteen columns' weights for one input after another.
+// 8 bits: kLanes columns' weights for one input after another.
 struct Int8 {
   template <class T>
   static constexpr int64_t kColumnBytes = kLanes * kStep<T>;
@@ -41,12 +61,12 @@ struct Int8 {
   static Column<T> column(const uint8_t* packed) {
     const int8_t* p = reinterpret_cast<const int8_t*>(packed);
     if constexpr (kStep<T> == 2) {
-      return pair_of(widen(p), widen(p + kLanes));
+      return pair_of(to_floats(widen(p)), to_floats(widen(p + kLanes)));
     } else {
-      return {widen(p)};
+      return {to_floats(widen(p))};
     }
   }
-  // The weight of input `k` and column `lane` within a step's sixteen columns.
+  // The weight of input `k` and column `lane` within a step's kLanes columns.
   template <class T>
   static void put(uint8_t* packed, int k, int lane, int8_t weight) {
     packed[k * kLanes + lane] = static_cast<uint8_t>(weight);
@@ -60,13 +80,9 @@ struct Int4 {
 
   template <class T>
   static Column<T> column(const uint8_t* packed) {
-    UnsignedBytes bytes = {};
-    std::memcpy(&bytes, packed, kColumnBytes<T>);
-#if defined(__AVX512F__)
-    const Words words = (Words)_mm512_cvtepu8_epi32((__m128i)bytes);
-#else
-    const Words words = __builtin_convertvector(bytes, Words);
-#endif
+    uint8_t bytes[kLanes] = {};
+    std::memcpy(bytes, packed, kColumnBytes<T>);
+    const Words words = widen(bytes);
     if constexpr (kStep<T> == 2) {
 #if defined(__AVX512BF16__)
       // bfloat16 of -8 to 7; a permutation looks at the lowest four bits of each index.
@@ -97,7 +113,7 @@ struct Int4 {
 
  private:
   static Floats centred(Words stored) {
-    return __builtin_convertvector((Ints)stored - 8, Floats);
+    return to_floats((Ints)stored - 8);
   }
 };
 

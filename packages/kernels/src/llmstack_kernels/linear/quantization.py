@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-# Scheme to largest integer and inputs per group. A scale costs 16 bits: an eighth of a bit per weight at 128, half a bit
-# at 32, where 4-bit weights need the closer fit.
+# Scheme to largest integer and inputs per group. A scale costs 16 bits: an eighth of a bit per weight at 128, and half a
+# bit at 32, which 4-bit weights need for a close fit.
 _SCHEMES = {"int8": (127, 128), "int4": (7, 32)}
 QUANTIZATIONS = tuple(_SCHEMES)
 

@@ -33,7 +33,7 @@ _GATED_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def linear_activation(name: str) -> str:
-    """What a linear layer calls the activation that it is to take along; ValueError where it knows none of that name."""
+    """What a linear layer calls the activation that it takes along; ValueError where it knows none of that name."""
     return _find(name, _LINEAR_ACTIVATIONS)
 
 

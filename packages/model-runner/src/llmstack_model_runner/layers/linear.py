@@ -26,21 +26,18 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
         is_transposed: bool = False,
-        row_order: torch.Tensor | None = None,
+        part_to_row_order: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """`is_transposed` says that the checkpoint stores [in_features, out_features], as GPT-2's does.
 
-        `row_order` [out_features] names the checkpoint's row for each output, for checkpoints that interleave heads;
-        the layer then has one part.
+        `part_to_row_order` names the checkpoint's row for each output of a part, for checkpoints that interleave.
         """
-        if row_order is not None and len(part_to_out_features) != 1:
-            raise ValueError("rows can only be reordered in a layer of one part.")
         self.in_features = in_features
         self.out_features = sum(part_to_out_features.values())
         self._parts = dict(part_to_out_features)
         self._has_bias = has_bias
         self._is_transposed = is_transposed
-        self._row_order = row_order
+        self._row_orders = part_to_row_order or {}
         self._dtype = dtype
         self._device = device
         self._weight: torch.Tensor | None = None  # [out_features, in_features]
@@ -54,15 +51,13 @@ class Linear:
         offset = 0
         for name, size in self._parts.items():
             shape = (self.in_features, size) if self._is_transposed else (size, self.in_features)
-            slots[f"{name}.weight"] = WeightSlot(shape, partial(self._load_weight, offset))
+            slots[f"{name}.weight"] = WeightSlot(shape, partial(self._load_weight, name, offset))
             if self._has_bias:
-                slots[f"{name}.bias"] = WeightSlot((size,), partial(self._load_bias, offset), WeightKind.BIAS)
+                slots[f"{name}.bias"] = WeightSlot((size,), partial(self._load_bias, name, offset), WeightKind.BIAS)
             offset += size
         return slots
 
-    def __call__(
-        self, x: torch.Tensor, activation: str = "none", residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, activation: str = "none", residual: torch.Tensor | None = None) -> torch.Tensor:
         """activation(x Wᵀ + b) + residual: [num_tokens, in_features] to [num_tokens, out_features].
 
         Activation and addition cost no pass of their own where the kernel takes them along.
@@ -71,8 +66,8 @@ class Linear:
             raise RuntimeError(f"the layer {', '.join(self._parts)} has no weights yet")
         return self._packed(x, activation, residual)
 
-    def _load_weight(self, offset: int, tensor: torch.Tensor) -> None:
-        rows = self._ordered(tensor.t() if self._is_transposed else tensor)
+    def _load_weight(self, name: str, offset: int, tensor: torch.Tensor) -> None:
+        rows = self._ordered(name, tensor.t() if self._is_transposed else tensor)
         if len(self._parts) == 1:
             self._weight = rows.to(self._device, self._dtype)
         else:
@@ -82,14 +77,15 @@ class Linear:
             self._weight[offset : offset + rows.shape[0]].copy_(rows)
         self._count_one()
 
-    def _load_bias(self, offset: int, tensor: torch.Tensor) -> None:
+    def _load_bias(self, name: str, offset: int, tensor: torch.Tensor) -> None:
         if self._bias is None:
             self._bias = torch.empty(self.out_features, dtype=self._dtype, device=self._device)
-        self._bias[offset : offset + tensor.shape[0]].copy_(self._ordered(tensor))
+        self._bias[offset : offset + tensor.shape[0]].copy_(self._ordered(name, tensor))
         self._count_one()
 
-    def _ordered(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows if self._row_order is None else rows[self._row_order]
+    def _ordered(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        order = self._row_orders.get(name)
+        return rows if order is None else rows[order]
 
     def _count_one(self) -> None:
         self._num_missing -= 1

@@ -6,14 +6,26 @@ import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-from llmstack_model_runner.models.base import CausalLM, ModelKVSpec
+from llmstack_model_runner.models.base import CausalLM, Encoder, Model, ModelKVSpec
 
-__all__ = ["ENTRY_POINT_GROUP", "CausalLM", "ModelKVSpec", "load_model_class", "supported_architectures"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "CausalLM",
+    "Encoder",
+    "Model",
+    "ModelKVSpec",
+    "load_model_class",
+    "supported_architectures",
+]
 
 ENTRY_POINT_GROUP = "llmstack.models_out_of_tree"
 
 _ARCHITECTURES: Mapping[str, str] = {
+    "BloomForCausalLM": "llmstack_model_runner.models.bloom:Bloom",
+    "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
     "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
+    "GPTJForCausalLM": "llmstack_model_runner.models.gptj:GPTJ",
+    "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
     "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
     "Gemma3ForConditionalGeneration": "llmstack_model_runner.models.gemma:Gemma3WithVision",
@@ -22,31 +34,43 @@ _ARCHITECTURES: Mapping[str, str] = {
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
     "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
     "Phi3ForCausalLM": "llmstack_model_runner.models.phi3:Phi3",
+    "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",
     "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
     "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
+    "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
+}
+
+# The head of a masked language model is not loaded.
+_ENCODERS: Mapping[str, str] = {
+    "BertForMaskedLM": "llmstack_model_runner.models.bert:Bert",
+    "BertModel": "llmstack_model_runner.models.bert:Bert",
+    "RobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
+    "RobertaModel": "llmstack_model_runner.models.bert:Roberta",
+    "XLMRobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
+    "XLMRobertaModel": "llmstack_model_runner.models.bert:Roberta",
 }
 
 
 def supported_architectures() -> list[str]:
     """Names that `load_model_class` knows, installed packages' included."""
-    return sorted({*_ARCHITECTURES, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*_ARCHITECTURES, *_ENCODERS, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def load_model_class(architecture: str) -> type[CausalLM]:
+def load_model_class(architecture: str) -> type[Model]:
     """The class for an entry of `architectures` in a config.json.
 
     Raises:
         ValueError: Nobody knows the architecture; the text lists those that are known.
     """
-    target = _ARCHITECTURES.get(architecture)
+    target = _ARCHITECTURES.get(architecture) or _ENCODERS.get(architecture)
     if target is None:
         for entry in entry_points(group=ENTRY_POINT_GROUP, name=architecture):
-            loaded: type[CausalLM] = entry.load()
+            loaded: type[Model] = entry.load()
             return loaded
         raise ValueError(
             f"Model architecture {architecture[:64]!r} is not supported; "
             f"supported are {', '.join(supported_architectures())}."
         )
     module, _, name = target.partition(":")
-    model_class: type[CausalLM] = getattr(importlib.import_module(module), name)
+    model_class: type[Model] = getattr(importlib.import_module(module), name)
     return model_class

@@ -31,8 +31,8 @@ class ModelKVSpec:
     max_model_len: int
 
 
-class CausalLM(ABC):
-    """A language model over the paged KV storage. It is constructed without weights.
+class Model(ABC):
+    """A model that turns token ids into hidden states. It is constructed without weights.
 
     Attributes:
         implementation: Whose modelling code runs, for logs and `/server_info`.
@@ -60,11 +60,7 @@ class CausalLM(ABC):
         metadata: AttentionMetadata,
         kv_caches: KVCaches,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        """Hidden states after the last norm; writes the tokens' keys and values into `kv_caches`."""
-
-    @abstractmethod
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] to float32 [n, vocab_size]."""
+        """Hidden states after the last norm; writes the tokens' keys and values into `kv_caches`, if there are any."""
 
     def limit_context(self, max_model_len: int) -> None:  # noqa: B027 - most models compute the same for any limit
         """Called once, before weights are loaded, with the longest context that will be served."""
@@ -103,6 +99,18 @@ class CausalLM(ABC):
                 else:
                     slots.pop(name).load(tensor)
             raise_on_mismatch(missing=list(slots), unexpected=unexpected, misshapen=misshapen)
+
+
+class CausalLM(Model):
+    """A language model over the paged KV storage."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] to float32 [n, vocab_size]."""
+
+
+class Encoder(Model):
+    """A model in which each token attends to the whole prompt: it has no KV storage, and its prompts come whole."""
 
 
 def raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:

@@ -36,6 +36,13 @@ def read_bool(config: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
+def read_head_dim(hidden_size: int, num_heads: int) -> int:
+    """What a head has of the hidden size."""
+    if hidden_size % num_heads:
+        raise ValueError(f"config.json: hidden_size {hidden_size} is not a multiple of {num_heads} attention heads.")
+    return hidden_size // num_heads
+
+
 def refuse(config: Mapping[str, Any], name: str, *allowed: object) -> None:
     """Raise unless the field is absent or has one of the allowed values."""
     value = config.get(name)

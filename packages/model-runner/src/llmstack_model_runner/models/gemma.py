@@ -56,7 +56,7 @@ class Gemma(Llama):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         """The configuration, checked; its first checkpoints say `gelu` and mean its approximation."""
         name = config.get("hidden_act") or "gelu"
-        return _read(_GEMMA1 | config, None, activation=_TANH if name == "gelu" else str(name))
+        return _read({**_GEMMA1, **config}, None, activation=_TANH if name == "gelu" else str(name))
 
 
 class Gemma2(Llama):
@@ -65,7 +65,7 @@ class Gemma2(Llama):
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         """The configuration, checked."""
-        complete = _with_layer_types(_GEMMA2 | config, sliding_window_pattern=2)
+        complete = _with_layer_types({**_GEMMA2, **config}, sliding_window_pattern=2)
         soft_cap = _read_optional_float(complete, "attn_logit_softcapping")
         return _read_with_windows(complete, soft_cap=soft_cap)
 
@@ -78,10 +78,10 @@ class Gemma3(Llama):
         """The configuration, checked."""
         refuse(config, "attn_logit_softcapping")
         pattern = read_int(config, "sliding_window_pattern", 6)
-        complete = _with_layer_types(_GEMMA3 | config, sliding_window_pattern=pattern)
+        complete = _with_layer_types({**_GEMMA3, **config}, sliding_window_pattern=pattern)
         full_rope, sliding_rope = _ropes(complete)
         # Without the ropes, which one reader of them all would not understand.
-        settings = _read_with_windows(complete | {"rope_parameters": None, "rope_scaling": None}, has_qk_norm=True)
+        settings = _read_with_windows({**complete, "rope_parameters": None, "rope_scaling": None}, has_qk_norm=True)
         layers = [
             replace(layer, rope=full_rope if layer.sliding_window is None else sliding_rope)
             for layer in settings.layers
@@ -172,7 +172,7 @@ def _ropes(config: Mapping[str, Any]) -> tuple[RopeParameters, RopeParameters]:
     full = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})}
     sliding = {"rope_theta": config.get("rope_local_base_freq", 1e4)}
     full_rope, sliding_rope = (
-        parse_rope({"rope_parameters": default | (found.get(name) or {})}, head_dim, max_positions)
+        parse_rope({"rope_parameters": {**default, **(found.get(name) or {})}}, head_dim, max_positions)
         for name, default in (("full_attention", full), ("sliding_attention", sliding))
     )
     return full_rope, sliding_rope

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from llmstack_model_runner.sampling import multinomial
+from llmstack_model_runner.sampling.fast_cpu import at_least, keep_where
 from llmstack_model_runner.sampling.metadata import RandomRows
 from llmstack_model_runner.sampling.random import uniforms
 from llmstack_model_runner.sampling.top_k_top_p import MAX_CANDIDATES, exact_top_k, num_kept, top_k_top_p_mask
@@ -48,7 +49,7 @@ def probabilities(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) 
     group = RandomGroup.make(_keep_typical(logits, best, random), best, random)
     weights = group.weights(group.logits)
     if (random.top_k < logits.shape[-1]).any() or (random.top_p < 1.0).any():
-        weights *= top_k_top_p_mask(weights, group.top_k, group.top_p)
+        keep_where(weights, top_k_top_p_mask(weights, group.top_k, group.top_p))
     return weights.div_(multinomial.total_mass(weights)[:, None])
 
 
@@ -96,7 +97,7 @@ class RandomGroup:
             weights /= self.temperature
         weights.exp_()
         if self.has_min_p:
-            weights.masked_fill_(weights < self.min_p, 0.0)
+            keep_where(weights, at_least(weights, self.min_p))
         return weights
 
 
@@ -126,7 +127,7 @@ def _draw_nucleus(group: RandomGroup) -> torch.Tensor:
     rows = is_larger.nonzero().squeeze(-1)
     if len(rows):
         kept_weights = all_weights[rows]
-        kept_weights *= top_k_top_p_mask(kept_weights, group.top_k[rows], group.top_p[rows])
+        keep_where(kept_weights, top_k_top_p_mask(kept_weights, group.top_k[rows], group.top_p[rows]))
         result[rows] = multinomial.invert(kept_weights, group.uniforms[rows])
     return result
 

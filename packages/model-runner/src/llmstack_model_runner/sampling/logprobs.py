@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from llmstack_model_runner.sampling.fast_cpu import count_above
 from llmstack_model_runner.sampling.top_k_top_p import exact_top_k
 from llmstack_types import TokenLogprobs
 
@@ -61,7 +62,7 @@ def gather_logprobs(logits: torch.Tensor, chosen_token_ids: torch.Tensor, num_to
     return LogprobsTensors(
         chosen_token_ids=chosen_token_ids,
         chosen_logprobs=_finite(chosen.squeeze(-1)),
-        ranks=(logprobs > chosen).sum(dim=-1) + 1,
+        ranks=count_above(logprobs, chosen) + 1,
         top_token_ids=top_token_ids,
         top_logprobs=_finite(top_logprobs),
         num_top=num_top,

@@ -8,6 +8,7 @@ import torch
 
 from llmstack_model_runner.sampling import logit_masks
 from llmstack_model_runner.sampling.bitmask import apply_token_bitmask
+from llmstack_model_runner.sampling.fast_cpu import first_maximum
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessors, LogitsRows
 from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
 from llmstack_model_runner.sampling.penalties import apply_penalties
@@ -45,16 +46,6 @@ def process_logits(logits: torch.Tensor, metadata: SamplingMetadata) -> Processe
     if processors is None or rows is None or metadata.random is None or not processors.has_after_temperature:
         return processed
     return _apply_after_temperature(processed, metadata.random, processors, rows)
-
-
-def first_maximum(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logit of each row, NaN if there is any, and the lowest token id that has it: both [num_rows]."""
-    if logits.device.type != "cpu":
-        largest = logits.max(dim=-1)
-        return largest.values, largest.indices
-    # numpy searches with SIMD: a twelfth of torch's time (0.1 against 1.3 ms for 32 rows of 50,257).
-    token_ids = torch.from_numpy(logits.numpy().argmax(axis=-1))
-    return logits.gather(-1, token_ids[:, None]).squeeze(-1), token_ids
 
 
 def _change(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:

@@ -11,14 +11,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from llmstack_model_files import check_safetensors, safetensors_files
-from llmstack_model_runner.models.base import CausalLM
+from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.weights.dummy import dummy_weights
 
 logger = logging.getLogger(__name__)
 
 
 def load_weights(
-    model: CausalLM, model_path: str | Path, load_format: str = "auto", dtype: torch.dtype | None = None, seed: int = 0
+    model: Model, model_path: str | Path, load_format: str = "auto", dtype: torch.dtype | None = None, seed: int = 0
 ) -> None:
     """Fill `model` and make it ready to run.
 

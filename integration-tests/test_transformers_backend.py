@@ -1,0 +1,112 @@
+"""The code of transformers through the whole engine: chunks, prefix hits and preemption change nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from llmstack_llm import LLM, SamplingParams
+
+VOCAB_SIZE = 97
+NUM_OUTPUT_TOKENS = 12
+SHARED_PREFIX = [(7 * i + 3) % VOCAB_SIZE for i in range(20)]
+PROMPTS = [SHARED_PREFIX + [(11 * i + j) % VOCAB_SIZE for j in range(1 + 3 * i)] for i in range(6)]
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "Olmo2ForCausalLM": SMALL,
+    "Cohere2ForCausalLM": SMALL | {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "GraniteForCausalLM": SMALL | {"logits_scaling": 4.0, "attention_multiplier": 0.2},
+    "Glm4ForCausalLM": SMALL | {"head_dim": 16},
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tiny chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
+    "preemption": {"num_kv_blocks": 20, "block_size": 4, "max_model_len": 64},
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+
+
+def make_checkpoint(folder: Path, architecture: str, values: dict[str, Any]) -> Any:
+    model_class = getattr(transformers, architecture)
+    torch.manual_seed(1)
+    model = model_class(model_class.config_class(**values)).eval()
+    model.save_pretrained(folder, max_shard_size="20KB")  # in several files
+    return model
+
+
+def generate(folder: Path, **options: Any) -> list[list[int]]:
+    """What each prompt is continued with, the second time too, when its prefix is found."""
+    with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **options) as llm:
+        texts = [
+            [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+            for _ in range(2)
+        ]
+    assert texts[0] == texts[1]
+    return texts[0]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[list[int]]]:
+    """A random checkpoint, and what transformers continues each prompt with, one by one."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_checkpoint(folder, request.param, CASES[request.param])
+    continuations = []
+    for prompt in PROMPTS:
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NUM_OUTPUT_TOKENS,
+            do_sample=False,
+        )
+        continuations.append(output[0, len(prompt) :].tolist())
+    return folder, continuations
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_greedy_tokens_equal_transformers_generate(checkpoint: tuple[Path, list[list[int]]], engine: str) -> None:
+    folder, continuations = checkpoint
+    assert generate(folder, model_impl="transformers", **ENGINES[engine]) == continuations
+
+
+def test_our_llama_and_theirs_write_the_same(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "LlamaForCausalLM", SMALL)
+    assert generate(tmp_path) == generate(tmp_path, model_impl="transformers")
+
+
+def test_the_server_says_whose_code_runs_and_writes_the_published_story(
+    serve: Callable[..., Any], stories_path: Path
+) -> None:
+    case = json.loads((stories_path / "golden.json").read_text())["greedy_from_transformers_float32"][0]
+    with serve(str(stories_path), "--model-impl", "transformers", "--dtype", "float32") as server:
+        backends = server.get_json("/server_info")["engine"]["backends"]
+        assert backends["model"] == f"transformers {transformers.__version__}"
+        answer = server.client.completions.create(
+            model=str(stories_path),
+            prompt=case["prompt_token_ids"],
+            max_tokens=len(case["output_token_ids"]),
+            temperature=0,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )
+        assert answer.choices[0].model_extra["token_ids"] == case["output_token_ids"]
+        assert "LlamaForCausalLM (transformers" in server.log

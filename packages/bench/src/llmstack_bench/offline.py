@@ -1,0 +1,159 @@
+"""Measures llmstack's engine without a server: one large load, or one batch again and again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_bench.errors import BenchError
+from llmstack_bench.metrics import percentile
+from llmstack_bench.workload import RandomWorkload
+
+LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
+_NEEDS_LLM = "needs the package llmstack-llm: pip install 'llmstack-bench[offline]'"
+_SEED_STEP = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One call of `LLM.generate`.
+
+    Attributes:
+        num_cached_tokens: Of the prompts, those the prefix cache had.
+    """
+
+    seconds: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
+@contextlib.contextmanager
+def offline_engine(options: argparse.Namespace) -> Iterator[OfflineEngine]:
+    """The engine that the flags describe, started and in the end closed.
+
+    Raises:
+        BenchError: llmstack-llm is missing, or cannot run what was asked for; the text says why.
+    """
+    try:
+        llm_package = importlib.import_module("llmstack_llm")
+    except ModuleNotFoundError as error:
+        raise BenchError(_NEEDS_LLM) from error
+    typed_errors = (
+        importlib.import_module("llmstack_types").LLMStackError,
+        importlib.import_module("llmstack_model_files").ModelFilesError,
+    )
+    try:
+        started_s = time.perf_counter()
+        with llm_package.LLM(**engine_options(options)) as llm:
+            yield OfflineEngine(llm, llm_package.SamplingParams, options, time.perf_counter() - started_s)
+    except typed_errors as error:
+        raise BenchError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineEngine:
+    """A started `LLM`, with what makes its prompts.
+
+    Attributes:
+        start_s: Seconds it took to start.
+    """
+
+    llm: Any
+    make_params: Callable[..., Any]
+    options: argparse.Namespace
+    start_s: float
+
+    def generate(self, num_prompts: int, run: int) -> Batch:
+        """Computes prompts of their own for every `run`, so that no prefix cache answers for an earlier one."""
+        options = self.options
+        workload = RandomWorkload(
+            num_prompts,
+            options.input_len,
+            options.output_len,
+            options.prefix_len,
+            vocab_size=self.llm.llm_engine.model_config.vocab_size,
+            seed=options.seed + _SEED_STEP * run,
+        )
+        params = self.make_params(temperature=options.temperature, ignore_eos=True, max_tokens=options.output_len)
+        prompts = [request.prompt for request in workload.requests()]
+        started_s = time.perf_counter()
+        outputs = self.llm.generate(prompts, params, use_tqdm=_shows_progress(options))
+        seconds = time.perf_counter() - started_s
+        return Batch(
+            seconds,
+            sum(len(output.prompt_token_ids) for output in outputs),
+            sum(len(completion.token_ids) for output in outputs for completion in output.outputs),
+            sum(output.num_cached_tokens or 0 for output in outputs),
+        )
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of `LLM`: the flags that were said, then `--engine-option`."""
+    named = {"model": options.model, "dtype": options.dtype, "load_format": options.load_format}
+    said = {"tokenizer": options.tokenizer, "max_model_len": options.max_model_len}
+    named |= {name: value for name, value in said.items() if value is not None}
+    return named | {name.replace("-", "_"): value for name, value in options.engine_option}
+
+
+def measure_throughput(options: argparse.Namespace) -> dict[str, float]:
+    """Name to median over the iterations of one load of `--num-prompts` requests at once."""
+    with offline_engine(options) as engine:
+        for run in range(options.num_iters_warmup):
+            engine.generate(min(options.num_prompts, 8), options.num_iters + run)
+        batches = [engine.generate(options.num_prompts, run) for run in range(options.num_iters)]
+        rates = {
+            "duration": [batch.seconds for batch in batches],
+            "requests_per_second": [options.num_prompts / batch.seconds for batch in batches],
+            "prompt_tokens_per_second": [batch.num_prompt_tokens / batch.seconds for batch in batches],
+            "output_tokens_per_second": [batch.num_output_tokens / batch.seconds for batch in batches],
+            "tokens_per_second": [
+                (batch.num_prompt_tokens + batch.num_output_tokens) / batch.seconds for batch in batches
+            ],
+        }
+        return {
+            "completed": float(options.num_prompts),
+            **{name: statistics.median(values) for name, values in rates.items()},
+            **_common(engine, batches),
+        }
+
+
+def measure_latency(options: argparse.Namespace) -> dict[str, float]:
+    """Name to value over the iterations of one batch of `--batch-size` requests."""
+    with offline_engine(options) as engine:
+        for run in range(options.num_iters_warmup):
+            engine.generate(options.batch_size, options.num_iters + run)
+        batches = [engine.generate(options.batch_size, run) for run in range(options.num_iters)]
+        return {**latency_values([batch.seconds for batch in batches]), **_common(engine, batches)}
+
+
+def latency_values(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, median and percentiles of batches, in milliseconds."""
+    milliseconds = [value * 1000 for value in seconds]
+    return {
+        "median_latency_ms": statistics.median(milliseconds),
+        "mean_latency_ms": statistics.fmean(milliseconds),
+        **{f"p{percent}_latency_ms": percentile(milliseconds, percent) for percent in LATENCY_PERCENTILES},
+    }
+
+
+def _common(engine: OfflineEngine, batches: Sequence[Batch]) -> dict[str, float]:
+    num_prompt_tokens = sum(batch.num_prompt_tokens for batch in batches)
+    return {
+        "cached_prompt_share": sum(batch.num_cached_tokens for batch in batches) / max(1, num_prompt_tokens),
+        "start_s": engine.start_s,
+        # Linux counts it in KiB.
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def _shows_progress(options: argparse.Namespace) -> bool:
+    return not options.disable_tqdm and sys.stderr.isatty()

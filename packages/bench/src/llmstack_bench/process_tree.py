@@ -1,0 +1,96 @@
+"""A process and its descendants, as Linux's `/proc` shows them: their memory, and their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeMemory:
+    """Memory of a process tree, in MiB.
+
+    Attributes:
+        num_processes: That were alive and readable.
+        rss: Sum of what each has resident now; pages they share count once for each.
+        peak_rss: Sum of the most that each ever had.
+        pss: Sum of their proportional shares: what the tree really takes.
+    """
+
+    num_processes: int
+    rss: float
+    peak_rss: float
+    pss: float
+
+
+def tree_pids(pid: int, proc: Path = PROC) -> list[int]:
+    """The process and its descendants, those that have ended left out."""
+    parent_to_children: dict[int, list[int]] = {}
+    for folder in proc.iterdir():
+        if folder.name.isdigit():
+            parent = _parent_of(folder)
+            if parent is not None:
+                parent_to_children.setdefault(parent, []).append(int(folder.name))
+    found = [pid] if (proc / str(pid)).is_dir() else []
+    for current in found:  # grows while it is walked
+        found += sorted(parent_to_children.get(current, []))
+    return found
+
+
+def tree_memory(pid: int, proc: Path = PROC) -> TreeMemory:
+    """What the process and its descendants hold at this moment."""
+    rows = [row for row in (_memory_of(proc / str(member)) for member in tree_pids(pid, proc)) if row is not None]
+    rss, peak_rss, pss = (sum(row[column] for row in rows) / 1024 for column in range(3))
+    return TreeMemory(len(rows), rss, peak_rss, pss)
+
+
+def stop_group(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Ends a process that leads its own group: politely, then, after `timeout_s`, at once.
+
+    Returns whether politeness was enough. The group is ended in any case, so nothing of it stays behind.
+    """
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout_s)
+        is_polite = True
+    except subprocess.TimeoutExpired:
+        is_polite = False
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return is_polite
+    process.wait()
+    return is_polite
+
+
+def _parent_of(folder: Path) -> int | None:
+    try:
+        # The name in parentheses may hold spaces and parentheses itself; the state and the parent follow the last one.
+        fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1])
+
+
+def _memory_of(folder: Path) -> tuple[int, int, int] | None:
+    """Resident, most resident and proportional KiB; None for a process that has ended or is another user's."""
+    try:
+        status = _kibibytes((folder / "status").read_text(encoding="utf-8", errors="replace"))
+        shares = _kibibytes((folder / "smaps_rollup").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    if "VmRSS" not in status:
+        return None
+    return status["VmRSS"], status.get("VmHWM", status["VmRSS"]), shares.get("Pss", status["VmRSS"])
+
+
+def _kibibytes(text: str) -> dict[str, int]:
+    """Name to value of the lines that end with kB."""
+    split = (line.split() for line in text.splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in split if len(words) == 3 and words[2] == "kB"}

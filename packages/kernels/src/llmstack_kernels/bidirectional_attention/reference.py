@@ -1,0 +1,39 @@
+"""Bidirectional attention by PyTorch's own kernel: one call for each run of neighbouring rows of one length.
+
+No row is padded, so that a row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+
+import torch
+import torch.nn.functional as F
+
+
+def bidirectional_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_start_loc_list: Sequence[int], scale: float
+) -> torch.Tensor:
+    """[num_tokens, num_heads, head_dim] three times to the same shape."""
+    out = torch.empty_like(query)
+    for start, num_rows, length in runs_of_one_length(query_start_loc_list):
+        end = start + num_rows * length
+        tensors = [_as_batch(tensor[start:end], num_rows) for tensor in (query, key, value)]
+        attended = F.scaled_dot_product_attention(*tensors, scale=scale)
+        out[start:end] = attended.transpose(1, 2).flatten(0, 1)
+    return out
+
+
+def runs_of_one_length(query_start_loc_list: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """First token, number of rows and their length, of each run of neighbouring rows that are equally long."""
+    start = 0
+    for length, rows in groupby(end - begin for begin, end in pairwise(query_start_loc_list)):
+        num_rows = len(list(rows))
+        yield start, num_rows, length
+        start += num_rows * length
+
+
+def _as_batch(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """[num_rows * length, num_heads, head_dim] to [num_rows, num_heads, length, head_dim]."""
+    return tensor.unflatten(0, (num_rows, -1)).transpose(1, 2)

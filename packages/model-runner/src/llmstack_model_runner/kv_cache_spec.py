@@ -1,0 +1,34 @@
+"""What the engine core is told about a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from llmstack_model_runner.models import CausalLM, Encoder, Model
+from llmstack_model_runner.pooling.embedding_size import embedding_size
+from llmstack_types import KVCacheSpec
+
+
+def make_kv_cache_spec(
+    model: Model, model_config: Mapping[str, Any], dtype: torch.dtype, block_size: int, device: torch.device
+) -> KVCacheSpec:
+    """Shape of the KV storage, and what the model can do; `model_config` is the parsed config.json."""
+    spec = model.kv_spec
+    token_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    return KVCacheSpec(
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=block_size,
+        dtype=str(dtype).removeprefix("torch."),
+        # Without KV the blocks are mere numbers, which bound what is in flight; a byte each stands for their tables.
+        bytes_per_block=token_bytes * block_size or 1,
+        vocab_size=spec.vocab_size,
+        device=device.type,
+        embedding_size=embedding_size(model_config),
+        is_generative=isinstance(model, CausalLM),
+        is_causal=not isinstance(model, Encoder),
+    )

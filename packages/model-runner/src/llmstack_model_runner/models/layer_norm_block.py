@@ -1,0 +1,174 @@
+"""One block of models with layer norms: attention and feed-forward, side by side or one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers import (
+    Attention,
+    AttentionPlans,
+    LayerNorm,
+    Linear,
+    RotaryEmbedding,
+    WeightSlot,
+    collect_slots,
+)
+from llmstack_model_runner.layers.activation import gated_activation, linear_activation
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNames:
+    """What a checkpoint calls a block's parts, after the block's own prefix.
+
+    Attributes:
+        mlp_norm: None where the feed-forward takes what attention takes, which needs `is_parallel`.
+        qkv: One name for a joined tensor, or three.
+        mlp_in: One name, or two where the first gates the second.
+    """
+
+    attention_norm: str
+    mlp_norm: str | None
+    qkv: tuple[str, ...]
+    attention_out: str
+    mlp_in: tuple[str, ...]
+    mlp_out: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSettings:
+    """Sizes and variants of one block.
+
+    Attributes:
+        is_parallel: Attention and feed-forward both take the block's input.
+        qkv_row_orders: For each name of `names.qkv`, the checkpoint's row for each output; empty where it is the same.
+        alibi_slopes: Of each head, or None.
+    """
+
+    names: BlockNames
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    activation: str
+    is_parallel: bool = False
+    has_qkv_bias: bool = True
+    has_attention_out_bias: bool = True
+    has_mlp_bias: bool = True
+    qkv_row_orders: Sequence[torch.Tensor | None] = field(default=())
+    alibi_slopes: torch.Tensor | None = None
+
+
+class LayerNormBlock:
+    """Attention and feed-forward, each after a norm and added to the residual."""
+
+    def __init__(
+        self,
+        prefix: str,
+        settings: BlockSettings,
+        rotary: RotaryEmbedding | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        names, size, inner_size = settings.names, settings.hidden_size, settings.inner_size
+        head_dim = settings.head_dim
+        self._head_dim = head_dim
+        self._query_size, self._kv_size = settings.num_heads * head_dim, settings.num_kv_heads * head_dim
+        self._is_parallel = settings.is_parallel
+        self._rotary = rotary
+
+        def norm(name: str) -> LayerNorm:
+            return LayerNorm(prefix + name, size, settings.eps, dtype=dtype, device=device)
+
+        def linear(in_features: int, parts: Mapping[str, int], has_bias: bool) -> Linear:
+            named = {prefix + name: size for name, size in parts.items()}
+            return Linear(in_features, named, has_bias=has_bias, dtype=dtype, device=device)
+
+        self._attention_norm = norm(names.attention_norm)
+        self._qkv = self._make_qkv(prefix, settings, dtype, device)
+        slopes = settings.alibi_slopes
+        self._attention = Attention(
+            settings.num_heads,
+            settings.num_kv_heads,
+            head_dim,
+            head_dim**-0.5,
+            alibi_slopes=None if slopes is None else slopes.to(device),
+        )
+        self._attention_out = linear(self._query_size, {names.attention_out: size}, settings.has_attention_out_bias)
+        self._mlp_norm = None if names.mlp_norm is None else norm(names.mlp_norm)
+        self._mlp_in = linear(size, dict.fromkeys(names.mlp_in, inner_size), settings.has_mlp_bias)
+        is_gated = len(names.mlp_in) == 2
+        self._gate = gated_activation(settings.activation) if is_gated else None
+        self._activation = "none" if is_gated else linear_activation(settings.activation)
+        self._mlp_out = linear(inner_size, {names.mlp_out: size}, settings.has_mlp_bias)
+
+    def _make_qkv(self, prefix: str, settings: BlockSettings, dtype: torch.dtype, device: torch.device) -> Linear:
+        names = [prefix + name for name in settings.names.qkv]
+        sizes = [self._query_size, self._kv_size, self._kv_size]
+        orders = zip(names, settings.qkv_row_orders, strict=False)
+        return Linear(
+            settings.hidden_size,
+            dict(zip(names, sizes if len(names) == 3 else [sum(sizes)], strict=True)),
+            has_bias=settings.has_qkv_bias,
+            dtype=dtype,
+            device=device,
+            part_to_row_order={name: order for name, order in orders if order is not None},
+        )
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """All tensors."""
+        return collect_slots(
+            [
+                self._attention_norm,
+                self._qkv,
+                self._attention_out,
+                self._mlp_norm,
+                self._mlp_in,
+                self._mlp_out,
+            ]
+        )
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,  # [num_tokens, hidden_size]
+        positions: torch.Tensor,  # [num_tokens]
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """The block's output."""
+        normed = self._attention_norm(hidden)
+        attended = self._attend(normed, positions, kv_cache, metadata, plans)
+        total = self._attention_out(attended, residual=hidden)
+        if self._mlp_norm is not None:
+            normed = self._mlp_norm(hidden if self._is_parallel else total)
+        inner = self._mlp_in(normed, self._activation)
+        return self._mlp_out(inner if self._gate is None else self._gate(inner), residual=total)
+
+    def _attend(
+        self,
+        normed: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> torch.Tensor:
+        query, key, value = (
+            part.view(part.shape[0], -1, self._head_dim)
+            for part in self._qkv(normed).split([self._query_size, self._kv_size, self._kv_size], dim=-1)
+        )
+        if self._rotary is not None:
+            query, key = self._rotary(positions, query, key)
+        return self._attention(query, key, value, kv_cache, metadata, plans)
+
+
+def ungrouped_rows(num_groups: int, queries_per_group: int, head_dim: int) -> torch.Tensor:
+    """Row order that makes all queries, all keys, all values of groups that hold their queries, a key and a value."""
+    rows = torch.arange(num_groups * (queries_per_group + 2) * head_dim).view(num_groups, -1, head_dim)
+    parts = rows[:, :-2], rows[:, -2], rows[:, -1]
+    return torch.cat([part.reshape(-1) for part in parts])

@@ -1,0 +1,107 @@
+"""Fills a class of transformers with weights that are already mapped, keeping the mapped memory where types agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from llmstack_kernels.linear import pack_linear
+from llmstack_model_runner.models.base import raise_on_mismatch
+from llmstack_model_runner.models.transformers_backend.attention import PROBE_IMPLEMENTATION
+
+
+def load_model(
+    config: PreTrainedConfig,
+    model_class: type[PreTrainedModel],
+    weights: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PreTrainedModel:
+    """The model with `weights`, renamed and joined as transformers does for the checkpoints of its family.
+
+    Raises:
+        ValueError: Tensors are missing, unexpected, doubled or of a wrong shape; the text names them.
+    """
+    state_dict: dict[str, torch.Tensor] = {}
+    doubled = []
+    for name, tensor in weights:
+        if name in state_dict:
+            doubled.append(name)
+        state_dict[name] = tensor
+    try:
+        with _quiet():
+            model, found = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=state_dict,
+                dtype=dtype,
+                attn_implementation=PROBE_IMPLEMENTATION,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # it would raise a table; `found` has them, and we raise a sentence
+                local_files_only=True,
+            )
+    except RuntimeError as error:  # of the joining of tensors, which names none of them
+        raise ValueError(
+            "The weights do not fit the configuration: tensors that transformers joins are missing or of a wrong shape."
+        ) from error
+    raise_on_mismatch(
+        missing=sorted(found["missing_keys"]),
+        unexpected=sorted(found["unexpected_keys"]) + doubled,
+        misshapen=[f"{name} {list(is_)} instead of {list(wanted)}" for name, is_, wanted in found["mismatched_keys"]],
+    )
+    loaded: PreTrainedModel = model.to(device)
+    return loaded
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replaces plain linear layers by packed ones, one by one, so that never more than one has two copies."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:  # a subclass may compute something else
+                setattr(parent, name, _PackedLinear(child))
+
+
+class _PackedLinear(nn.Module):
+    """A linear layer whose weight only the packed product can read.
+
+    `weight` has its shape and type for code that asks for them, and is not a number anywhere, so that code which
+    computes with it is found by the probe.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
+        self.bias = linear.bias
+        self._packed = pack_linear(weight, linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._packed(x)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and tables on standard error."""
+    verbosity = transformers_logging.get_verbosity()
+    has_bar = bool(transformers_logging.is_progress_bar_enabled())
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if has_bar:
+            transformers_logging.enable_progress_bar()
+
+
+def describe_version() -> str:
+    """Such as `transformers 5.17.0`."""
+    import transformers
+
+    return f"transformers {transformers.__version__}"

@@ -1,0 +1,132 @@
+"""A causal language model of transformers as one of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
+from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
+from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
+from llmstack_model_runner.models.transformers_backend.head import OutputLines
+from llmstack_model_runner.models.transformers_backend.load import describe_version, load_model, pack_linears
+from llmstack_model_runner.models.transformers_backend.probe import (
+    ProbeError,
+    check_rows_are_independent,
+    find_layers,
+    run_rows,
+)
+from llmstack_model_runner.models.transformers_backend.resolve import (
+    UnsupportedByTransformersError,
+    build_on_meta,
+    check_context,
+    max_model_len,
+    resolve,
+)
+
+
+class TransformersModel(CausalLM):
+    """Any decoder of transformers whose attention can be replaced.
+
+    `kv_spec` is the configuration's word until the weights are loaded; then it is what the layers were seen to do.
+    """
+
+    implementation = describe_version()
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._model_class = resolve(config)
+        self._dtype = dtype
+        self._device = device
+        values = self._config
+        num_heads = int(getattr(values, "num_attention_heads", 1))
+        self.kv_spec = ModelKVSpec(
+            num_layers=int(values.num_hidden_layers),
+            num_kv_heads=int(getattr(values, "num_key_value_heads", None) or num_heads),
+            head_dim=int(getattr(values, "head_dim", None) or values.hidden_size // num_heads),
+            vocab_size=int(values.vocab_size),
+            max_model_len=max_model_len(values),
+        )
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """All tensors under the model's own names, which a checkpoint's may differ from; shared ones once."""
+        model = build_on_meta(self._config, self._model_class, self._dtype)
+        saved = model.state_dict()
+        tensors = [*model.named_parameters(), *((name, t) for name, t in model.named_buffers() if name in saved)]
+        return {name: WeightSlot(tuple(tensor.shape), _not_by_slot, _kind(name, tensor)) for name, tensor in tensors}
+
+    def limit_context(self, max_model_len: int) -> None:
+        """Refuses contexts for which rows of a batch would not be independent."""
+        check_context(self._config, self._model_class.__name__, max_model_len)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Through transformers, which knows older names and how tensors are joined."""
+        self._model = load_model(self._config, self._model_class, weights, self._dtype, self._device)
+
+    @torch.inference_mode()
+    def finish_loading(self) -> None:
+        """Pack, and find out by a few tokens what the model asks of attention.
+
+        Raises:
+            UnsupportedByTransformersError: Something that blocks cannot give.
+        """
+        if self._device.type == "cpu":
+            pack_linears(self._model)
+        self._decoder = self._model.get_decoder()
+        self._output_class: type[Any] = dict
+        try:
+            self._probe()
+        except ProbeError as error:
+            raise UnsupportedByTransformersError(self._model_class.__name__, str(error)) from error
+        except Exception as error:  # whatever the code of some family raises where it needs what we do not give
+            reason = f"running it raises {type(error).__name__}, {' '.join(str(error).split())[:200]}"
+            raise UnsupportedByTransformersError(self._model_class.__name__, reason) from error
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
+    ) -> torch.Tensor:
+        """Hidden states as the decoder returns them."""
+        self._attention.begin(metadata, kv_caches)
+        return self._run(token_ids, positions)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of the given rows, by the class's own code."""
+        return self._output_lines(hidden, self._output_class)
+
+    def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        output = self._decoder(
+            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, return_dict=True
+        )
+        self._output_class = type(output)
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def _probe(self) -> None:
+        spec, decoder = self.kv_spec, self._decoder
+        if decoder is self._model:
+            raise ProbeError("its decoder cannot be told from its head")
+        layers = find_layers(decoder, self._run, self._dtype, self._config)
+        self._attention = PagedAttention(layers, self._dtype, self._device)
+        self._model.set_attn_implementation(IMPLEMENTATION)
+        install(decoder, self._attention)
+        check_rows_are_independent(decoder, decoder.get_input_embeddings(), self._run, self._attention)
+        self._output_lines = OutputLines(self._model, decoder)
+        logits = self.compute_logits(run_rows(decoder, self._run, self._attention, [2], [0, 1]))
+        self.kv_spec = dataclasses.replace(
+            spec, num_kv_heads=layers[0].num_kv_heads, head_dim=layers[0].head_dim, vocab_size=logits.shape[1]
+        )
+
+
+def _not_by_slot(tensor: torch.Tensor) -> None:
+    raise RuntimeError("tensors are renamed and joined on their way in; `load_weights` takes them all at once")
+
+
+def _kind(name: str, tensor: torch.Tensor) -> WeightKind:
+    if name.endswith("bias"):
+        return WeightKind.BIAS
+    return WeightKind.MATRIX if tensor.ndim > 1 else WeightKind.SCALE

@@ -1,0 +1,125 @@
+"""From a config.json to a configuration and a class of transformers; no code of a repository is ever run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, register_attention
+
+_DEFAULT_MAX_MODEL_LEN = 2048
+
+# Fields that choose what runs rather than what the model is: kernels from the hub, other files, patches of classes.
+_NOT_THE_MODELS = (
+    "attn_implementation", "auto_map", "distributed_config", "experts_implementation", "fusion_config", "kernel_config",
+    "name_or_path", "transformers_weights",
+)  # fmt: skip
+
+
+class UnsupportedByTransformersError(ValueError):
+    """The backend cannot run the model; the text is one sentence that says why."""
+
+    def __init__(self, architecture: str, reason: str) -> None:
+        super().__init__(f"{architecture[:64]} does not run on the transformers backend: {reason}.")
+
+
+def is_known_to_transformers(architecture: str) -> bool:
+    """True if the installed transformers has a causal language model of this name."""
+    return any(architecture in _names(value) for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
+    """Configuration and class for a config.json, with our attention chosen.
+
+    Raises:
+        UnsupportedByTransformersError: Unknown, not a decoder, or without a pluggable attention interface.
+    """
+    architecture = str((config.get("architectures") or ["?"])[0])
+    model_type = str(config.get("model_type", ""))
+    if architecture not in _names(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())):
+        raise UnsupportedByTransformersError(architecture, _why_unknown(config, architecture, model_type))
+    model_config = _parse(config, architecture, model_type)
+    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
+    reason = _why_refused(config, model_config, model_class)
+    if reason is not None:
+        raise UnsupportedByTransformersError(architecture, reason)
+    register_attention()
+    return model_config, model_class
+
+
+def max_model_len(config: PreTrainedConfig) -> int:
+    """Positions that the model was made for."""
+    found = getattr(config, "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else _DEFAULT_MAX_MODEL_LEN
+
+
+def check_context(config: PreTrainedConfig, architecture: str, num_positions: int) -> None:
+    """Raises where a request's angles would depend on the longest one in its batch, which LongRoPE looks at.
+
+    Dynamic NTK does too, but only beyond `max_position_embeddings`, where nobody gets.
+    """
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or rope.get("rope_type") != "longrope":
+        return
+    original = rope.get("original_max_position_embeddings") or max_model_len(config)
+    if num_positions > original:
+        reason = (
+            f"beyond {original} positions its LongRoPE turns every request by the longest one in the batch, so "
+            f"max_model_len must not exceed {original}"
+        )
+        raise UnsupportedByTransformersError(architecture, reason)
+
+
+def build_on_meta(config: PreTrainedConfig, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
+    """The model without memory for its weights, to read their names and shapes from."""
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class._from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    return model
+
+
+def _names(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
+
+
+def _parse(config: Mapping[str, Any], architecture: str, model_type: str) -> PreTrainedConfig:
+    fields = {name: value for name, value in config.items() if not name.startswith("_") and name not in _NOT_THE_MODELS}
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(fields)
+    except Exception as error:  # the class of each family checks in its own way and raises what it likes
+        reason = f"its config.json is refused, {_first_line(error)}"
+        raise UnsupportedByTransformersError(architecture, reason) from error
+
+
+def _why_unknown(config: Mapping[str, Any], architecture: str, model_type: str) -> str:
+    if config.get("is_encoder_decoder"):
+        return "it is an encoder and a decoder, and only decoders are served"
+    if config.get("auto_map"):
+        return "it is made of code from its repository, which is never run"
+    if is_known_to_transformers(architecture):
+        return f"model_type {model_type[:64]!r} in its config.json belongs to another class"
+    return "the installed transformers has no causal language model of that name"
+
+
+def _why_refused(given: Mapping[str, Any], config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> str | None:
+    if given.get("quantization_config"):
+        return "its checkpoint is quantised, and this backend loads plain ones only"
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder and a decoder, and only decoders are served"
+    if config.get_text_config() is not config:
+        return "it has parts beside the text model"
+    if getattr(model_class, "_is_stateful", False):
+        return "its layers keep a state of their own beside keys and values"
+    # The flag, or the table itself in the module, which some families use without saying so; the probe sees the rest.
+    module = sys.modules[model_class.__module__]
+    if not model_class._supports_attention_backend and not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+        return "its attention cannot be replaced (transformers gives it no pluggable interface)"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

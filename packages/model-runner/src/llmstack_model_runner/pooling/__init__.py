@@ -1,0 +1,1 @@
+"""From the hidden states of a prompt to one vector."""

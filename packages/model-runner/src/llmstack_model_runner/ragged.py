@@ -1,0 +1,20 @@
+"""Index arithmetic for rows of different lengths that lie one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+def ragged_aranges(starts: IntArray, lengths: IntArray) -> IntArray:
+    """start, start + 1, ... of each row in turn: [sum of lengths].
+
+    Args:
+        starts: [num_rows]
+        lengths: Not negative. [num_rows]
+    """
+    ends = np.cumsum(lengths)
+    num_entries = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(num_entries)

@@ -1,0 +1,63 @@
+"""Token bitmasks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmstack_model_runner.sampling import Sampler, TokenBitmask, apply_token_bitmask
+from llmstack_model_runner.sampling.testing import make_sampling_rows
+from llmstack_types import SamplingParams
+
+
+def packed(allowed: list[set[int]], vocab_size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    bits = np.zeros((len(allowed), -(-vocab_size // 32)), dtype=np.uint32)
+    for row, token_ids in enumerate(allowed):
+        for token_id in token_ids:
+            bits[row, token_id // 32] |= np.uint32(1 << (token_id % 32))
+    return bits.view(np.int32)
+
+
+@given(st.integers(1, 100).flatmap(lambda size: st.tuples(
+    st.just(size), st.lists(st.sets(st.integers(0, size - 1)), min_size=1, max_size=4), st.booleans()
+)))  # fmt: skip
+def test_only_tokens_whose_bit_is_set_stay(case: tuple[int, list[set[int]], bool]) -> None:
+    vocab_size, allowed, is_reversed = case
+    rows = np.arange(len(allowed))[:: -1 if is_reversed else 1].copy() + (1 if is_reversed else 0)
+    logits = torch.randn(len(allowed) + int(is_reversed), vocab_size)
+    before = logits.clone()
+    apply_token_bitmask(logits, TokenBitmask(rows, packed(allowed, vocab_size)))
+    for row, token_ids in zip(rows.tolist(), allowed, strict=True):
+        kept = [token_id for token_id in range(vocab_size) if logits[row, token_id] == before[row, token_id]]
+        assert set(kept) == token_ids
+        assert int(logits[row].isneginf().sum()) == vocab_size - len(token_ids)
+    others = sorted(set(range(len(logits))) - set(rows.tolist()))
+    assert torch.equal(logits[others], before[others])
+
+
+def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
+    logits = torch.zeros(1, 33)
+    apply_token_bitmask(logits, TokenBitmask(np.array([0]), np.full((1, 2), -1, dtype=np.int32)))
+    assert torch.equal(logits, torch.zeros(1, 33))
+
+
+@pytest.mark.parametrize(
+    "bits", [np.zeros((1, 1), np.int32), np.zeros((2, 2), np.int32), np.zeros((1, 2), np.int64), np.zeros(2, np.int32)]
+)
+def test_a_mask_of_another_shape_or_type_is_refused(bits: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> None:
+    with pytest.raises(ValueError, match=r"int32 \[1, 2\]"):
+        apply_token_bitmask(torch.zeros(1, 33), TokenBitmask(np.array([0]), bits))
+
+
+def test_the_sampler_heeds_the_mask_of_the_rows_that_have_one() -> None:
+    params = [SamplingParams(temperature=0.0), SamplingParams(seed=1, logit_bias={3: 100.0}), SamplingParams(seed=2)]
+    rows = make_sampling_rows(params, [[0]] * 3, 40)
+    mask = TokenBitmask(np.array([1, 0]), packed([{38}, {5, 6}], 40))
+    logits = torch.zeros(3, 40)
+    logits[:, 7] = 9.0
+    output = Sampler().sample(logits, rows.metadata(np.arange(3), np.zeros(3, dtype=np.int64), mask))
+    assert output.token_ids[:2].tolist() == [5, 38]
+    assert output.is_good.tolist() == [True, True, True]
