@@ -42,7 +42,7 @@ void pack(const T* weight, T* packed, int64_t in_features, int64_t out_features)
   });
 }
 
-// One step of inputs of a row in every lane, one step of weights of sixteen columns, and their products.
+// One step of inputs of a row in every lane, one step of weights of kLanes columns, and their products.
 template <class T>
 struct Input {
   Floats value;
