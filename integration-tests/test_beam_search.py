@@ -16,7 +16,7 @@ import transformers
 
 from llmstack_llm import LLM, BeamSearchParams, SamplingParams
 
-VOCAB_SIZE, EOS, OTHER_END = 31, 3, 7
+VOCAB_SIZE, EOS, OTHER_END = 13, 3, 7
 TINY: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.35, "bos_token_id": 0, "eos_token_id": EOS}
 CONFIGS = {
     "gpt2": transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **TINY),
@@ -64,8 +64,7 @@ def cases(seed: int) -> Iterator[tuple[int, int, float, bool | str]]:
     rng = random.Random(seed)
     for width in (2, 3, 4):
         for early_stopping in (False, True, "never"):
-            for length_penalty in rng.sample((1.0, 0.0, 2.0, -0.5), 2):
-                yield width, rng.choice([1, 2, 8, 16]), length_penalty, early_stopping
+            yield width, rng.choice([1, 2, 8, 16]), rng.choice([1.0, 0.0, 2.0, -0.5]), early_stopping
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["plain", "async", "few-rows-without-cache"])
@@ -73,7 +72,7 @@ def test_beams_and_scores_are_those_of_transformers(model: tuple[Any, Path], eng
     reference, folder = model
     num_ended = 0
     with LLM(str(folder), skip_tokenizer_init=True, **engine) as llm:
-        for number, (width, max_tokens, length_penalty, early_stopping) in enumerate(cases(len(engine))):
+        for number, (width, max_tokens, length_penalty, early_stopping) in enumerate(cases(ENGINES.index(engine))):
             prompts = [[(7 * number + 5 * i + k) % VOCAB_SIZE for k in range(1 + 4 * i)] for i in range(2)]
             params = BeamSearchParams(width, max_tokens, length_penalty=length_penalty, early_stopping=early_stopping)
             for prompt, output in zip(prompts, llm.beam_search(prompts, params), strict=True):

@@ -67,6 +67,7 @@ def test_the_defaults_are_those_of_vllm_where_it_has_them():
         (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
         (["--disable-log-stats"], "disable_log_stats", True),
         (["--record-steps", "run.steps"], "record_steps", "run.steps"),
+        (["--speculative-config", '{"method": "ngram"}'], "speculative_config", {"method": "ngram"}),
     ],
 )
 def test_engine_flags_reach_the_engine(line: list[str], name: str, value: Any):
@@ -171,6 +172,8 @@ def test_wrong_variables_are_refused(variables: dict[str, str]):
         ["--max-model-len", "-2"],
         ["--gpu-memory-utilization", "x"],
         ["--shutdown-timeout", "x"],
+        ["--speculative-config", "ngram"],
+        ["--speculative-config", "[1]"],
     ],
 )
 def test_values_out_of_range_end_with_exit_code_2(line: list[str]):

@@ -78,3 +78,27 @@ def test_one_lifecycle_state_at_a_time():
     metrics.set_lifecycle_state("Ready")
     states = {name: value for name, value in values(metrics).items() if name.startswith("llmstack:lifecycle_state")}
     assert states == {'llmstack:lifecycle_state{state="Ready"}': 1.0}
+
+
+def test_drafts_are_counted_place_by_place_and_their_acceptance_shown():
+    metrics = ServerMetrics("m")
+    for num_steps in (1, 2):
+        stats = SchedulerStats(
+            num_drafts=2 * num_steps,
+            num_draft_tokens=10 * num_steps,
+            num_accepted_draft_tokens=4 * num_steps,
+            num_accepted_draft_tokens_per_place=(3 * num_steps, num_steps, 0),
+        )
+        metrics.record(stats, IterationStats())
+    found = values(metrics)
+    for prefix in ("llmstack:", "vllm:"):
+        labels = 'engine="0",model_name="m"'
+        assert found[f"{prefix}spec_decode_num_drafts_total{{{labels}}}"] == 4
+        assert found[f"{prefix}spec_decode_num_draft_tokens_total{{{labels}}}"] == 20
+        assert found[f"{prefix}spec_decode_num_accepted_tokens_total{{{labels}}}"] == 8
+        assert found[f"{prefix}spec_decode_draft_acceptance_rate{{{labels}}}"] == 0.4
+        places = [
+            found[f'{prefix}spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{place}"}}']
+            for place in range(3)
+        ]
+        assert places == [6, 2, 0]

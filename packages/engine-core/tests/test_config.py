@@ -10,13 +10,13 @@ from typing import Any
 import msgpack
 import pytest
 
-from llmstack_engine_core import EngineConfig, SchedulerConfig
+from llmstack_engine_core import EngineConfig, SchedulerConfig, SpeculativeConfig
 from llmstack_types import ModelRunnerConfig
 
 CONFIG = EngineConfig(
-    ModelRunnerConfig("model", max_model_len=64),
+    ModelRunnerConfig("model", max_model_len=64, max_num_drafts=3),
     runner="echo",
-    scheduler=SchedulerConfig(max_model_len=64, policy="priority"),
+    scheduler=SchedulerConfig(max_model_len=64, policy="priority", speculative=SpeculativeConfig("ngram", 3)),
     num_blocks=12,
     is_max_model_len_explicit=True,
     log_level="DEBUG",
@@ -43,6 +43,8 @@ def test_missing_optional_fields_get_their_defaults() -> None:
         ({"model": {"model_path": "m"}, "num_blocks": "1"}, "num_blocks must be int or null"),
         ({"model": {"model_path": "m"}, "code": "x"}, "has no field 'code'"),
         ({"model": "m"}, "must be a mapping"),
+        ({"model": {"model_path": "m"}, "scheduler": {"speculative": 1}}, "scheduler.speculative. must be a mapping"),
+        ({"model": {"model_path": "m"}, "scheduler": {"speculative": {"depth": 1}}}, "has no field 'depth'"),
     ],
 )
 def test_malformed_data_is_refused_by_field(data: Any, part: str) -> None:
@@ -70,3 +72,11 @@ def test_values_that_make_no_sense_are_refused_by_name(changes: dict[str, Any]) 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         CONFIG.num_blocks = 1  # type: ignore[misc]
+
+
+def test_drafts_need_a_runner_that_knows_of_them_and_tokens_that_are_known() -> None:
+    drafts = SchedulerConfig(speculative=SpeculativeConfig("ngram", 2))
+    with pytest.raises(ValueError, match="max_num_drafts"):
+        EngineConfig(ModelRunnerConfig("m", max_num_drafts=1), scheduler=drafts)
+    with pytest.raises(ValueError, match="async_scheduling"):
+        EngineConfig(ModelRunnerConfig("m", max_num_drafts=2), scheduler=drafts, async_scheduling=True)

@@ -26,6 +26,12 @@ def test_a_resumed_request_goes_on_where_it_was() -> None:
     assert make().execute_model(step).result().sampled_token_ids == [[6]]
 
 
+@pytest.mark.parametrize(("drafts", "sampled"), [([5, 6, 5], [5, 6, 5, 6]), ([5, 9, 5], [5, 6]), ([9], [5])])
+def test_drafts_are_accepted_as_far_as_they_are_the_echo(drafts: list[int], sampled: list[int]) -> None:
+    row = ScheduledRequest("r", 0, 2 + len(drafts), [0, 1], drafts)
+    assert make().execute_model(Step(1, [new("r", 5, 6)], [row], [], 5)).result().sampled_token_ids == [sampled]
+
+
 @pytest.mark.parametrize(
     ("row", "error"),
     [
@@ -33,6 +39,8 @@ def test_a_resumed_request_goes_on_where_it_was() -> None:
         (ScheduledRequest("r", 0, 0, [0]), ValueError),
         (ScheduledRequest("r", 0, 7, [0, 1]), ValueError),
         (ScheduledRequest("r", 0, 6, [0]), ValueError),
+        (ScheduledRequest("r", 0, 1, [0], [2]), ValueError),
+        (ScheduledRequest("r", 0, 9, [0, 1], [2, 3, 4]), ValueError),
     ],
 )
 def test_rows_that_no_runner_could_run_are_refused(row: ScheduledRequest, error: type[Exception]) -> None:

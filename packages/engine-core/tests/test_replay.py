@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import llmstack_core_scheduler
-from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
+from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
 from llmstack_engine_core.commands.replay import ReplayCommand
 from llmstack_engine_core.replay import Decision, DecisionsDifferError, verify
 from llmstack_engine_core.replay.compare import Difference, describe
@@ -44,9 +44,20 @@ from llmstack_types import (
 LIMITS = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 
 
+MODEL = ModelRunnerConfig("echo?vocab_size=100&error_request_id=r5", block_size=4, **LIMITS)
+MODES: dict[str, dict[str, object]] = {
+    "plain": {},
+    "ahead": {"async_scheduling": True},
+    "drafts": {
+        "model": replace(MODEL, max_num_drafts=4),
+        "scheduler": SchedulerConfig(speculative=SpeculativeConfig("ngram", 4), **LIMITS),
+    },
+}
+
+
 def build(num_blocks: int = 10, **changes: object) -> EngineCore:
     config = EngineConfig(
-        ModelRunnerConfig("echo?vocab_size=100&error_request_id=r5", block_size=4, **LIMITS),
+        MODEL,
         runner="echo",
         scheduler=SchedulerConfig(**LIMITS),
         num_blocks=num_blocks,
@@ -96,16 +107,27 @@ def replay(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10_000), st.integers(5, 30), st.sampled_from([0, 20]), st.booleans())
+@given(st.integers(0, 10_000), st.integers(5, 30), st.sampled_from([0, 20]), st.sampled_from(sorted(MODES)))
 def test_every_decision_of_a_messy_run_is_derived_again(
-    seed: int, num_blocks: int, num_host_blocks: int, is_async: bool
+    seed: int, num_blocks: int, num_host_blocks: int, mode: str
 ) -> None:
-    core = build(num_blocks, num_host_blocks=num_host_blocks, async_scheduling=is_async)
+    core = build(num_blocks, num_host_blocks=num_host_blocks, **MODES[mode])
     run_messily(core, seed)
     data = dump(core)
     report = verify(RecordedRun(data))
     assert report.num_steps == core.stats().step
     assert report.digest == RecordedRun(data).last.digest.hex()
+
+
+def test_drafts_are_decisions_that_a_replay_compares() -> None:
+    core = build(40, **MODES["drafts"])
+    run_messily(core, 3)
+    stats, run = core.stats(), RecordedRun(dump(core))
+    assert 0 < stats.num_accepted_draft_tokens <= stats.num_draft_tokens
+    assert verify(run).num_steps == stats.step
+    run.header = LogHeader({**run.header.scheduler, "speculative": None}, run.header.cache)
+    with pytest.raises(DecisionsDifferError):
+        verify(run)
 
 
 def test_a_replay_says_what_it_has_proved(log_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,42 @@ def test_the_log_of_steps_is_named_for_a_process_that_may_stand_elsewhere(tmp_pa
     _, engine = EngineArgs(folder, record_steps="run.steps").create_engine_config()
     assert engine.record_steps == str(Path.cwd() / "run.steps")
     assert EngineArgs(folder).create_engine_config()[1].record_steps is None
+
+
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
+
+
+@pytest.mark.parametrize("given", [LOOKUP, json.dumps(LOOKUP)])
+def test_speculation_is_configured_by_a_mapping_or_its_json(tmp_path: Path, given: Any) -> None:
+    _, engine = EngineArgs(str(write_model_folder(tmp_path)), speculative_config=given).create_engine_config()
+    speculative = engine.scheduler.speculative
+    assert speculative is not None
+    assert (speculative.method, speculative.prompt_lookup_max, speculative.prompt_lookup_min) == ("ngram", 4, 1)
+    assert (speculative.num_speculative_tokens, engine.model.max_num_drafts) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("{", ["JSON"]),
+        ("[]", ["mapping"]),
+        ({}, ["method"]),
+        ({"method": "ngram"}, ["num_speculative_tokens"]),
+        (LOOKUP | {"method": "eagle"}, ["method", "ngram", "eagle"]),
+        (LOOKUP | {"model": "draft"}, ["model"]),
+        (LOOKUP | {"num_speculative_tokens": "5"}, ["num_speculative_tokens", "int"]),
+        (LOOKUP | {"prompt_lookup_max": 0}, ["prompt_lookup_max"]),
+    ],
+)
+def test_a_speculation_that_cannot_be_is_one_sentence(tmp_path: Path, given: Any, names: list[str]) -> None:
+    args = EngineArgs(str(write_model_folder(tmp_path)), speculative_config=given)
+    with pytest.raises(EngineArgsError, match="^speculative_config: ") as caught:
+        args.create_engine_config()
+    assert all(name in str(caught.value) for name in names)
+    assert "\n" not in str(caught.value)
+
+
+def test_scheduling_ahead_and_drafts_exclude_each_other(tmp_path: Path) -> None:
+    args = EngineArgs(str(write_model_folder(tmp_path)), speculative_config=LOOKUP, async_scheduling=True)
+    with pytest.raises(EngineArgsError, match=r"async_scheduling and speculative"):
+        args.create_engine_config()

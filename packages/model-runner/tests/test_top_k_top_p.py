@@ -48,6 +48,27 @@ def test_ties_at_the_cut_of_a_large_vocabulary_go_to_the_lowest_ids(k: int) -> N
     assert indices.tolist() == [reference_order(row)[:k] for row in logits.tolist()]
 
 
+@pytest.mark.parametrize("k", [1, 50, 150, 200])
+def test_rows_of_every_kind_are_cut_exactly_in_one_call(k: int) -> None:
+    """Ties, a row of one value, rows mostly or wholly of minus infinity: each beside the others and alone."""
+    logits = torch.randn(7, 20_000, generator=torch.Generator().manual_seed(k)) * 4
+    logits[1] = logits[1].bfloat16()
+    logits[2] = logits[2].round()
+    logits[3] = 1.5
+    logits[4, 100:] = -torch.inf
+    logits[5] = -torch.inf
+    for rows in ([0, 1, 6], [0, 2], [0, 4], range(7), *[[row] for row in range(7)]):
+        _, indices = exact_top_k(logits[list(rows)], k)
+        assert indices.tolist() == [reference_order(row)[:k] for row in logits[list(rows)].tolist()]
+
+
+def test_a_row_that_is_no_number_disturbs_no_other() -> None:
+    logits = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(0))
+    logits[1, 77] = torch.nan
+    _, indices = exact_top_k(logits, 50)
+    assert [indices[row].tolist() for row in (0, 2)] == [reference_order(logits[row].tolist())[:50] for row in (0, 2)]
+
+
 @settings(max_examples=200)
 @given(TIED_ROW.filter(any), st.integers(1, 40), st.sampled_from([0.0, 0.125, 0.5, 0.75, 1.0]))
 def test_the_mask_is_the_smallest_set_that_reaches_the_mass(row: list[float], top_k: int, top_p: float) -> None:

@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from llmstack_llm.llm_engine import LLMEngine
     from llmstack_llm.model_config import ModelConfig
     from llmstack_llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from llmstack_llm.pooling_outputs import (
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+    )
     from llmstack_llm.stats import FinishedRequestStats, IterationStats, LoggingStatLogger, StatLogger
-    from llmstack_types import RequestOutputKind, SamplingParams
+    from llmstack_types import PoolingParams, RequestOutputKind, SamplingParams
 
 # Public name to the module that has it, imported on first use: a server needs no progress bar, a script no event loop.
 _MODULES = {
@@ -29,6 +35,8 @@ _MODULES = {
     "BeamSearchParams": "beam_search",
     "BeamSearchSequence": "beam_search",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "pooling_outputs",
+    "EmbeddingRequestOutput": "pooling_outputs",
     "EngineArgs": "engine_args",
     "FinishedRequestStats": "stats",
     "IterationStats": "stats",
@@ -36,6 +44,8 @@ _MODULES = {
     "LoggingStatLogger": "stats",
     "Logprob": "outputs",
     "ModelConfig": "model_config",
+    "PoolingOutput": "pooling_outputs",
+    "PoolingRequestOutput": "pooling_outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "StatLogger": "stats",
@@ -44,7 +54,7 @@ _MODULES = {
     "admit_sampling_params": "admit",
     "check_fan_out": "admit",
 }
-_TYPES = ("RequestOutputKind", "SamplingParams")
+_TYPES = ("PoolingParams", "RequestOutputKind", "SamplingParams")
 
 __all__ = [
     "LLM",
@@ -56,6 +66,8 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "FinishedRequestStats",
     "IterationStats",
@@ -63,6 +75,9 @@ __all__ = [
     "LoggingStatLogger",
     "Logprob",
     "ModelConfig",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

@@ -26,12 +26,16 @@ class AdmissionLimits:
         vocab_size: Width of the logits.
         num_kv_tokens: Tokens the whole KV cache holds; None before that is known.
         max_num_completions: Prompts times `n` in one request.
+        embedding_size: Width of the model's vectors; 0 where it has none.
+        is_generative: False for a model that only computes embeddings.
     """
 
     max_model_len: int
     vocab_size: int
     num_kv_tokens: int | None = None
     max_num_completions: int = 1024
+    embedding_size: int = 0
+    is_generative: bool = True
 
     @property
     def max_request_tokens(self) -> int:
@@ -100,6 +104,8 @@ def admit_sampling_params(
     def name(field_name: str) -> str:
         return param_names.get(field_name, field_name)
 
+    if not limits.is_generative:
+        raise request_errors.generation_not_supported()
     check_values(params, limits.vocab_size, name)
     check_bad_words(name("bad_words"), params.bad_words)
     check_bad_words_token_ids(name("bad_words_token_ids"), params.bad_words_token_ids, limits.vocab_size)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit import AdmittedRequest
+from llmstack_llm.admit_pooling import AdmittedPooling
 from llmstack_llm.chat import ChatRenderer
 from llmstack_llm.chat_template import ChatTemplate, find_chat_template
 from llmstack_llm.engine_args import EngineArgs, UsageContext
@@ -17,9 +18,17 @@ from llmstack_llm.input_processor import MAX_CHARS_ON_LOOP, InputProcessor, Prom
 from llmstack_llm.model_config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs import RequestOutput
+from llmstack_llm.pooling_outputs import PoolingRequestOutput
 from llmstack_llm.stats import StatLogger, record_all
 from llmstack_llm.tokenizer import Tokenizer, load_tokenizer
-from llmstack_types import EngineCoreRequest, EngineDeadError, EngineReady, SamplingParams, ServerOverloadedError
+from llmstack_types import (
+    EngineCoreRequest,
+    EngineDeadError,
+    EngineReady,
+    PoolingParams,
+    SamplingParams,
+    ServerOverloadedError,
+)
 
 if TYPE_CHECKING:
     from llmstack_llm.output_collector import RequestOutputCollector
@@ -157,6 +166,51 @@ class AsyncLLM:
             if not is_finished:
                 self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
 
+    async def admit_pooling(
+        self, prompt: PromptInput, pooling_params: PoolingParams, **options: Any
+    ) -> AdmittedPooling:
+        """`admit` for a prompt to pool; the options are those of `InputProcessor.admit_pooling`.
+
+        Raises:
+            InvalidRequestError: Names the field at fault.
+        """
+        return await self.input_processor.admit_pooling_async(prompt, pooling_params, **options)
+
+    async def encode(
+        self,
+        prompt: PromptInput | AdmittedPooling,
+        pooling_params: PoolingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Pools one prompt: a stream of one output. Whoever leaves the iteration before aborts the request.
+
+        `pooling_params`: None pools as the model was trained for; not looked at where `prompt` is admitted already.
+
+        Raises:
+            InvalidRequestError, ServerOverloadedError, EngineDeadError, RequestFailedError: As `generate`.
+        """
+        self._check_alive()
+        await self.wait_until_ready()
+        if not isinstance(prompt, AdmittedPooling):
+            prompt = await self.admit_pooling(prompt, pooling_params or PoolingParams())
+        self._check_alive()
+        self._check_room(1)
+        request = self.input_processor.process_pooling(request_id, prompt, priority=priority, cache_salt=cache_salt)
+        collector = self.output_processor.add_pooling_request(prompt.prompt, request)
+        is_finished = False
+        try:
+            self._start_output_loop()
+            await self._client.add_request(request)
+            output = await collector.get()
+            is_finished = True
+            yield output
+        finally:
+            if not is_finished:
+                self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
+
     async def abort(self, request_ids: str | Sequence[str]) -> None:
         """Ends requests; their streams end with finish reason `abort`. Unknown ids are ignored."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
@@ -244,8 +298,7 @@ class AsyncLLM:
         requests = self.input_processor.process_inputs(request_id, prompt, priority=priority, cache_salt=cache_salt)
         # Registered first: an output can never arrive for a request that is not known here.
         collector = self.output_processor.add_request(request_id, prompt.prompt, requests, prompt.sampling_params)
-        if self._output_loop is None:
-            self._output_loop = asyncio.create_task(self._run_output_loop())
+        self._start_output_loop()
         await self._send(request_id, requests)
         return collector
 
@@ -258,6 +311,10 @@ class AsyncLLM:
         finally:
             if not is_sent:  # cancelled, or the engine core is gone
                 self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
+
+    def _start_output_loop(self) -> None:
+        if self._output_loop is None:
+            self._output_loop = asyncio.create_task(self._run_output_loop())
 
     async def _run_output_loop(self) -> None:
         try:

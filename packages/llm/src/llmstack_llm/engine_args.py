@@ -216,9 +216,11 @@ def _speculative(value: Mapping[str, Any] | str | None) -> dict[str, Any] | None
     from llmstack_engine_core.plain_data import from_plain, to_plain
 
     try:
-        named = json.loads(value) if isinstance(value, str) else dict(value)
-        return to_plain(from_plain(SpeculativeConfig, named, "speculative_config."))
-    except (TypeError, ValueError, RecursionError) as error:
+        named = json.loads(value) if isinstance(value, str) else value
+        return to_plain(from_plain(SpeculativeConfig, named))
+    except json.JSONDecodeError as error:
+        raise EngineArgsError(f"speculative_config: it is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise EngineArgsError(f"speculative_config: {error}") from error
 
 

@@ -16,18 +16,20 @@ from llmstack_llm.admit import (
     admit_request,
     check_prompt_chars,
 )
+from llmstack_llm.admit_pooling import AdmittedPooling, admit_pooling
 from llmstack_llm.admit_rules import check_text
 from llmstack_llm.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.model_config import ModelConfig
 from llmstack_llm.seeds import completion_seed
 from llmstack_llm.tokenizer import Tokenizer
-from llmstack_types import EngineCoreRequest, EngineReady, SamplingParams
+from llmstack_types import EngineCoreRequest, EngineReady, PoolingParams, SamplingParams
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a dict with `prompt` or `prompt_token_ids` (with both, the text is only shown)."""
 
 MAX_CHARS_ON_LOOP = 8192  # about 2 ms of tokenizing
 _NO_NAMES: Mapping[str, str] = {}
+_NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
 
 
 def draw_seed() -> int:
@@ -56,6 +58,7 @@ class InputProcessor:
         self.eos_token_ids = _eos_token_ids(model_config, tokenizer)
         self._start_token_id = _start_token_id(model_config, tokenizer)
         self._bad_words = BadWordSpelling(tokenizer)
+        self._pooling_config = model_config.pooling
         self._draw = draw
         self._clock = clock
 
@@ -66,6 +69,8 @@ class InputProcessor:
             max_model_len=min(self.limits.max_model_len, ready.max_model_len),
             vocab_size=min(self.limits.vocab_size, ready.vocab_size),
             num_kv_tokens=ready.num_blocks * ready.block_size,
+            embedding_size=ready.embedding_size,
+            is_generative=ready.is_generative,
         )
 
     def admit(
@@ -110,6 +115,49 @@ class InputProcessor:
         if _num_chars(prompt) + num_chars_of_bad_words(sampling_params) > MAX_CHARS_ON_LOOP:
             return await asyncio.to_thread(self.admit, prompt, sampling_params, **options)
         return self.admit(prompt, sampling_params, **options)
+
+    def admit_pooling(
+        self,
+        prompt: PromptInput,
+        pooling_params: PoolingParams,
+        *,
+        param: str = "prompt",
+        param_names: Mapping[str, str] = _NO_NAMES,
+        add_special_tokens: bool = True,
+    ) -> AdmittedPooling:
+        """Tokenizes and checks one prompt to pool; see `admit_pooling.admit_pooling` for the arguments.
+
+        Raises:
+            InvalidRequestError: Names the field at fault.
+        """
+        text, token_ids = self._text_and_ids(prompt, param)
+        if token_ids is None:
+            token_ids = self._encode(text or "", param, add_special_tokens)
+        return admit_pooling(
+            text, token_ids, pooling_params, self.limits, self._pooling_config, param=param, param_names=param_names
+        )
+
+    async def admit_pooling_async(
+        self, prompt: PromptInput, pooling_params: PoolingParams, **options: Any
+    ) -> AdmittedPooling:
+        """`admit_pooling`, in a thread where the text is long, so that other streams go on."""
+        if _num_chars(prompt) > MAX_CHARS_ON_LOOP:
+            return await asyncio.to_thread(self.admit_pooling, prompt, pooling_params, **options)
+        return self.admit_pooling(prompt, pooling_params, **options)
+
+    def process_pooling(
+        self, request_id: str, admitted: AdmittedPooling, *, priority: int = 0, cache_salt: str = ""
+    ) -> EngineCoreRequest:
+        """The engine request of a prompt to pool."""
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=list(admitted.prompt_token_ids),
+            sampling_params=_NO_TOKENS,
+            arrival_time_s=self._clock(),
+            priority=priority,
+            cache_salt=cache_salt,
+            pooling_params=admitted.pooling_params,
+        )
 
     def process_inputs(
         self,

@@ -7,12 +7,13 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit import AdmittedRequest
+from llmstack_llm.admit_pooling import AdmittedPooling
 from llmstack_llm.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
 from llmstack_llm.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output
 from llmstack_llm.chat import ChatRenderer
@@ -21,11 +22,13 @@ from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.input_processor import PromptInput
 from llmstack_llm.llm_engine import LLMEngine
 from llmstack_llm.outputs import RequestOutput
+from llmstack_llm.pooling_outputs import EmbeddingRequestOutput, PoolingRequestOutput
 from llmstack_llm.stats import StatLogger
 from llmstack_llm.tokenizer import Tokenizer
-from llmstack_types import RequestOutputKind, SamplingParams
+from llmstack_types import PoolingParams, RequestFailedError, RequestOutputKind, SamplingParams
 
 Message = Mapping[str, Any]
+_Admitted = TypeVar("_Admitted")
 DEFAULT_MAX_TOKENS = 16
 
 # Options of vLLM's that scripts write out with a value that asks for nothing beyond what is there.
@@ -108,7 +111,7 @@ class LLM:
             self._admit(prompt, one, f"prompts[{index}]")
             for index, (prompt, one) in enumerate(zip(all_prompts, params, strict=True))
         ]
-        return self._run(admitted, use_tqdm)
+        return self._complete(admitted, use_tqdm)
 
     def chat(
         self,
@@ -159,7 +162,50 @@ class LLM:
             admit(prompt, sampling_params, param=f"prompts[{index}]", param_names=BEAM_PARAM_NAMES)
             for index, prompt in enumerate(_prompt_list(prompts))
         ]
-        return [to_beam_search_output(output, self._prompt_text(output)) for output in self._run(admitted, use_tqdm)]
+        return [
+            to_beam_search_output(output, self._prompt_text(output)) for output in self._complete(admitted, use_tqdm)
+        ]
+
+    def encode(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+    ) -> list[PoolingRequestOutput]:
+        """Pools the hidden states of each prompt to one vector, in the prompts' order.
+
+        `pooling_params`: One for all, or one each; None pools as the model was trained for, or else takes the last
+          token of a decoder and the first of an encoder, brought to length 1.
+
+        Raises:
+            InvalidRequestError: Of any prompt, before the first is computed.
+            RequestFailedError: A prompt gave no vector.
+        """
+        all_prompts = _prompt_list(prompts)
+        params = _one_each(PoolingParams() if pooling_params is None else pooling_params, len(all_prompts))
+        admit = self.llm_engine.input_processor.admit_pooling
+        admitted = [
+            admit(prompt, one, param=f"prompts[{index}]")
+            for index, (prompt, one) in enumerate(zip(all_prompts, params, strict=True))
+        ]
+        outputs = self._run(admitted, self._add_pooling_request, use_tqdm)
+        found = [output for output in outputs if isinstance(output, PoolingRequestOutput)]
+        failed = next((index for index, output in enumerate(found) if output.finish_reason != "stop"), None)
+        if failed is not None:
+            raise RequestFailedError(f"prompts[{failed}] gave no vector: {found[failed].finish_reason}")
+        return found
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """`encode` with the vectors as lists of numbers."""
+        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+        return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises InvalidRequestError where there is none."""
@@ -224,14 +270,29 @@ class LLM:
         params = dataclasses.replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
         return self.llm_engine.input_processor.admit(prompt, params, param=param, default_max_tokens=default_max_tokens)
 
-    def _run(
+    def _complete(
         self, admitted: Sequence[AdmittedRequest], use_tqdm: bool | Callable[..., tqdm[Any]]
     ) -> list[RequestOutput]:
+        outputs = self._run(admitted, self._add_request, use_tqdm)
+        return [output for output in outputs if isinstance(output, RequestOutput)]
+
+    def _add_request(self, request_id: str, request: AdmittedRequest) -> None:
+        self.llm_engine.add_request(request_id, request, request.sampling_params)
+
+    def _add_pooling_request(self, request_id: str, request: AdmittedPooling) -> None:
+        self.llm_engine.add_pooling_request(request_id, request, request.pooling_params)
+
+    def _run(
+        self,
+        admitted: Sequence[_Admitted],
+        add: Callable[[str, _Admitted], None],
+        use_tqdm: bool | Callable[..., tqdm[Any]],
+    ) -> list[RequestOutput | PoolingRequestOutput]:
         request_ids = [str(next(self._numbers)) for _ in admitted]
-        request_id_to_output: dict[str, RequestOutput] = {}
+        request_id_to_output: dict[str, RequestOutput | PoolingRequestOutput] = {}
         try:
             for request_id, request in zip(request_ids, admitted, strict=True):
-                self.llm_engine.add_request(request_id, request, request.sampling_params)
+                add(request_id, request)
             with contextlib.ExitStack() as stack:
                 bar = _Progress(stack.enter_context(_bar(use_tqdm, len(admitted)))) if use_tqdm else None
                 for output in self._outputs():
@@ -243,7 +304,7 @@ class LLM:
             self.llm_engine.abort_request(unfinished)
         return [request_id_to_output[request_id] for request_id in request_ids]
 
-    def _outputs(self) -> Iterator[RequestOutput]:
+    def _outputs(self) -> Iterator[RequestOutput | PoolingRequestOutput]:
         while self.llm_engine.has_unfinished_requests():
             yield from (output for output in self.llm_engine.step() if output.finished)
 
@@ -256,10 +317,11 @@ class _Progress:
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
 
-    def update(self, output: RequestOutput) -> None:
+    def update(self, output: RequestOutput | PoolingRequestOutput) -> None:
         """One prompt is done."""
         self._num_prompt_tokens += len(output.prompt_token_ids)
-        self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        if isinstance(output, RequestOutput):
+            self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
         elapsed_s = self._bar.format_dict.get("elapsed") or 1e-9
         rates = (self._num_prompt_tokens / elapsed_s, self._num_output_tokens / elapsed_s)
         self._bar.set_postfix_str("input {:.2f} toks/s, output {:.2f} toks/s".format(*rates), refresh=False)
@@ -269,6 +331,16 @@ class _Progress:
 def _bar(use_tqdm: bool | Callable[..., tqdm[Any]], total: int) -> tqdm[Any]:
     make = use_tqdm if callable(use_tqdm) else tqdm
     return make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+
+
+def _one_each(params: PoolingParams | Sequence[PoolingParams], num_prompts: int) -> list[PoolingParams]:
+    if isinstance(params, PoolingParams):
+        return [params] * num_prompts
+    if len(params) != num_prompts:
+        raise request_errors.invalid_value(
+            "pooling_params", f"{len(params)} pooling parameters for {num_prompts} prompts"
+        )
+    return list(params)
 
 
 def _prompt_list(prompts: Any) -> list[PromptInput]:

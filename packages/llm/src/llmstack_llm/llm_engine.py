@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import itertools
 import logging
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmstack_llm.admit import AdmittedRequest
+from llmstack_llm.admit_pooling import AdmittedPooling
 from llmstack_llm.async_llm import load_chat_template
 from llmstack_llm.chat_template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, UsageContext
 from llmstack_llm.input_processor import InputProcessor, PromptInput
 from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.output_collector import RequestOutputCollector
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs import CompletionOutput, RequestOutput
+from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.seeds import completion_seed
 from llmstack_llm.stats import StatLogger, record_all
 from llmstack_llm.tokenizer import Tokenizer, load_tokenizer
-from llmstack_types import FinishReason, LLMStackError, RequestFailedError, SamplingParams
+from llmstack_types import (
+    EngineCoreRequest,
+    FinishReason,
+    LLMStackError,
+    PoolingParams,
+    RequestFailedError,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
-    from llmstack_llm.output_collector import RequestOutputCollector
+    from llmstack_llm.pooling_states import PoolingCollector
     from llmstack_llm.protocols import SyncEngineCoreClient
 
 logger = logging.getLogger(__name__)
@@ -57,8 +68,8 @@ class LLMEngine:
         self.output_processor = OutputProcessor(tokenizer)
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
         self._stat_loggers = list(stat_loggers)
-        self._request_id_to_collector: dict[str, RequestOutputCollector] = {}
-        self._ended: list[RequestOutput] = []
+        self._request_id_to_collector: dict[str, RequestOutputCollector | PoolingCollector] = {}
+        self._ended: list[RequestOutput | PoolingRequestOutput] = []
         self.ready = client.wait_until_ready()
         self.input_processor.set_ready(self.ready)
         for stat_logger in self._stat_loggers:
@@ -117,6 +128,28 @@ class LLMEngine:
         requests = self.input_processor.process_inputs(request_id, prompt, priority=priority)
         collector = self.output_processor.add_request(request_id, prompt.prompt, requests, prompt.sampling_params)
         self._request_id_to_collector[request_id] = collector
+        self._send(request_id, requests)
+
+    def add_pooling_request(
+        self,
+        request_id: str,
+        prompt: PromptInput | AdmittedPooling,
+        pooling_params: PoolingParams,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queues a prompt to pool; `step` brings its one output.
+
+        Raises:
+            InvalidRequestError: It cannot be served, or the id is in use.
+        """
+        if not isinstance(prompt, AdmittedPooling):
+            prompt = self.input_processor.admit_pooling(prompt, pooling_params)
+        request = self.input_processor.process_pooling(request_id, prompt, priority=priority)
+        self._request_id_to_collector[request_id] = self.output_processor.add_pooling_request(prompt.prompt, request)
+        self._send(request_id, [request])
+
+    def _send(self, request_id: str, requests: Sequence[EngineCoreRequest]) -> None:
         try:
             for request in requests:
                 self.client.add_request(request)
@@ -125,7 +158,7 @@ class LLMEngine:
             del self._request_id_to_collector[request_id]
             raise
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[RequestOutput | PoolingRequestOutput]:
         """One step of the engine core, and what it brought; does nothing while no request is unfinished.
 
         A request that fails inside the engine comes back with finish reason `error`; the others go on.
@@ -162,16 +195,22 @@ class LLMEngine:
         """Stops the engine core. Idempotent."""
         self.client.shutdown()
 
-    def _take(self, request_id: str) -> RequestOutput | None:
+    def _take(self, request_id: str) -> RequestOutput | PoolingRequestOutput | None:
         collector = self._request_id_to_collector[request_id]
+        output: RequestOutput | PoolingRequestOutput | None
         try:
             output = collector.get_nowait()
         except RequestFailedError as error:
             logger.error("request %s failed: %s", request_id, error)
-            output = _failed(request_id)
+            is_pooling = not isinstance(collector, RequestOutputCollector)
+            output = _failed_pooling(request_id) if is_pooling else _failed(request_id)
         if output is not None and output.finished:
             del self._request_id_to_collector[request_id]
         return output
+
+
+def _failed_pooling(request_id: str) -> PoolingRequestOutput:
+    return PoolingRequestOutput(request_id, None, [], PoolingOutput(array("f")), FinishReason.ERROR.value)
 
 
 def _failed(request_id: str) -> RequestOutput:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmstack_llm.pooling_config import PoolingConfig, load_pooling_config
 from llmstack_types import LLMStackError, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,7 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
 }
 # Where each architecture writes its number of positions; the first key that is there counts.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+_POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta", "camembert")
 _DEFAULT_MAX_MODEL_LEN = 2048
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
@@ -41,6 +43,7 @@ class ModelConfig:
         checkpoint_dtype: What `config.json` says; None where it does not.
         default_sampling: From `generation_config.json`: field of `SamplingParams` to the model's own default.
         hf_config: All of `config.json`.
+        pooling: What a folder of sentence-transformers says besides.
     """
 
     model: str
@@ -57,6 +60,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     hf_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
     def default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults under the model's own; `max_tokens` None unless the model sets one."""
@@ -92,12 +96,13 @@ def load_model_config(
     text_config = {**_LEFT_OUT.get(architecture, {}), **(config.get("text_config") or config)}
     generation = read_json(path, "generation_config.json", required=False) or {}
     num_positions = _num_positions(text_config)
+    pooling = load_pooling_config(path)
     return ModelConfig(
         model=model,
         path=path,
         architecture=architecture,
         model_type=str(config.get("model_type", "")),
-        max_model_len=_max_model_len(max_model_len, num_positions),
+        max_model_len=_max_model_len(max_model_len, num_positions, pooling.max_seq_length),
         vocab_size=_vocab_size(text_config),
         tokenizer_path=None if skip_tokenizer_init else tokenizer_path,
         max_position_embeddings=num_positions,
@@ -107,6 +112,7 @@ def load_model_config(
         bos_token_id=next(iter(_ids(generation.get("bos_token_id", text_config.get("bos_token_id")))), None),
         default_sampling=_default_sampling(generation) if generation_config == "auto" else {},
         hf_config=config,
+        pooling=pooling,
     )
 
 
@@ -134,13 +140,22 @@ def _vocab_size(config: Mapping[str, Any]) -> int:
 def _num_positions(config: Mapping[str, Any]) -> int | None:
     for key in _POSITION_KEYS:
         if type(config.get(key)) is int and config[key] > 0:
-            return int(config[key])
+            return int(config[key]) - _num_reserved_positions(config)
     return None
 
 
-def _max_model_len(asked: int | None, num_positions: int | None) -> int:
+def _num_reserved_positions(config: Mapping[str, Any]) -> int:
+    """Positions that no token takes: RoBERTa's begin behind that of the padding."""
+    pad_token_id = config.get("pad_token_id")
+    if config.get("model_type") not in _POSITIONS_BEHIND_PADDING:
+        return 0
+    return (pad_token_id if type(pad_token_id) is int else 1) + 1
+
+
+def _max_model_len(asked: int | None, num_positions: int | None, max_seq_length: int | None) -> int:
     if asked is None:
-        return num_positions or _DEFAULT_MAX_MODEL_LEN
+        default = num_positions or _DEFAULT_MAX_MODEL_LEN
+        return default if max_seq_length is None else min(default, max_seq_length)
     if asked < 1:
         raise ModelConfigError(f"max_model_len {asked}: must be at least 1")
     if num_positions is not None and asked > num_positions:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Generic, TypeVar
 
 from llmstack_llm.outputs import CompletionOutput, RequestOutput
 from llmstack_types import RequestOutputKind
 
+Output = TypeVar("Output")
 
-class RequestOutputCollector:
+
+class OutputCollector(Generic[Output]):
     """Holds what one request has brought and its consumer has not taken; the size is bounded by the request's own.
 
     One producer, one consumer, one event loop (or none, with `get_nowait` alone).
     """
 
-    def __init__(self, output_kind: RequestOutputKind) -> None:
-        self._is_delta = output_kind is RequestOutputKind.DELTA
-        self._output: RequestOutput | None = None
+    def __init__(self) -> None:
+        self._output: Output | None = None
         self._error: Exception | None = None
         self._has_something = asyncio.Event()
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: Output) -> None:
         """Adds an output to what waits."""
-        self._output = output if self._output is None else _merged(self._output, output, self._is_delta)
+        self._output = output if self._output is None else self._merge(self._output, output)
         self._has_something.set()
 
     def put_error(self, error: Exception) -> None:
@@ -30,7 +32,7 @@ class RequestOutputCollector:
         self._error = self._error or error
         self._has_something.set()
 
-    def get_nowait(self) -> RequestOutput | None:
+    def get_nowait(self) -> Output | None:
         """What waits, or None.
 
         Raises:
@@ -43,7 +45,7 @@ class RequestOutputCollector:
             self._has_something.clear()
         return output
 
-    async def get(self) -> RequestOutput:
+    async def get(self) -> Output:
         """Waits for the next output.
 
         Raises:
@@ -52,6 +54,21 @@ class RequestOutputCollector:
         while (output := self.get_nowait()) is None:
             await self._has_something.wait()
         return output
+
+    def _merge(self, old: Output, new: Output) -> Output:
+        """What holds both; here the newer one, which says all."""
+        return new
+
+
+class RequestOutputCollector(OutputCollector[RequestOutput]):
+    """The collector of a request with completions."""
+
+    def __init__(self, output_kind: RequestOutputKind) -> None:
+        super().__init__()
+        self._is_delta = output_kind is RequestOutputKind.DELTA
+
+    def _merge(self, old: RequestOutput, new: RequestOutput) -> RequestOutput:
+        return _merged(old, new, self._is_delta)
 
 
 def _merged(old: RequestOutput, new: RequestOutput, is_delta: bool) -> RequestOutput:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from llmstack_llm.detokenizer import Detokenizer, make_detokenizer
 from llmstack_llm.output_collector import RequestOutputCollector
+from llmstack_llm.pooling_states import PoolingCollector, PoolingStates
 from llmstack_llm.request_state import CompletionState, RequestState, logprobs_dict
 from llmstack_llm.stats import FinishedRequestStats, IterationStats
 from llmstack_llm.stop_strings import StopStringMatcher, StopStringStream
@@ -40,22 +41,27 @@ class ProcessedOutputs:
 
 
 class OutputProcessor:
-    """Owns the state of every request in flight; needs no engine and no event loop."""
+    """Owns the state of every request in flight; needs no engine and no event loop.
+
+    Attributes:
+        pooling: Those that bring a vector.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
+        self.pooling = PoolingStates()
         self.request_id_to_state: dict[str, RequestState] = {}
         self.request_id_to_completion: dict[str, CompletionState] = {}
 
     @property
     def num_unfinished_requests(self) -> int:
         """Requests in flight, however many completions each has."""
-        return len(self.request_id_to_state)
+        return len(self.request_id_to_state) + len(self.pooling)
 
     @property
     def num_unfinished_completions(self) -> int:
-        """Completions in flight."""
-        return len(self.request_id_to_completion)
+        """Completions in flight, and requests that pool."""
+        return len(self.request_id_to_completion) + len(self.pooling)
 
     def add_request(
         self,
@@ -69,10 +75,7 @@ class OutputProcessor:
         Raises:
             InvalidRequestError: The id, or that of a completion, is in use; the one in flight is unharmed.
         """
-        ids = [request_id, *(request.request_id for request in requests)]
-        if any(one in self.request_id_to_state or one in self.request_id_to_completion for one in ids):
-            message = f"Invalid 'request_id': '{request_id[:64]}' is in use."
-            raise InvalidRequestError(message, param="request_id", code="invalid_value")
+        self._check_ids(request_id, *(request.request_id for request in requests))
         collector = RequestOutputCollector(sampling_params.output_kind)
         parent = RequestState(request_id, prompt, requests, sampling_params, collector)
         matcher = StopStringMatcher(sampling_params.stop_strings) if sampling_params.stop_strings else None
@@ -81,14 +84,21 @@ class OutputProcessor:
             self.request_id_to_completion[request.request_id] = self._completion(parent, index, request, matcher)
         return collector
 
+    def add_pooling_request(self, prompt: str | None, request: EngineCoreRequest) -> PoolingCollector:
+        """The same for a request that brings a vector."""
+        self._check_ids(request.request_id)
+        return self.pooling.add(prompt, request)
+
     def process_outputs(self, outputs: Iterable[EngineCoreOutput], timestamp_s: float) -> ProcessedOutputs:
         """Takes over one step's outputs. What goes wrong with one request ends that request alone."""
         processed = ProcessedOutputs(iteration_stats=IterationStats(timestamp_s=timestamp_s))
         touched: dict[str, None] = {}
         for output in outputs:
             completion = self.request_id_to_completion.get(output.request_id)
-            if completion is None:  # aborted while this was on its way
-                continue
+            if completion is None:
+                if self.pooling.process(output, timestamp_s, processed.iteration_stats):
+                    touched[output.request_id] = None
+                continue  # or aborted while this was on its way
             try:
                 is_new = self._process_output(completion, output, timestamp_s, processed)
             except Exception:  # whatever it is, the other requests of this step go on
@@ -112,6 +122,8 @@ class OutputProcessor:
         for request_id in request_ids:
             parent = self.request_id_to_state.get(request_id)
             if parent is None:
+                if self.pooling.abort(request_id, is_silent=is_silent):
+                    aborted.append(request_id)
                 continue
             for completion in self._unfinished(parent):
                 aborted.append(completion.request_id)
@@ -126,6 +138,13 @@ class OutputProcessor:
         """Ends every stream with an error, as when the engine core is gone."""
         for parent in list(self.request_id_to_state.values()):
             self._fail(parent, error, ProcessedOutputs())
+        self.pooling.fail_all(error)
+
+    def _check_ids(self, *ids: str) -> None:
+        in_use = (self.request_id_to_state, self.request_id_to_completion, self.pooling)
+        if any(one in states for one in ids for states in in_use):
+            message = f"Invalid 'request_id': '{ids[0][:64]}' is in use."
+            raise InvalidRequestError(message, param="request_id", code="invalid_value")
 
     def _completion(
         self, parent: RequestState, index: int, request: EngineCoreRequest, matcher: StopStringMatcher | None

@@ -71,6 +71,15 @@ def unsupported_value(param: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"Unsupported value: {reason}.", param=param, code="unsupported_value")
 
 
+def generation_not_supported() -> InvalidRequestError:
+    """Code `unsupported_value`, about the model: it has no output head. The words are those that clients look for."""
+    message = (
+        "The model does not support Completions API or Chat Completions API: it only computes embeddings. "
+        "Please use /v1/embeddings."
+    )
+    return InvalidRequestError(message, param="model", code="unsupported_value")
+
+
 def unsupported_parameter(param: str, reason: str) -> InvalidRequestError:
     """Code `unsupported_parameter`."""
     return InvalidRequestError(f"Unsupported parameter: {reason}.", param=param, code="unsupported_parameter")

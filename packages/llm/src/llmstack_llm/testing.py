@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from llmstack_types import (
 )
 
 END_OF_TEXT = "<|endoftext|>"
+FAKE_EMBEDDING_SIZE = 4
 
 
 def byte_tokenizer(special_tokens: Sequence[str] = (END_OF_TEXT,)) -> Tokenizer:
@@ -72,6 +74,12 @@ def _fake_logprobs(token_id: int, num_logprobs: int) -> TokenLogprobs:
     return TokenLogprobs(token_ids, tuple(-0.5 - index for index in range(len(token_ids))), rank=1)
 
 
+def fake_vector(token_ids: Sequence[int], dimensions: int | None = None) -> bytes:
+    """The prompt's length, first, greatest and last token, as far as `dimensions` goes; float32, little-endian."""
+    numbers = (len(token_ids), token_ids[0], max(token_ids), token_ids[-1])[:dimensions]
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
 @dataclass(slots=True)
 class EchoEngine:
     """The echo itself: each step brings every request one token, the k-th being prompt token k mod its length.
@@ -109,6 +117,11 @@ class EchoEngine:
         request, params = state.request, state.request.sampling_params
         if request.request_id in self.failing_request_ids:
             return EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error="made to fail")
+        if request.pooling_params is not None:
+            vector = fake_vector(request.prompt_token_ids, request.pooling_params.dimensions)
+            return EngineCoreOutput(
+                request.request_id, [], finish_reason=FinishReason.STOP, num_cached_tokens=0, pooled=vector
+            )
         said = self.output_token_ids if self.output_token_ids is not None else request.prompt_token_ids
         token_id = said[state.num_output_tokens % len(said)]
         is_first = state.num_output_tokens == 0
@@ -151,7 +164,7 @@ class FakeEngineCoreClient:
     """
 
     def __init__(self, ready: EngineReady | None = None, *, engine: EchoEngine | None = None, is_ready: bool = True):
-        self.ready = ready or EngineReady(64, 16, 128, 257, "float32", "cpu")
+        self.ready = ready or EngineReady(64, 16, 128, 257, "float32", "cpu", embedding_size=FAKE_EMBEDDING_SIZE)
         self.engine = engine or EchoEngine()
         self.added: list[EngineCoreRequest] = []
         self.aborted_request_ids: list[str] = []

@@ -78,24 +78,46 @@ def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] 
     """
     if not required and artifact_path(folder, name) is None:
         return None
+    return parse_json_object(_read_text(folder, name), name)
+
+
+def read_json_array(folder: Path, name: str, required: bool = True) -> list[Any] | None:
+    """The JSON array in a file of a model folder; None where the file is absent and not required.
+
+    Raises:
+        ModelFilesError: Over 64 MiB, not JSON, or not an array.
+    """
+    if not required and artifact_path(folder, name) is None:
+        return None
+    value = _parse_json(_read_text(folder, name), name)
+    if not isinstance(value, list):
+        raise ModelFilesError(f"{name[:64]} does not hold a JSON array.")
+    return value
+
+
+def _read_text(folder: Path, name: str) -> bytes:
     with open_artifact(folder, name) as file:
         text = file.read(MAX_JSON_BYTES + 1)
     if len(text) > MAX_JSON_BYTES:
         raise ModelFilesError(f"{name[:64]} is larger than {MAX_JSON_BYTES >> 20} MiB.")
-    return parse_json_object(text, name)
+    return text
 
 
 def parse_json_object(text: bytes, name: str) -> dict[str, Any]:
     """The JSON object in `text`, without doubled keys or NaN; `name` is for the message."""
+    value = _parse_json(text, name)
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{name[:64]} does not hold a JSON object.")
+    return value
+
+
+def _parse_json(text: bytes, name: str) -> Any:
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ModelFilesError(f"{name[:64]} is nested too deeply.") from error
     except ValueError as error:  # bad UTF-8, bad JSON, integers of thousands of digits
         raise ModelFilesError(f"{name[:64]} is not valid JSON.") from error
-    if not isinstance(value, dict):
-        raise ModelFilesError(f"{name[:64]} does not hold a JSON object.")
-    return value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

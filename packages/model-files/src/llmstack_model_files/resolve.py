@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 _ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 # Subfolders hold the same model for other programs; `consolidated*` is a second copy of the weights.
 _IGNORE_PATTERNS = ("*/*", "consolidated*")
+# What sentence-transformers keeps in subfolders and is needed: how hidden states become a vector.
+_POOLING_PATTERN = "*_Pooling/config.json"
 _REPOSITORY_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _MISSPELT: Mapping[str, str] = {
     "gpt-2": "gpt2",
@@ -113,6 +115,8 @@ def _download(repository: str, revision: str | None) -> Path:
             allow_patterns=list(_ALLOW_PATTERNS),
             ignore_patterns=list(_IGNORE_PATTERNS),
         )
+        if (Path(path) / "modules.json").is_file():
+            snapshot_download(repository, revision=revision, allow_patterns=[_POOLING_PATTERN])
     except Exception as error:
         raise ModelFilesError(_why_not(repository, revision, error)) from error
     return Path(path)

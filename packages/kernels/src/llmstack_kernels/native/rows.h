@@ -1,4 +1,4 @@
-// Rows shared among threads, and walked sixteen elements at a time.
+// Rows shared among threads, and walked a vector at a time.
 #pragma once
 
 #include "simd.h"
@@ -20,7 +20,7 @@ void for_each_row(int64_t num_rows, int64_t row_size, const Work& work) {
   });
 }
 
-// Calls `work(start, n)` for each group of up to sixteen elements of a row.
+// Calls `work(start, n)` for each group of up to kLanes elements of a row.
 template <class Work>
 inline void for_each_vector(int64_t size, const Work& work) {
   int64_t i = 0;

@@ -6,8 +6,15 @@ Measured for 32 rows of 50,257 on one AVX-512 core, in milliseconds, torch and n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 import torch
+
+_BLOCK = 64
+_MAX_SPARE = 1024
+"""Candidates beyond the k that are worth sorting: more of them are ties, or rows of minus infinity."""
 
 
 def first_maximum(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,3 +46,50 @@ def count_above(values: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
     if values.device.type != "cpu":
         return (values > threshold).sum(dim=-1)
     return torch.from_numpy(np.count_nonzero(values.numpy() > threshold.numpy(), axis=-1))
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Some entries of each row, by index; parallel arrays, padded at the right end."""
+
+    values: npt.NDArray[np.float32]  # [num_rows, max_num_selected]
+    indices: npt.NDArray[np.int64]  # [num_rows, max_num_selected]
+    num_selected: npt.NDArray[np.int64]  # [num_rows]
+
+
+def select(values: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_], padding: float) -> Selected:
+    """The entries where the mask is set."""
+    flat = np.flatnonzero(mask)
+    rows, indices = np.divmod(flat, values.shape[1])
+    num_selected = np.bincount(rows, minlength=len(values))
+    places = np.arange(len(flat)) - (np.cumsum(num_selected) - num_selected)[rows]
+    width = int(num_selected.max(initial=0))
+    selected = Selected(
+        np.full((len(values), width), padding, dtype=np.float32),
+        np.zeros((len(values), width), dtype=np.int64),
+        num_selected,
+    )
+    selected.values[rows, places] = values[rows, indices]
+    selected.indices[rows, places] = indices
+    return selected
+
+
+def select_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Some values of each row with their indices, among them the k largest and all that equal the k-th: by index.
+
+    None where this way does not pay: not on a CPU, a short row, NaN, too many ties. A k-th largest maximum of blocks is
+    at most the k-th largest value, and nearly that where blocks are many: 54 candidates for the 50 best of 50,257
+    (0.6 ms for 32 rows, where `torch.topk` takes 2.5). A block is every n-th value: then the maxima are SIMD.
+    """
+    num_blocks = values.shape[-1] // _BLOCK
+    if values.device.type != "cpu" or k > num_blocks // 2:
+        return None
+    array = values.numpy()
+    maxima = array[:, : num_blocks * _BLOCK].reshape(len(array), _BLOCK, num_blocks).max(axis=1)
+    mask = array >= np.partition(maxima, num_blocks - k, axis=-1)[:, num_blocks - k, None]
+    if np.count_nonzero(mask) > len(array) * (k + _MAX_SPARE):
+        return None
+    selected = select(array, mask, padding=-np.inf)
+    if len(array) and int(selected.num_selected.min()) < k:
+        return None
+    return torch.from_numpy(selected.values), torch.from_numpy(selected.indices)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from llmstack_model_runner.sampling.fast_cpu import select_largest
+
 MAX_CANDIDATES = 256
 """Rows whose set is no larger are sampled from their best candidates; the others from the sorted vocabulary.
 
@@ -18,6 +20,11 @@ def exact_top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     full of ties.
     """
     k = min(k, values.shape[-1])
+    selected = select_largest(values, k) if k else None
+    if selected is not None:
+        candidates, indices = selected
+        top, order = candidates.sort(dim=-1, descending=True, stable=True)
+        return top[:, :k], indices.gather(-1, order[:, :k])
     top, indices = torch.topk(values, min(k + 1, values.shape[-1]), dim=-1)
     if top.shape[-1] > k:
         is_cut = top[:, k] == top[:, k - 1]

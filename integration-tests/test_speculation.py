@@ -1,0 +1,170 @@
+"""Drafts over real models: every text is that of an engine that guesses nothing, under all that a scheduler may do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
+from llmstack_engine_core.replay import verify
+from llmstack_engine_core.step_log import read_step_log
+from llmstack_engine_core.step_log.decisions import SCHEDULED, unpack_decision
+from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams, SchedulerStats, TokenLogprobs
+
+testing = pytest.importorskip("llmstack_model_runner.testing")
+transformers = pytest.importorskip("transformers")
+
+LIMITS: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 6, "max_num_batched_tokens": 64}
+LOOKUP = SpeculativeConfig("ngram", 5, prompt_lookup_max=3, prompt_lookup_min=1)
+MAX_TOKENS = 40
+VARIANTS: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "preemption": {"num_blocks": 26},
+    "swap": {"num_blocks": 26, "num_host_blocks": 64},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "small chunks": {"limits": {"max_num_batched_tokens": 9}},
+}
+LLAMA = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3, "bos_token_id": None,
+    "eos_token_id": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        return str(testing.write_gpt2_checkpoint(folder, seed=5))
+    transformers.set_seed(3)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).save_pretrained(folder)
+    return str(folder)
+
+
+def build(
+    model_path: str, speculative: SpeculativeConfig | None, limits: dict[str, Any] | None = None, **changes: Any
+) -> EngineCore:
+    values = LIMITS | (limits or {})
+    num_drafts = 0 if speculative is None else speculative.num_speculative_tokens
+    model = ModelRunnerConfig(model_path, block_size=4, device="cpu", max_num_drafts=num_drafts, **values)
+    scheduler = SchedulerConfig(speculative=speculative, **values)
+    return build_engine_core(EngineConfig(model, scheduler=scheduler, **({"num_blocks": 144} | changes)))
+
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "seeded": SamplingParams(temperature=0.7, seed=1),
+    "nucleus": SamplingParams(temperature=1.0, seed=2, top_p=0.7, logprobs=2),
+    "penalised": SamplingParams(temperature=0.0, frequency_penalty=0.4, repetition_penalty=1.1),
+    "stopped": SamplingParams(temperature=0.0, min_tokens=20, stop_token_ids=tuple(range(0, 97, 3))),
+}
+
+
+def requests() -> Iterator[EngineCoreRequest]:
+    for number in range(2):
+        prompt = [11, 22, 33, 44 + number, 55] * 3 + [11, 22]  # what repeats itself is found
+        for kind, params in PARAMS.items():
+            yield EngineCoreRequest(f"{kind} {number}", prompt, replace(params, max_tokens=MAX_TOKENS))
+
+
+Answers = dict[str, tuple[list[int], list[TokenLogprobs], str]]
+
+
+def run(core: EngineCore) -> tuple[Answers, SchedulerStats]:
+    token_ids: dict[str, list[int]] = {}
+    logprobs: dict[str, list[TokenLogprobs]] = {}
+    reasons: dict[str, str] = {}
+    for request in requests():
+        core.add_request(request)
+    while core.has_unfinished_requests():
+        for output in core.step().outputs:
+            assert output.error is None
+            token_ids.setdefault(output.request_id, []).extend(output.new_token_ids)
+            logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
+            if output.finish_reason is not None:
+                reasons[output.request_id] = output.finish_reason
+    stats = core.stats()
+    core.shutdown()
+    return {name: (ids, logprobs[name], reasons[name]) for name, ids in token_ids.items()}, stats
+
+
+@pytest.fixture(scope="module")
+def plain(model_path: str) -> Answers:
+    answers, stats = run(build(model_path, None))
+    assert stats.num_draft_tokens == 0
+    return answers
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_text_depends_on_guesses(model_path: str, plain: Answers, variant: str) -> None:
+    answers, stats = run(build(model_path, LOOKUP, **VARIANTS[variant]))
+    assert {name: answer[0] for name, answer in answers.items()} == {name: answer[0] for name, answer in plain.items()}
+    assert {name: answer[2] for name, answer in answers.items()} == {name: answer[2] for name, answer in plain.items()}
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert sum(stats.num_accepted_draft_tokens_per_place) == stats.num_accepted_draft_tokens
+    assert (stats.num_preemptions > 0) == (variant in ("preemption", "swap"))
+
+
+def test_every_accepted_token_has_its_logprobs(model_path: str, plain: Answers) -> None:
+    answers, _ = run(build(model_path, LOOKUP))
+    for name, (token_ids, logprobs, _) in answers.items():
+        assert [entry.token_ids[0] for entry in logprobs] == (token_ids if name.startswith("nucleus") else [])
+        for found, expected in zip(logprobs, plain[name][1], strict=True):
+            assert found.token_ids == expected.token_ids
+            assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+def test_right_guesses_save_steps(model_path: str) -> None:
+    _, without = run(build(model_path, None))
+    _, stats = run(build(model_path, LOOKUP))
+    assert stats.step < without.step
+
+
+def test_a_run_with_drafts_is_derived_again_from_its_log(model_path: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.steps"
+    _, stats = run(build(model_path, LOOKUP, num_blocks=26, record_steps=str(path)))
+    report = verify(read_step_log(path))
+    assert report.num_steps == stats.step
+    assert report.digest == read_step_log(path).last.digest.hex()
+
+
+def test_the_log_holds_which_drafts_were_scheduled(model_path: str, tmp_path: Path) -> None:
+    from llmstack_engine_core.replay.derive import Decision, derive_decisions
+
+    path = tmp_path / "run.steps"
+    _, stats = run(build(model_path, LOOKUP, record_steps=str(path)))
+    recorded = read_step_log(path)
+    num_drafts = 0
+    for decision in derive_decisions(recorded.events(), recorded.header.build_scheduler()):
+        if isinstance(decision, Decision):
+            kind, decided = unpack_decision(decision.packed)
+            columns = decided.get("scheduled_requests", ()) if kind == SCHEDULED else ()
+            num_drafts += sum(len(drafts) for drafts in columns[4].values()) if columns else 0
+    assert num_drafts == stats.num_draft_tokens
+
+
+def test_a_server_guesses_by_a_flag_and_tells_how_well(serve: Callable[..., Any]) -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    with serve("--speculative-config", json.dumps(given)) as server:
+        model = server.client.models.list().data[0].id
+        prompt = "The cat sat on the mat. The cat sat on the mat. The cat sat on the"
+        answer = server.client.completions.create(model=model, prompt=prompt, max_tokens=64, temperature=0)
+        assert answer.usage is not None
+        assert server.get_json("/server_info")["config"]["speculative_config"] == given
+        num_draft_tokens = server.metric("vllm:spec_decode_num_draft_tokens_total")
+        num_accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        assert 0 < num_accepted <= num_draft_tokens
+        rate = server.metric("llmstack:spec_decode_draft_acceptance_rate")
+        assert rate == pytest.approx(num_accepted / num_draft_tokens)
+
+
+def test_a_speculation_that_cannot_be_ends_the_start_with_one_line(launch: Callable[..., Any]) -> None:
+    server = launch("--speculative-config", '{"method": "eagle", "num_speculative_tokens": 4}')
+    assert server.process.wait(60) != 0
+    assert "speculative_config: method must be one of ngram, got 'eagle'" in server.log
+    assert "Traceback" not in server.log

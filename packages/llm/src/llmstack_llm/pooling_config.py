@@ -1,0 +1,77 @@
+"""How a model wants its hidden states pooled, as a folder of sentence-transformers says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmstack_types import LLMStackError, PoolingType
+
+_MODE_TO_TYPE: Mapping[str, PoolingType] = {
+    "pooling_mode_cls_token": PoolingType.CLS,
+    "pooling_mode_mean_tokens": PoolingType.MEAN,
+    "pooling_mode_lasttoken": PoolingType.LAST,
+}
+
+
+class PoolingConfigError(LLMStackError, ValueError):
+    """The folder asks for a way of pooling that there is not; the text names the file and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """What the folder says; None where it does not.
+
+    Attributes:
+        max_seq_length: The longest prompt that the model was trained for, which may be less than it has positions for.
+    """
+
+    pooling_type: PoolingType | None = None
+    normalize: bool | None = None
+    max_seq_length: int | None = None
+
+
+def load_pooling_config(folder: Path) -> PoolingConfig:
+    """Reads `modules.json` and what it names, and `sentence_bert_config.json`; none of them has to be there.
+
+    Raises:
+        PoolingConfigError: A module or a mode of pooling is not supported.
+        ModelFilesError: A file cannot be read.
+    """
+    from llmstack_model_files import read_json, read_json_array
+
+    modules = read_json_array(folder, "modules.json", required=False)
+    if modules is None:
+        return PoolingConfig()
+    found = _by_kind(modules)
+    pooling_type = None
+    if "Pooling" in found:
+        name = f"{found['Pooling']}/config.json"
+        pooling_type = _pooling_type(read_json(folder, name), name)
+    lengths = read_json(folder, "sentence_bert_config.json", required=False) or {}
+    length = lengths.get("max_seq_length")
+    max_seq_length = length if type(length) is int and length > 0 else None
+    return PoolingConfig(pooling_type, "Normalize" in found, max_seq_length)
+
+
+def _by_kind(modules: Sequence[Any]) -> dict[str, str]:
+    """Kind of module to its folder; one that we do not have would change every vector, so it is refused."""
+    found = {}
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, Mapping) else ""
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise PoolingConfigError(f"modules.json: a module of type {kind[:64]!r} is not supported")
+        found[kind] = str(module.get("path", ""))
+    return found
+
+
+def _pooling_type(config: Mapping[str, Any], name: str) -> PoolingType:
+    modes = [mode for mode, value in config.items() if mode.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in _MODE_TO_TYPE:
+        listed = ", ".join(mode[:64] for mode in modes[:4]) or "none"
+        raise PoolingConfigError(
+            f"{name}: one of {', '.join(_MODE_TO_TYPE)} must be true, and no other; found {listed}"
+        )
+    return _MODE_TO_TYPE[modes[0]]

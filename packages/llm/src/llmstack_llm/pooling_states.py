@@ -1,0 +1,92 @@
+"""The pooling requests in flight, as the front end knows them."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from llmstack_llm.output_collector import OutputCollector
+from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from llmstack_llm.stats import FinishedRequestStats, IterationStats
+from llmstack_types import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestFailedError
+
+PoolingCollector = OutputCollector[PoolingRequestOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    request: EngineCoreRequest
+    prompt: str | None
+    collector: PoolingCollector
+
+    def output(self, pooled: bytes | None, finish_reason: FinishReason, num_cached_tokens: int) -> PoolingRequestOutput:
+        return PoolingRequestOutput(
+            self.request.request_id,
+            self.prompt,
+            self.request.prompt_token_ids,
+            PoolingOutput(array("f")) if pooled is None else PoolingOutput.from_bytes(pooled),
+            finish_reason.value,
+            num_cached_tokens=num_cached_tokens,
+        )
+
+
+class PoolingStates:
+    """Owns them: each has one collector, which gets one output or one error."""
+
+    def __init__(self) -> None:
+        self._request_id_to_state: dict[str, _State] = {}
+
+    def __len__(self) -> int:
+        return len(self._request_id_to_state)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._request_id_to_state
+
+    def add(self, prompt: str | None, request: EngineCoreRequest) -> PoolingCollector:
+        """Registers a request, whose id is free; what it brings goes into the collector."""
+        collector = PoolingCollector()
+        self._request_id_to_state[request.request_id] = _State(request, prompt, collector)
+        return collector
+
+    def process(self, output: EngineCoreOutput, timestamp_s: float, stats: IterationStats) -> bool:
+        """Takes over what the engine core says of a request; False if there is none of that id."""
+        state = self._request_id_to_state.pop(output.request_id, None)
+        if state is None:
+            return False
+        if output.finish_reason is FinishReason.ERROR:
+            state.collector.put_error(RequestFailedError(output.error or "the request failed"))
+        elif output.pooled is None:
+            state.collector.put_error(RequestFailedError("the engine core brought no vector"))
+        else:
+            num_cached_tokens = max(output.num_cached_tokens, 0)
+            state.collector.put(state.output(output.pooled, FinishReason.STOP, num_cached_tokens))
+            _count(state.request, num_cached_tokens, timestamp_s, stats)
+        return True
+
+    def abort(self, request_id: str, *, is_silent: bool) -> bool:
+        """Ends a request; its collector gets an output without a vector, unless nobody listens. False if unknown."""
+        state = self._request_id_to_state.pop(request_id, None)
+        if state is not None and not is_silent:
+            state.collector.put(state.output(None, FinishReason.ABORT, 0))
+        return state is not None
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends all of them with an error."""
+        for state in self._request_id_to_state.values():
+            state.collector.put_error(error)
+        self._request_id_to_state.clear()
+
+
+def _count(request: EngineCoreRequest, num_cached_tokens: int, timestamp_s: float, stats: IterationStats) -> None:
+    num_prompt_tokens = len(request.prompt_token_ids)
+    stats.num_prompt_tokens += num_prompt_tokens
+    stats.num_cached_tokens += num_cached_tokens
+    stats.finished_requests.append(
+        FinishedRequestStats(
+            finish_reason=FinishReason.STOP.value,
+            e2e_latency_s=timestamp_s - request.arrival_time_s,
+            num_prompt_tokens=num_prompt_tokens,
+            num_generation_tokens=0,
+            num_cached_tokens=num_cached_tokens,
+        )
+    )
