@@ -44,11 +44,20 @@ def run_serve_bench(options: argparse.Namespace) -> int:
     bench = ServeBench.from_options(options)
     for path in options.plot:
         check_plot_path(path)
-    event_loop.run(bench.run())
+    is_interrupted = False
+    try:
+        event_loop.run(bench.run())
+    except KeyboardInterrupt:
+        if not any(server.runs for server in bench.servers):
+            raise
+        is_interrupted = True
+        sys.stderr.write("interrupted: this is what was measured until then\n")
     sys.stdout.write(format_report(bench.servers, bench.percentiles, bench.metrics) + "\n")
     _write_results(bench, options)
     for path in options.plot:
         write_plot(path, bench.servers)
+    if is_interrupted:
+        return 130
     return 0 if all(_has_answers(server) for server in bench.servers) else 1
 
 

@@ -1,0 +1,86 @@
+"""Offline benchmarks, over the echo runner."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_bench.commands.latency import LatencyBench
+from llmstack_bench.errors import BenchError
+from llmstack_bench.offline import latency_values
+from llmstack_command.main import main
+from llmstack_llm.testing import write_model_folder
+
+ECHO = ("--engine-option", "runner=llmstack_engine_core.testing:EchoModelRunner", "--engine-option", "num-kv-blocks=64")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_model_folder(tmp_path / "model"))
+
+
+def results(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())["results"])
+
+
+def test_throughput_counts_the_tokens_of_all_requests(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "r.json"
+    line = ["bench", "throughput", "--model", model, *ECHO, "--num-prompts", "6", "--input-len", "20"]
+    assert main([*line, "--output-len", "5", "--output-json", str(path)]) == 0
+    found = results(path)
+    assert found["completed"] == 6
+    assert found["output_tokens_per_second"] * found["duration"] == pytest.approx(30)
+    assert found["prompt_tokens_per_second"] * found["duration"] == pytest.approx(120)
+    assert found["cached_prompt_share"] == 0
+    assert "output tokens per second" in capsys.readouterr().out
+
+
+def test_latency_measures_batches_whose_prompts_no_cache_has_seen(model: str, tmp_path: Path):
+    path = tmp_path / "r.json"
+    line = ["bench", "latency", "--model", model, *ECHO, "--batch-size", "2", "--num-iters", "4"]
+    assert main([*line, "--output-len", "3", "--output-json", str(path)]) == 0
+    found = results(path)
+    assert 0 < found["p10_latency_ms"] <= found["median_latency_ms"] <= found["p99_latency_ms"]
+    assert found["cached_prompt_share"] == 0
+    assert found["peak_rss_mib"] > 1
+
+
+def test_a_shared_prefix_is_found_in_the_cache(model: str, tmp_path: Path):
+    path = tmp_path / "r.json"
+    line = ["bench", "throughput", "--model", model, *ECHO, "--num-prompts", "4", "--input-len", "4"]
+    assert main([*line, "--prefix-len", "32", "--output-len", "2", "--output-json", str(path)]) == 0
+    assert results(path)["cached_prompt_share"] > 0.5
+
+
+def test_values_of_a_latency_are_exact():
+    values = latency_values([0.003, 0.001, 0.002])
+    assert (values["median_latency_ms"], values["mean_latency_ms"]) == pytest.approx((2, 2))
+    assert values["p90_latency_ms"] == pytest.approx(2.8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(["--engine-option", "wrong=1"], "wrong"), (["--max-model-len", "8"], "maximum context length"),
+     (["--load-format", "pickle"], "load_format")],
+)  # fmt: skip
+def test_what_the_engine_refuses_ends_the_command_with_its_words(
+    model: str, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["bench", "latency", "--model", model, *ECHO, *arguments]) == 1
+    error = capsys.readouterr().err
+    assert "llmstack bench latency: error:" in error
+    assert reason in error
+
+
+def test_without_the_engine_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    def absent(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    namespace = argparse.Namespace(model="any")
+    monkeypatch.setattr("importlib.import_module", absent)
+    with pytest.raises(BenchError, match=r"llmstack-bench\[offline\]"):
+        LatencyBench().run(namespace)
