@@ -10,6 +10,7 @@ import pytest
 
 from llmstack_kernels import backends
 from llmstack_kernels.dispatch import ENVIRONMENT_VARIABLE, choose, parse_choices
+from llmstack_kernels.native import library
 
 
 def test_every_operation_reports_what_runs_it() -> None:
@@ -19,7 +20,8 @@ def test_every_operation_reports_what_runs_it() -> None:
 
 
 def test_the_best_available_backend_is_chosen_and_the_reference_where_there_is_none() -> None:
-    assert choose("paged_attention", "cpu", {}) == "cpu"
+    assert choose("paged_attention", "cpu", {}) == ("cpu" if library() is None else "native")
+    assert choose("paged_attention", "cpu", {"paged_attention": "cpu"}) == "cpu"
     assert choose("paged_attention", "cpu", {"paged_attention": "reference"}) == "reference"
     assert choose("paged_attention", "cuda", {}) == "reference"
     assert choose("paged_attention", "cuda", {"paged_attention": "cpu"}) == "reference"

@@ -22,7 +22,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "bidirectional_attention": {},
     "layer_norm": {"cpu": ("native",)},
     "linear": {"cpu": ("native", "cpu")},
-    "paged_attention": {"cpu": ("cpu",)},
+    "paged_attention": {"cpu": ("native", "cpu")},
     "reshape_and_cache": {"cpu": ("native",)},
     "rms_norm": {"cpu": ("native",)},
     "rotary_embedding": {"cpu": ("native",)},
