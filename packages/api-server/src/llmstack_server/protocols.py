@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from llmstack_types import EngineReady, SamplingParams
+from llmstack_types import EngineReady, PoolingParams, SamplingParams
 
 
 class TokenLogprob(Protocol):
@@ -60,6 +61,30 @@ class AdmittedPrompt(Protocol):
     def prompt_token_ids(self) -> Sequence[int]: ...
     @property
     def sampling_params(self) -> SamplingParams: ...
+
+
+class AdmittedInput(Protocol):
+    """A prompt to pool and its parameters after every check."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
+    @property
+    def pooling_params(self) -> PoolingParams: ...
+
+
+class Vector(Protocol):
+    """One pooled vector."""
+
+    @property
+    def data(self) -> array[float]: ...
+    def to_bytes(self) -> bytes: ...
+
+
+class PooledOutput(Protocol):
+    """What one prompt to pool has brought."""
+
+    @property
+    def outputs(self) -> Vector: ...
 
 
 class TextCodec(Protocol):
@@ -138,6 +163,34 @@ class EngineClient(Protocol):
             RequestFailedError: This request failed.
             EngineDeadError: The engine core is gone.
         """
+        ...
+
+    async def admit_pooling(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        *,
+        param: str = "prompt",
+        param_names: Mapping[str, str] = ...,
+        add_special_tokens: bool = True,
+    ) -> AdmittedInput:
+        """Tokenizes and checks.
+
+        Raises:
+            InvalidRequestError: Names the first field at fault.
+        """
+        ...
+
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[PooledOutput]:
+        """A stream of one output; raises as `generate`."""
         ...
 
     async def get_tokenizer(self) -> TextCodec:

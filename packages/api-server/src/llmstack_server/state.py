@@ -63,7 +63,13 @@ class ServerState:
         if self.ready is None:
             raise EngineDeadError("the engine core is not up")
         num_kv_tokens = self.ready.num_blocks * self.ready.block_size
-        return AdmissionLimits(self.ready.max_model_len, self.ready.vocab_size, num_kv_tokens)
+        return AdmissionLimits(
+            self.ready.max_model_len,
+            self.ready.vocab_size,
+            num_kv_tokens,
+            embedding_size=self.ready.embedding_size,
+            is_generative=self.ready.is_generative,
+        )
 
     @property
     def system_fingerprint(self) -> str:

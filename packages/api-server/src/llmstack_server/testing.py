@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_llm.admit import AdmissionLimits, AdmittedRequest, admit_request
+from llmstack_llm.admit_pooling import AdmittedPooling, admit_pooling
 from llmstack_llm.outputs import CompletionOutput, Logprob, RequestOutput
+from llmstack_llm.pooling_config import PoolingConfig
+from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_server.config import HTTPConfig, ServeConfig
 from llmstack_server.http.metrics import ServerMetrics
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.protocols import EngineClient
 from llmstack_server.state import ServerState
-from llmstack_types import EngineDeadError, EngineReady, RequestOutputKind, SamplingParams
+from llmstack_types import EngineDeadError, EngineReady, PoolingParams, RequestOutputKind, SamplingParams
 
-READY = EngineReady(num_blocks=64, block_size=16, max_model_len=128, vocab_size=256, dtype="float32", device="cpu")
+READY = EngineReady(
+    num_blocks=64, block_size=16, max_model_len=128, vocab_size=256, dtype="float32", device="cpu", embedding_size=4
+)
+LIMITS = AdmissionLimits(READY.max_model_len, READY.vocab_size, READY.num_blocks * READY.block_size, embedding_size=4)
 
 
 class ByteTokenizer:
@@ -52,7 +59,7 @@ class FakeEngineClient:
         self.step_delay_s = step_delay_s
         self.error: Exception | None = None
         self.num_tokens_before_error = 0
-        self.num_running = 0
+        self.num_running = self.max_num_running = 0
         self.is_dead = False
         self.is_shut_down = False
         self.readiness = asyncio.Event()
@@ -92,7 +99,7 @@ class FakeEngineClient:
             text,
             token_ids,
             sampling_params,
-            AdmissionLimits(READY.max_model_len, READY.vocab_size, READY.num_blocks * READY.block_size),
+            LIMITS,
             param=param,
             param_names=param_names or {},
             default_max_tokens=default_max_tokens,
@@ -100,6 +107,48 @@ class FakeEngineClient:
         )
         self.admitted.append(admitted)
         return admitted
+
+    async def admit_pooling(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        *,
+        param: str = "prompt",
+        param_names: Mapping[str, str] | None = None,
+        add_special_tokens: bool = True,
+    ) -> AdmittedPooling:
+        """The real checks over bytes."""
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = list(text.encode()) if text is not None else prompt
+        names = param_names or {}
+        return admit_pooling(text, token_ids, pooling_params, LIMITS, PoolingConfig(), param=param, param_names=names)
+
+    async def encode(
+        self,
+        prompt: AdmittedPooling,
+        pooling_params: PoolingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """The prompt's length, first, greatest and last byte, as far as `dimensions` goes."""
+        await self.check_health()
+        token_ids = prompt.prompt_token_ids
+        self.num_running += 1
+        self.max_num_running = max(self.max_num_running, self.num_running)
+        is_finished = False
+        try:
+            await asyncio.sleep(self.step_delay_s)
+            self._maybe_fail(0)
+            is_finished = True
+        finally:
+            self.num_running -= 1
+            if not is_finished:
+                self.aborted_request_ids.append(request_id)
+        numbers = (len(token_ids), token_ids[0], max(token_ids), token_ids[-1])[: prompt.pooling_params.dimensions]
+        vector = PoolingOutput(array("f", numbers))
+        yield PoolingRequestOutput(request_id, prompt.prompt, prompt.prompt_token_ids, vector)
 
     async def render_chat(
         self,

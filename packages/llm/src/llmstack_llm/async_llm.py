@@ -171,9 +171,13 @@ class AsyncLLM:
     ) -> AdmittedPooling:
         """`admit` for a prompt to pool; the options are those of `InputProcessor.admit_pooling`.
 
+        Waits until the engine core is ready: only it knows what vectors the model has.
+
         Raises:
             InvalidRequestError: Names the field at fault.
+            EngineStartError, EngineDeadError: The engine core is not there.
         """
+        await self.wait_until_ready()
         return await self.input_processor.admit_pooling_async(prompt, pooling_params, **options)
 
     async def encode(
@@ -192,7 +196,6 @@ class AsyncLLM:
         Raises:
             InvalidRequestError, ServerOverloadedError, EngineDeadError, RequestFailedError: As `generate`.
         """
-        self._check_alive()
         await self.wait_until_ready()
         if not isinstance(prompt, AdmittedPooling):
             prompt = await self.admit_pooling(prompt, pooling_params or PoolingParams())

@@ -17,8 +17,15 @@ from llmstack_server.http.middleware import health_body
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.openai.chat import prepare_chat
 from llmstack_server.openai.completions import prepare_completion
+from llmstack_server.openai.embeddings import prepare_embeddings
 from llmstack_server.openai.models import check_model, model_list, model_object
-from llmstack_server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from llmstack_server.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from llmstack_server.openai.serving import GenerationResponse
 from llmstack_server.openai.tokenization import detokenize, tokenize
 from llmstack_server.state import ServerState
@@ -152,6 +159,13 @@ def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
         """Answers a conversation."""
         return GenerationResponse(state, prepare_chat)
 
+    @router.post(
+        "/v1/embeddings", responses=_errors(400, 401, 404, 413, 415, 500, 503), openapi_extra=_body(EmbeddingRequest)
+    )
+    async def embeddings() -> Response:
+        """A vector for each of one or several inputs."""
+        return GenerationResponse(state, prepare_embeddings)
+
     @router.post("/tokenize", responses=_errors(400), openapi_extra=_body(TokenizeRequest))
     async def tokenize_route(request: Request) -> Response:
         """Token ids of a prompt or of a conversation."""
@@ -188,7 +202,8 @@ def server_info(state: ServerState) -> dict[str, Any]:
             "dtype": ready.dtype, "device": ready.device, "max_model_len": ready.max_model_len, "pid": ready.pid,
             "num_blocks": ready.num_blocks, "block_size": ready.block_size, "kv_cache_bytes": ready.kv_cache_bytes,
             "vocab_size": ready.vocab_size, "backends": dict(ready.backends), "versions": dict(ready.versions),
-            "startup_s": dict(ready.phases_s),
+            "startup_s": dict(ready.phases_s), "embedding_size": ready.embedding_size,
+            "is_generative": ready.is_generative,
         }  # fmt: skip
     return {
         "version": server_version(),

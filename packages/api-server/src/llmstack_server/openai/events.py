@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any
-
-from llmstack_server.protocols import PromptOutput
+from typing import Any, TypeVar
 
 DONE = b"data: [DONE]\n\n"
 
@@ -36,7 +34,10 @@ class ChunkEncoder:
         return frame(self._head + encode_json(choices) + "," + encode_json(extra)[1:-1] + tail)
 
 
-async def merge(streams: Sequence[AsyncIterator[PromptOutput]]) -> AsyncIterator[tuple[int, PromptOutput]]:
+Item = TypeVar("Item")
+
+
+async def merge(streams: Sequence[AsyncIterator[Item]]) -> AsyncIterator[tuple[int, Item]]:
     """The outputs of several streams as they come, each with the index of its stream.
 
     Bounded: a stream goes on only when its last output was taken. Closing the iterator closes every stream.
@@ -48,7 +49,7 @@ async def merge(streams: Sequence[AsyncIterator[PromptOutput]]) -> AsyncIterator
         finally:
             await close(streams[0])
         return
-    queue: asyncio.Queue[tuple[int, PromptOutput | Exception | None]] = asyncio.Queue(maxsize=len(streams))
+    queue: asyncio.Queue[tuple[int, Item | Exception | None]] = asyncio.Queue(maxsize=len(streams))
     pumps = [asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(streams)]
     try:
         num_open = len(streams)
@@ -67,7 +68,7 @@ async def merge(streams: Sequence[AsyncIterator[PromptOutput]]) -> AsyncIterator
 
 
 async def _pump(
-    index: int, stream: AsyncIterator[PromptOutput], queue: asyncio.Queue[tuple[int, PromptOutput | Exception | None]]
+    index: int, stream: AsyncIterator[Item], queue: asyncio.Queue[tuple[int, Item | Exception | None]]
 ) -> None:
     last: Exception | None = None
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.http.errors import missing_parameter
-from llmstack_server.openai.protocol import GenerationFields
+from llmstack_server.openai.protocol import EmbeddingRequest, GenerationFields
 from llmstack_types import RequestOutputKind, SamplingParams
 
 INT32_MAX = 2**31 - 1
@@ -48,7 +48,7 @@ def check_stream_options(fields: GenerationFields) -> None:
         raise request_errors.invalid_value("prompt_logprobs", "it is not available together with 'stream': true")
 
 
-def check_control_fields(fields: GenerationFields) -> None:
+def check_control_fields(fields: GenerationFields | EmbeddingRequest) -> None:
     """Raises InvalidRequestError for a priority or a salt that the engine's messages cannot hold."""
     if fields.priority is not None:
         if fields.priority > INT32_MAX:
@@ -59,8 +59,8 @@ def check_control_fields(fields: GenerationFields) -> None:
         raise request_errors.string_too_long("cache_salt", MAX_CACHE_SALT_CHARS, len(fields.cache_salt))
 
 
-def parse_prompts(value: Any, body: dict[str, Any]) -> tuple[list[str | list[int]], bool]:
-    """The prompts of a completion request, and whether they came as a list of several.
+def parse_prompts(value: Any, body: dict[str, Any], *, param: str = "prompt") -> tuple[list[str | list[int]], bool]:
+    """The prompts of a request, which its user calls `param`, and whether they came as a list of several.
 
     Types only: whether an id is in the vocabulary is decided at admission.
 
@@ -69,18 +69,18 @@ def parse_prompts(value: Any, body: dict[str, Any]) -> tuple[list[str | list[int
     """
     if value is None:
         message = "Either prompt or prompt_embeds must be provided and non-empty." if "prompt_embeds" in body else None
-        raise missing_parameter("prompt", message)
+        raise missing_parameter(param, message)
     if isinstance(value, str):
         return [value], False
     if not isinstance(value, list):
-        raise request_errors.invalid_type("prompt", "a string or an array", value)
+        raise request_errors.invalid_type(param, "a string or an array", value)
     if not value:
-        raise request_errors.empty_array("prompt")
+        raise request_errors.empty_array(param)
     if all(isinstance(entry, str) for entry in value):
         return list(value), True
     if isinstance(value[0], list):
-        return [_token_ids(entry, f"prompt[{index}]") for index, entry in enumerate(value)], True
-    return [_token_ids(value, "prompt")], False
+        return [_token_ids(entry, f"{param}[{index}]") for index, entry in enumerate(value)], True
+    return [_token_ids(value, param)], False
 
 
 def _token_ids(value: Any, param: str) -> list[int]:

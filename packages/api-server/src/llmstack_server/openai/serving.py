@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -22,16 +22,21 @@ _STREAM_HEADERS = [
 ]
 
 
-class Answer(Protocol):
-    """A request that has passed every check; nothing runs before one of the two is called."""
+class WholeAnswer(Protocol):
+    """A request that has passed every check; nothing runs before it is called."""
+
+    async def whole(self) -> dict[str, Any] | bytes:
+        """The answer as one object, or as the JSON of it where encoding it at once would hold up others."""
+        ...
+
+
+@runtime_checkable
+class Answer(WholeAnswer, Protocol):
+    """The same where the client may have asked for a stream."""
 
     @property
     def is_stream(self) -> bool:
-        """Which of the two the client asked for."""
-        ...
-
-    async def whole(self) -> dict[str, Any]:
-        """The answer as one object."""
+        """Whether it has."""
         ...
 
     def events(self) -> AsyncIterator[bytes]:
@@ -39,7 +44,7 @@ class Answer(Protocol):
         ...
 
 
-Prepare = Callable[[ServerState, dict[str, Any]], Awaitable[Answer]]
+Prepare = Callable[[ServerState, dict[str, Any]], Awaitable[WholeAnswer]]
 
 
 class GenerationResponse(Response):
@@ -74,10 +79,13 @@ class GenerationResponse(Response):
 
     async def _answer(self, body: dict[str, Any], send: Send) -> None:
         answer = await self._prepare(self._state, body)
-        if answer.is_stream:
+        if isinstance(answer, Answer) and answer.is_stream:
             await self._send_events(answer.events(), send)
         else:
-            await self._send_whole(encode_json(await answer.whole()).encode("utf-8", "replace"), send)
+            whole = await answer.whole()
+            await self._send_whole(
+                whole if isinstance(whole, bytes) else encode_json(whole).encode("utf-8", "replace"), send
+            )
 
     async def _send_whole(self, content: bytes, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]

@@ -59,6 +59,17 @@ CHAT: Mapping[str, Predicate] = {
 }
 
 
+EMBEDDINGS: Mapping[str, Predicate] = {
+    "messages": _NEVER,
+    "truncate_prompt_tokens": _NEVER,
+    "truncation_side": _NEVER,
+    "chat_template": _NEVER,
+    "mm_processor_kwargs": _one_of({}),
+    "embed_dtype": _one_of("float32"),
+    "endianness": _one_of("native", "little"),
+}
+
+
 # Known fields that change nothing here, whatever their value: not worth counting as unknown.
 IGNORED = frozenset(
     ("parallel_tool_calls", "store", "metadata", "service_tier", "reasoning_effort", "verbosity", "prompt_cache_key",
