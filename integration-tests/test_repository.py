@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
 OTHER_PEOPLES_NAMES = {"llmstack", "llmstack-cli"}
-METADATA_ONLY = {"llmstack-command", "llmstack-model-runner", "llmstack-demo-model"}
+METADATA_ONLY = {"llmstack-command", "llmstack-bench", "llmstack-model-runner", "llmstack-demo-model"}
 
 
 def project_of(folder: Path) -> dict[str, Any]:

@@ -220,6 +220,7 @@ def test_what_is_not_declared_is_not_importable(alone: Environment) -> None:
     assert alone.run("-c", code, "pytest", "transformers", "openai", "hatchling") == "[]\n"
 
 
-def test_the_server_brings_the_command_with_its_serve_subcommand(wheels: dict[str, Wheel], tmp_path: Path) -> None:
+def test_the_server_brings_the_command_with_its_subcommands(wheels: dict[str, Wheel], tmp_path: Path) -> None:
     environment = environment_of(wheels["api-server"], wheels, tmp_path)
-    assert "serve" in environment.run(str(tmp_path / "bin/llmstack"), "--help")
+    overview = environment.run(str(tmp_path / "bin/llmstack"), "--help")
+    assert [name for name in ("bench", "replay", "serve", "simulate") if f"\n  {name} " not in overview] == []
