@@ -107,7 +107,7 @@ def test_speculation_is_configured_by_a_mapping_or_its_json(tmp_path: Path, give
 )
 def test_a_speculation_that_cannot_be_is_one_sentence(tmp_path: Path, given: Any, names: list[str]) -> None:
     args = EngineArgs(str(write_model_folder(tmp_path)), speculative_config=given)
-    with pytest.raises(EngineArgsError, match="^speculative_config: ") as caught:
+    with pytest.raises(EngineArgsError, match=r"^speculative_config: ") as caught:
         args.create_engine_config()
     assert all(name in str(caught.value) for name in names)
     assert "\n" not in str(caught.value)
