@@ -103,6 +103,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares every flag of `llmstack serve`."""
     _add_model_arguments(parser)
     _add_engine_arguments(parser)
+    _add_sampling_arguments(parser)
     _add_http_arguments(parser)
     for flag in sorted(NOT_AVAILABLE):
         parser.add_argument(flag, action=_NotAvailable, nargs="?", help=argparse.SUPPRESS)
@@ -200,6 +201,16 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
     add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
+    add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
+    add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
+    add("--enforce-eager", action="store_true", help="accepted; there is nothing to compile on a CPU")
+    add("--disable-log-stats", action="store_true", help="no statistics from the engine")
+    add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
+    add("--runner", default="default", help=argparse.SUPPRESS)
+
+
+def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("sampling").add_argument
     add(
         "--logits-processors",
         nargs="+",
@@ -214,12 +225,6 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=LOGPROBS_MODES[0],
         help="log-probabilities of the model, or those a token was drawn by (default: raw_logprobs)",
     )
-    add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
-    add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
-    add("--enforce-eager", action="store_true", help="accepted; there is nothing to compile on a CPU")
-    add("--disable-log-stats", action="store_true", help="no statistics from the engine")
-    add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
-    add("--runner", default="default", help=argparse.SUPPRESS)
 
 
 def _add_http_arguments(parser: argparse.ArgumentParser) -> None:
