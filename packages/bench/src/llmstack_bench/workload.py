@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,8 +105,3 @@ def check_total(num_tokens: int) -> None:
     if num_tokens > MAX_PROMPT_TOKENS:
         reason = f"{num_tokens} prompt tokens together, {MAX_PROMPT_TOKENS} at most"
         raise BenchError(f"--num-prompts: {reason}", exit_code=2)
-
-
-def num_tokens_of(requests: Sequence[BenchRequest]) -> int:
-    """Tokens of the prompts given as token ids."""
-    return sum(len(request.prompt) for request in requests if isinstance(request.prompt, list))
