@@ -12,6 +12,7 @@ from llmstack_server.unavailable_flags import NOT_AVAILABLE
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
+QUANTIZATIONS = ("int8", "int4")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
@@ -99,6 +100,15 @@ def seconds(text: str) -> float:
     return number
 
 
+def quantization(text: str) -> str:
+    """A scheme that weights are quantized by on loading."""
+    if text not in QUANTIZATIONS:
+        raise argparse.ArgumentTypeError(
+            f"'{text[:64]}' is not supported: {' and '.join(QUANTIZATIONS)} are, from a checkpoint in full precision"
+        )
+    return text
+
+
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares every flag of `llmstack serve`."""
     _add_model_arguments(parser)
@@ -137,6 +147,13 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dtype", choices=DTYPES, default="auto", help="'auto' is the checkpoint's (default: auto)")
     add(
+        "--quantization",
+        "-q",
+        type=quantization,
+        metavar="{int8,int4}",
+        help="round the weights of linear layers on loading (default: keep their precision)",
+    )
+    add(
         "--max-model-len", type=at_least(-1, count), metavar="N", help="longest request in tokens, such as 4096, 4k, 4K"
     )
     add("--chat-template", metavar="FILE", help="a Jinja file, or the template itself (default: the model's)")
@@ -144,6 +161,12 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--generation-config",
         default="auto",
         help="'auto' takes sampling defaults from the model's generation_config.json, 'vllm' does not (default: auto)",
+    )
+    add(
+        "--task",
+        choices=("auto", "generate", "embed", "embedding"),
+        default="auto",
+        help="accepted; a model does all that it can",
     )
     add("--seed", type=int, default=0, help="seed of dummy weights and of unseeded requests (default: 0)")
 

@@ -30,11 +30,11 @@ _FLAGS = """
 --mm-processor-cache-gb --mm-processor-cache-type --mm-processor-kwargs --mm-shm-cache-max-object-size-mb
 --model-loader-extra-config --nnodes --node-rank --optimization-level --otlp-traces-endpoint
 --override-attention-dtype --override-generation-config --pooler-config --prefill-context-parallel-size
---prefix-caching-hash-algo --profiler-config --pt-load-map-location --quantization --ray-workers-use-nsight
+--prefix-caching-hash-algo --profiler-config --pt-load-map-location --ray-workers-use-nsight
 --reasoning-parser --reasoning-parser-plugin --response-role --return-tokens-as-token-ids --root-path --runner-type
 --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl --show-hidden-metrics-for-version
 --skip-mm-profiling --skip-tokenizer-init --specialize-active-lora --ssl-ca-certs --ssl-cert-reqs
---ssl-certfile --ssl-ciphers --ssl-keyfile --stream-interval --structured-outputs-config --swap-space --task
+--ssl-certfile --ssl-ciphers --ssl-keyfile --stream-interval --structured-outputs-config --swap-space
 --tokenizer-mode --tokenizer-revision --tokens-only --tool-call-parser --tool-parser-plugin --tool-server
 --trust-remote-code --trust-request-chat-template --uds --use-tqdm-on-load --video-pruning-rate
 --weight-transfer-config --worker-cls --worker-extension-cls

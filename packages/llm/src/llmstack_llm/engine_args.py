@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
+QUANTIZATIONS = ("int8", "int4")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+# What vLLM calls a runner says what a model is for; here every model does all that it can.
+_VLLM_RUNNERS = ("auto", "generate", "pooling")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -46,6 +49,8 @@ class EngineArgs:
         model: A folder, or a repository id.
         tokenizer: The same, where it is not the model's own.
         model_impl: `llmstack` runs our models, `transformers` those of that package; `auto` ours where there is one.
+        quantization: `int8` or `int4` rounds the weights of linear layers on loading: less memory and time for a little
+            accuracy. None keeps their precision.
         max_model_len: None is what the checkpoint was made for.
         max_num_batched_tokens: None is 2048 for a server, 8192 for `LLM`.
         num_kv_blocks: Blocks of the KV cache; `num_gpu_blocks_override` is vLLM's name for it.
@@ -74,6 +79,7 @@ class EngineArgs:
     seed: int = 0
     load_format: str = "auto"
     model_impl: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -106,6 +112,8 @@ class EngineArgs:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
         _check_choice("model_impl", self.model_impl, MODEL_IMPLS)
+        if self.quantization is not None:
+            _check_choice("quantization", self.quantization, QUANTIZATIONS)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
@@ -150,6 +158,7 @@ class EngineArgs:
             "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
             "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
             "gpu_memory_utilization": float(self.gpu_memory_utilization), "logprobs_mode": self.logprobs_mode,
+            "quantization": self.quantization,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,
         }  # fmt: skip
@@ -159,7 +168,7 @@ class EngineArgs:
             "max_num_partial_prefills": self.max_num_partial_prefills, "speculative": speculative, **limits,
         }  # fmt: skip
         data: dict[str, Any] = {
-            "model": model, "runner": self.runner, "scheduler": scheduler,
+            "model": model, "runner": "default" if self.runner in _VLLM_RUNNERS else self.runner, "scheduler": scheduler,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,

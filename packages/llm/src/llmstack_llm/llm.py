@@ -38,7 +38,7 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "trust_remote_code": (False,),
     "enforce_eager": (True, False),
-    "quantization": (None,),
+    "task": (None, "auto", "generate", "embed", "embedding"),
     "tokenizer_mode": ("auto",),
     "cpu_offload_gb": (0,),
     "swap_space": (0,),
