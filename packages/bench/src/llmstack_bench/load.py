@@ -97,6 +97,6 @@ def _duration_s(results: Sequence[RequestResult]) -> float:
 
 
 async def _sleep_until(when_s: float) -> None:
-    delay_s = when_s - time.perf_counter()
-    if delay_s > 0:
+    # Timers of event loops have a millisecond's resolution and may fire early.
+    while (delay_s := when_s - time.perf_counter()) > 0:
         await asyncio.sleep(delay_s)
