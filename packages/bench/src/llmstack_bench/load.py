@@ -97,6 +97,6 @@ def _duration_s(results: Sequence[RequestResult]) -> float:
 
 
 async def _sleep_until(when_s: float) -> None:
-    # Timers of event loops have a millisecond's resolution and may fire early.
-    while (delay_s := when_s - time.perf_counter()) > 0:
+    # Timers of event loops have a millisecond's resolution and may fire early: then the rest is slept too.
+    while (delay_s := when_s - time.perf_counter()) > 0:  # noqa: ASYNC110 - a time is waited for, not a state
         await asyncio.sleep(delay_s)
