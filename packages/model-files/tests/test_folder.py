@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmstack_model_files import ModelFilesError, artifact_path, open_artifact, read_json
+from llmstack_model_files import ModelFilesError, artifact_path, open_artifact, read_json, read_json_array
 from llmstack_model_files import folder as folder_module
 
 
@@ -84,6 +84,19 @@ def test_json_that_is_wrong_is_one_line_of_error(tmp_path: Path, text: bytes) ->
     (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(ModelFilesError, match=r"^config\.json [^\n]*\.$"):
         read_json(tmp_path, "config.json")
+
+
+def test_an_array_is_read_where_one_is_expected(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text('[{"type": "Pooling"}, 1]')
+    assert read_json_array(tmp_path, "modules.json") == [{"type": "Pooling"}, 1]
+    assert read_json_array(tmp_path, "absent.json", required=False) is None
+    with pytest.raises(ModelFilesError, match=r"has no absent\.json"):
+        read_json_array(tmp_path, "absent.json")
+    with pytest.raises(ModelFilesError, match="does not hold a JSON object"):
+        read_json(tmp_path, "modules.json")
+    (tmp_path / "modules.json").write_text("{}")
+    with pytest.raises(ModelFilesError, match="does not hold a JSON array"):
+        read_json_array(tmp_path, "modules.json")
 
 
 def test_json_over_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

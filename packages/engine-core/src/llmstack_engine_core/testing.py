@@ -16,6 +16,7 @@ from llmstack_types import (
     ModelRunnerOutput,
     NewRequest,
     PoolingParams,
+    PoolingType,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
@@ -246,6 +247,10 @@ def check_model_runner(
     empty = runner.execute_model(SchedulerOutput(probe.step, removed_request_ids=["whole", "chunked"]))
     _require(empty.result().request_ids == [], "an empty step has no rows")
     _require(probe.generate("whole", 2, [len(prompt_token_ids)]) == whole, "a removed row's id can be used again")
+    if spec.embedding_size:
+        vectors = probe.pool("pooled", 3, [2, len(prompt_token_ids) - 2])
+        _require(vectors[0] is None, "a chunk of a prompt brings no vector")
+        _require(len(vectors[1] or b"") == 4 * spec.embedding_size, "a vector is as wide as the specification says")
     runner.shutdown()
     runner.shutdown()
 
@@ -261,7 +266,7 @@ class _Probe:
         """Greedy tokens of one request whose prompt comes in `chunks`, followed by two decode steps."""
         prompt = list(self.prompt_token_ids)
         request = NewRequest(request_id, prompt, len(prompt), SamplingParams(temperature=0.0, max_tokens=4, seed=0))
-        block_ids = [place * self.blocks_per_request + index for index in range(self.blocks_per_request)]
+        block_ids = self._block_ids(place)
         sampled: list[int] = []
         num_computed = 0
         for num_scheduled in [*chunks, 1, 1]:
@@ -277,6 +282,27 @@ class _Probe:
             _require(len(output.sampled_token_ids[0]) == is_sampling, "a row samples when it reaches its last token")
             sampled += output.sampled_token_ids[0]
         return sampled
+
+    def pool(self, request_id: str, place: int, chunks: list[int]) -> list[bytes | None]:
+        """What each of `chunks` of one pooling request brought."""
+        prompt, params = list(self.prompt_token_ids), SamplingParams(temperature=0.0, max_tokens=0, seed=0)
+        pooling_params = PoolingParams(PoolingType.MEAN, normalize=True)
+        request = NewRequest(request_id, prompt, len(prompt), params, pooling_params=pooling_params)
+        vectors, num_computed = [], 0
+        for num_scheduled in chunks:
+            row = ScheduledRequest(
+                request_id, num_computed, num_scheduled, [] if num_computed else self._block_ids(place)
+            )
+            scheduled = SchedulerOutput(self.step, [] if num_computed else [request], [row], [], num_scheduled)
+            output = self.runner.execute_model(scheduled).result()
+            _require(output.sampled_token_ids == [[]], "a row that pools samples nothing")
+            vectors.append(output.pooled.get(request_id))
+            num_computed += num_scheduled
+            self.step += 1
+        return vectors
+
+    def _block_ids(self, place: int) -> list[int]:
+        return [place * self.blocks_per_request + index for index in range(self.blocks_per_request)]
 
 
 def _require(condition: bool, text: str) -> None:

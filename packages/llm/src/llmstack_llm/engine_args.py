@@ -168,7 +168,8 @@ class EngineArgs:
             "max_num_partial_prefills": self.max_num_partial_prefills, "speculative": speculative, **limits,
         }  # fmt: skip
         data: dict[str, Any] = {
-            "model": model, "runner": "default" if self.runner in _VLLM_RUNNERS else self.runner, "scheduler": scheduler,
+            "model": model, "scheduler": scheduler,
+            "runner": "default" if self.runner in _VLLM_RUNNERS else self.runner,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
