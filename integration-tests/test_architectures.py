@@ -72,6 +72,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "tiny chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
     "preemption": {"num_kv_blocks": 20, "block_size": 4, "max_model_len": 64},
     "no prefix cache": {"enable_prefix_caching": False},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}},
 }
 
 
