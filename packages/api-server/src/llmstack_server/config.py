@@ -23,7 +23,8 @@ DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _ENGINE_FIELDS = (
-    "tokenizer", "revision", "load_format", "model_impl", "chat_template", "generation_config", "seed", "max_num_seqs",
+    "tokenizer", "revision", "load_format", "model_impl", "quantization", "chat_template", "generation_config", "seed",
+    "max_num_seqs",
     "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "gpu_memory_utilization",
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "long_prefill_token_threshold",
     "max_num_partial_prefills", "num_host_blocks", "async_scheduling", "speculative_config",

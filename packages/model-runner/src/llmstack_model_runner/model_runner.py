@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from llmstack_kernels.dispatch import backends
+from llmstack_kernels.linear import bits_per_weight
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import read_json
 from llmstack_model_runner.block_copies import apply_block_copies
@@ -36,7 +37,12 @@ from llmstack_model_runner.sampling import (
 from llmstack_model_runner.step_output import PendingStep
 from llmstack_model_runner.step_timing import StepTiming
 from llmstack_model_runner.warm_up import warm_up_steps
-from llmstack_model_runner.weights import load_weights, resolve_dtype
+from llmstack_model_runner.weights import (
+    describe_quantization,
+    load_weights,
+    refuse_quantized_checkpoint,
+    resolve_dtype,
+)
 from llmstack_types import KVCacheSpec, ModelRunnerConfig, SchedulerOutput
 
 logger = logging.getLogger(__name__)
@@ -81,6 +87,7 @@ class ModelRunner:
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
         model_config = read_json(model_path, "config.json")
+        refuse_quantized_checkpoint(model_config)
         model_class = choose_model_class(_architecture(model_config), config.model_impl)
         logger.info("model: %s (%s)", _architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
@@ -89,10 +96,14 @@ class ModelRunner:
         model.limit_context(config.max_model_len)
         if self._device.type == "cpu":
             # Torch's own default knows affinity and OMP_NUM_THREADS, not the quota of a control group.
-            num_threads = num_compute_threads(num_weight_bytes(model, dtype), torch.get_num_threads())
+            num_threads = num_compute_threads(
+                num_weight_bytes(model, dtype, config.quantization), torch.get_num_threads()
+            )
             torch.set_num_threads(num_threads)
             logger.info("CPU threads: %d", num_threads)
-        load_weights(model, model_path, config.load_format, dtype, config.seed)
+        if config.quantization is not None:
+            logger.info("quantization: %s", describe_quantization(config.quantization, dtype, self._device))
+        load_weights(model, model_path, config.load_format, dtype, config.seed, config.quantization)
         self._model = model
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device)
 
@@ -165,8 +176,14 @@ class ModelRunner:
         return self._pending
 
     def backends(self) -> Mapping[str, str]:
-        """Operation to the implementation that runs it; `model` is whose modelling code, once it is loaded."""
+        """Operation to the implementation that runs it; once the model is loaded, `model` is whose modelling code.
+
+        `quantization` is how linear layers are computed, if they are quantized.
+        """
         model = {} if self._model is None else {"model": self._model.implementation}
+        if self._spec is not None and self._config.quantization is not None:
+            dtype = getattr(torch, self._spec.dtype)
+            model["quantization"] = describe_quantization(self._config.quantization, dtype, self._device)
         return model | dict(backends(self._device.type))
 
     def shutdown(self) -> None:
@@ -228,9 +245,10 @@ def check_max_model_len(max_model_len: int, num_positions: int) -> None:
         )
 
 
-def num_weight_bytes(model: Model, dtype: torch.dtype) -> int:
-    """Size of the model's weights in `dtype`."""
-    return sum(math.prod(slot.shape) for slot in model.slots().values()) * dtype.itemsize
+def num_weight_bytes(model: Model, dtype: torch.dtype, quantization: str | None = None) -> int:
+    """Size of what a step reads of the model's weights, all of which are taken for linear layers."""
+    num_bits = 8 * dtype.itemsize if quantization is None else bits_per_weight(quantization)
+    return int(sum(math.prod(slot.shape) for slot in model.slots().values()) * num_bits / 8)
 
 
 def _architecture(model_config: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ class ModelRunnerConfig:
         device: `auto`, `cpu` or `cuda`.
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
+        quantization: `int8` or `int4` rounds the weights of linear layers on loading; None keeps their precision.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
@@ -38,6 +39,7 @@ class ModelRunnerConfig:
     logits_processors: tuple[str, ...] = ()
     logprobs_mode: str = "raw_logprobs"
     max_num_drafts: int = 0
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

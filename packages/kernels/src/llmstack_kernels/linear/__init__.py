@@ -7,9 +7,18 @@ from typing import Protocol
 import torch
 
 from llmstack_kernels.dispatch import implementation
-from llmstack_kernels.linear.quantization import QUANTIZATIONS, quantize
+from llmstack_kernels.linear.quantization import QUANTIZATIONS, bits_per_weight, quantize
 
-__all__ = ["ACTIVATIONS", "QUANTIZATIONS", "PackedLinear", "linear", "pack_linear", "quantize"]
+__all__ = [
+    "ACTIVATIONS",
+    "QUANTIZATIONS",
+    "PackedLinear",
+    "bits_per_weight",
+    "computes_quantized",
+    "linear",
+    "pack_linear",
+    "quantize",
+]
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
@@ -60,6 +69,14 @@ def pack_linear(
     else:
         packed = module.pack_quantized_linear(quantize(weight, quantization), weight.dtype, bias)
     return packed
+
+
+def computes_quantized(dtype: torch.dtype, device_type: str) -> bool:
+    """Whether quantized layers with inputs of `dtype` are computed from their small integers.
+
+    Where not, packing widens the weights again: the values are the quantized ones, the size and the speed are not.
+    """
+    return dtype in implementation("linear", device_type).QUANTIZED_DTYPES
 
 
 def linear(

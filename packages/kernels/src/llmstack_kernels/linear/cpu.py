@@ -14,6 +14,7 @@ import torch
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear, finish
 
+QUANTIZED_DTYPES: tuple[torch.dtype, ...] = ()  # that are computed without widening
 _CANDIDATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

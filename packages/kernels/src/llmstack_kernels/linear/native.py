@@ -19,7 +19,7 @@ from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Na
 _PANEL = 64  # output columns that are packed together
 _WEIGHT_ARGUMENTS = (Pointer,)
 _QUANTIZED_WEIGHT_ARGUMENTS = (Pointer, Pointer, Int)  # integers, scales, group size
-_QUANTIZED_DTYPES = (torch.float32, torch.bfloat16)
+QUANTIZED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class NativeLinear:
@@ -133,7 +133,7 @@ def pack_quantized_linear(
 ) -> NativeLinear | PlainLinear:
     """Pack; for inputs of other types than float32 and bfloat16 the weight is widened again."""
     native = library()
-    if native is None or dtype not in _QUANTIZED_DTYPES:
+    if native is None or dtype not in QUANTIZED_DTYPES:
         return reference.pack_quantized_linear(quantized, dtype, bias)
     return NativeLinear.pack_quantized(quantized, dtype, bias, native)
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from llmstack_kernels.linear.quantization import QuantizedWeight
 
+QUANTIZED_DTYPES: tuple[torch.dtype, ...] = ()  # that are computed without widening
 _ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,

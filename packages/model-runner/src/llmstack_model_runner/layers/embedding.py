@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear import PackedLinear, pack_linear
+from llmstack_kernels.linear import PackedLinear
+from llmstack_model_runner.layers.packing import pack
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
@@ -46,7 +47,8 @@ class Embedding:
         return vectors if self._scale is None else vectors * self._scale
 
     def _load(self, tensor: torch.Tensor) -> None:
-        self._weight = tensor.to(self._device, self._dtype)
+        # A copy: a single tensor that is kept would hold the whole mapped file.
+        self._weight = tensor.to(self._device, self._dtype, copy=True)
 
 
 class OutputHead:
@@ -83,7 +85,7 @@ class OutputHead:
 
     def finish_loading(self) -> None:
         """Pack the table."""
-        self._packed = pack_linear(self._table.weight, self._bias)
+        self._packed = pack(self._table.weight, self._bias)
         if self._tied_to is None:
             del self._table
 

@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from llmstack_kernels.linear import PackedLinear, pack_linear
+from llmstack_kernels.linear import PackedLinear
+from llmstack_model_runner.layers.packing import pack
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
@@ -90,5 +91,5 @@ class Linear:
     def _count_one(self) -> None:
         self._num_missing -= 1
         if self._num_missing == 0 and self._weight is not None:
-            self._packed = pack_linear(self._weight, self._bias)
+            self._packed = pack(self._weight, self._bias)
             self._weight = self._bias = None

@@ -2,5 +2,6 @@
 
 from llmstack_model_runner.weights.dtype import resolve_dtype
 from llmstack_model_runner.weights.load import load_weights
+from llmstack_model_runner.weights.quantization import describe_quantization, refuse_quantized_checkpoint
 
-__all__ = ["load_weights", "resolve_dtype"]
+__all__ = ["describe_quantization", "load_weights", "refuse_quantized_checkpoint", "resolve_dtype"]

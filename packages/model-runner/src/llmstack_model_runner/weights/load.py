@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from llmstack_model_files import check_safetensors, safetensors_files
+from llmstack_model_runner.layers.packing import quantized_linears
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.weights.dummy import dummy_weights
 
@@ -18,26 +19,37 @@ logger = logging.getLogger(__name__)
 
 
 def load_weights(
-    model: Model, model_path: str | Path, load_format: str = "auto", dtype: torch.dtype | None = None, seed: int = 0
+    model: Model,
+    model_path: str | Path,
+    load_format: str = "auto",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    quantization: str | None = None,
 ) -> None:
     """Fill `model` and make it ready to run.
 
     Files are mapped, not read into memory; each layer takes what it needs in its own type, so `dtype` only serves the
-    log. `dummy` needs no files: equal seeds give equal weights.
+    log. `dummy` needs no files: equal seeds give equal weights. With a `quantization`, each linear layer is quantized
+    and drops what it read as soon as it has all its weights.
 
     Raises:
         ValueError: Unknown format; tensors missing, unexpected or of a wrong shape.
         llmstack_model_files.ModelFilesError: No weights, or a damaged file.
     """
     started_s = time.perf_counter()
+    with quantized_linears(quantization):
+        model.load_weights(_weights(model, Path(model_path), load_format, seed))
+        model.finish_loading()
+    kind = f"{dtype or 'own type'}{', ' + quantization if quantization else ''}"
+    logger.info("weights loaded in %.2f s (%s, %s)", time.perf_counter() - started_s, load_format, kind)
+
+
+def _weights(model: Model, model_path: Path, load_format: str, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     if load_format == "dummy":
-        model.load_weights(dummy_weights(model.slots(), seed))
-    elif load_format in ("auto", "safetensors"):
-        model.load_weights(_read_safetensors(safetensors_files(Path(model_path))))
-    else:
-        raise ValueError(f"load format {load_format[:64]!r} is unknown; auto, safetensors and dummy are known.")
-    model.finish_loading()
-    logger.info("weights loaded in %.2f s (%s, %s)", time.perf_counter() - started_s, load_format, dtype or "own type")
+        return dummy_weights(model.slots(), seed)
+    if load_format in ("auto", "safetensors"):
+        return _read_safetensors(safetensors_files(model_path))
+    raise ValueError(f"load format {load_format[:64]!r} is unknown; auto, safetensors and dummy are known.")
 
 
 def _read_safetensors(paths: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:

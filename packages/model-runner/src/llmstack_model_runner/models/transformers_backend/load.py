@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from llmstack_kernels.linear import pack_linear
+from llmstack_model_runner.layers.packing import pack
 from llmstack_model_runner.models.base import raise_on_mismatch
 from llmstack_model_runner.models.transformers_backend.attention import PROBE_IMPLEMENTATION
 
@@ -77,9 +77,9 @@ class _PackedLinear(nn.Module):
         super().__init__()
         weight = linear.weight.detach()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
+        self.weight = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
         self.bias = linear.bias
-        self._packed = pack_linear(weight, linear.bias)
+        self._packed = pack(weight, linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._packed(x)
