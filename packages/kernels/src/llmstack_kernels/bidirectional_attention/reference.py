@@ -19,8 +19,8 @@ def bidirectional_attention(
     out = torch.empty_like(query)
     for start, num_rows, length in runs_of_one_length(query_start_loc_list):
         end = start + num_rows * length
-        tensors = [_as_batch(tensor[start:end], num_rows) for tensor in (query, key, value)]
-        attended = F.scaled_dot_product_attention(*tensors, scale=scale)
+        q, k, v = (_as_batch(tensor[start:end], num_rows) for tensor in (query, key, value))
+        attended = F.scaled_dot_product_attention(q, k, v, scale=scale)
         out[start:end] = attended.transpose(1, 2).flatten(0, 1)
     return out
 
@@ -36,4 +36,4 @@ def runs_of_one_length(query_start_loc_list: Sequence[int]) -> Iterator[tuple[in
 
 def _as_batch(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:
     """[num_rows * length, num_heads, head_dim] to [num_rows, num_heads, length, head_dim]."""
-    return tensor.unflatten(0, (num_rows, -1)).transpose(1, 2)
+    return tensor.view(num_rows, -1, *tensor.shape[1:]).transpose(1, 2)
