@@ -23,8 +23,8 @@ DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _ENGINE_FIELDS = (
-    "tokenizer", "revision", "load_format", "model_impl", "quantization", "chat_template", "generation_config", "seed",
-    "max_num_seqs",
+    "tokenizer", "revision", "load_format", "model_impl", "quantization", "enforce_eager",
+    "chat_template", "generation_config", "seed", "max_num_seqs",
     "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "gpu_memory_utilization",
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "long_prefill_token_threshold",
     "max_num_partial_prefills", "num_host_blocks", "async_scheduling", "speculative_config",
@@ -156,8 +156,6 @@ def _warnings(namespace: argparse.Namespace, environment: Environment, http: HTT
     found = []
     if namespace.model_tag is not None and namespace.model not in (None, namespace.model_tag):
         found.append(f"serving {namespace.model_tag}: --model {namespace.model} is ignored")
-    if namespace.enforce_eager:
-        found.append("--enforce-eager: there is nothing to compile on a CPU, the flag changes nothing")
     if namespace.api_key:
         found.append("--api-key shows in the list of processes; LLMSTACK_API_KEY does not")
     if not http.api_keys and not is_loopback(http.host):

@@ -226,7 +226,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
     add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
-    add("--enforce-eager", action="store_true", help="accepted; there is nothing to compile on a CPU")
+    add("--enforce-eager", action="store_true", help="record no decode steps, for debugging")
     add("--disable-log-stats", action="store_true", help="no statistics from the engine")
     add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
     add("--runner", default="default", help=argparse.SUPPRESS)

@@ -19,6 +19,7 @@ ENVIRONMENT_VARIABLE = "LLMSTACK_KERNELS"
 # with an `is_available()`; every operation has a reference, which runs on any device.
 _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "activation": {"cpu": ("native",)},
+    "embedding": {"cpu": ("native",)},
     "bidirectional_attention": {},
     "layer_norm": {"cpu": ("native",)},
     "linear": {"cpu": ("native", "cpu")},

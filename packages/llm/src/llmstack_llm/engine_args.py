@@ -49,6 +49,7 @@ class EngineArgs:
         model: A folder, or a repository id.
         tokenizer: The same, where it is not the model's own.
         model_impl: `llmstack` runs our models, `transformers` those of that package; `auto` ours where there is one.
+        enforce_eager: Record no steps: every one goes from operation to operation, for debugging.
         quantization: `int8` or `int4` rounds the weights of linear layers on loading: less memory and time for a little
             accuracy. None keeps their precision.
         max_model_len: None is what the checkpoint was made for.
@@ -79,6 +80,7 @@ class EngineArgs:
     seed: int = 0
     load_format: str = "auto"
     model_impl: str = "auto"
+    enforce_eager: bool = False
     quantization: str | None = None
     device: str = "auto"
     max_model_len: int | None = None
@@ -158,7 +160,7 @@ class EngineArgs:
             "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
             "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
             "gpu_memory_utilization": float(self.gpu_memory_utilization), "logprobs_mode": self.logprobs_mode,
-            "quantization": self.quantization,
+            "quantization": self.quantization, "enforce_eager": self.enforce_eager,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,
         }  # fmt: skip

@@ -37,7 +37,6 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "trust_remote_code": (False,),
-    "enforce_eager": (True, False),
     "task": (None, "auto", "generate", "embed", "embedding"),
     "tokenizer_mode": ("auto",),
     "cpu_offload_gb": (0,),

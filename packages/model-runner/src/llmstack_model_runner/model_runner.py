@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import read_json
 from llmstack_model_runner.block_copies import apply_block_copies
 from llmstack_model_runner.device_memory import available_kv_bytes, working_bytes
+from llmstack_model_runner.graph_runner import GraphRunner
 from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
@@ -25,7 +26,7 @@ from llmstack_model_runner.models.choice import choose_model_class
 from llmstack_model_runner.pooling.pool import pool
 from llmstack_model_runner.pooling.warm_up import pooling_warm_up_steps
 from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
-from llmstack_model_runner.prompt_logprobs import compute_prompt_logprobs
+from llmstack_model_runner.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
 from llmstack_model_runner.ragged import ragged_aranges
 from llmstack_model_runner.sampling import (
     LogitsProcessors,
@@ -73,6 +74,7 @@ class ModelRunner:
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._host_kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._batch: InputBatch | None = None
+        self._graphs: GraphRunner | None = None
         self._pending: PendingStep | None = None
 
     def load_model(self) -> None:
@@ -143,6 +145,9 @@ class ModelRunner:
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors
         )
+        if isinstance(self._model, CausalLM) and self._device.type == "cpu" and not config.enforce_eager:
+            max_num_blocks = -(-config.max_model_len // spec.block_size)
+            self._graphs = GraphRunner(self._model, self._kv_caches, max_num_blocks)
         max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
         warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
         if not spec.is_generative:
@@ -178,49 +183,61 @@ class ModelRunner:
     def backends(self) -> Mapping[str, str]:
         """Operation to the implementation that runs it; once the model is loaded, `model` is whose modelling code.
 
-        `quantization` is how linear layers are computed, if they are quantized.
+        `quantization` is how linear layers are computed, if they are quantized; `decode` how steps of a few rows are.
         """
         model = {} if self._model is None else {"model": self._model.implementation}
         if self._spec is not None and self._config.quantization is not None:
             dtype = getattr(torch, self._spec.dtype)
             model["quantization"] = describe_quantization(self._config.quantization, dtype, self._device)
+        if self._graphs is not None:
+            model["decode"] = self._graphs.describe()
         return model | dict(backends(self._device.type))
 
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
-        self._model = self._batch = self._pending = None
+        self._model = self._batch = self._pending = self._graphs = None
         self._kv_caches = []
         self._host_kv_caches = []
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _run(self, model: Model, batch: InputBatch, step: StepRows, inputs: ModelInputs) -> PendingStep:
+        prompt_logprobs: Sequence[PromptLogprobs] = ()
+        pooled = None
         with self.timing.phase("forward"):
-            hidden = model.forward(inputs.token_ids, inputs.positions, inputs.attention_metadata, self._kv_caches)
+            logits = self._repeat_decode(batch, inputs)
+            if logits is None:
+                hidden = model.forward(inputs.token_ids, inputs.positions, inputs.attention_metadata, self._kv_caches)
+                logits = _compute_logits(model, inputs, hidden)
+                if batch.num_prompt_logprobs and isinstance(model, CausalLM):
+                    prompt_logprobs = list(compute_prompt_logprobs(batch, step, inputs, hidden, model.compute_logits))
+                pooled = pool(batch, step, inputs, hidden) if len(batch.pooling) else None
         with self.timing.phase("sample"):
-            sampled = self._sample(model, batch, step, inputs, hidden)
-            prompt_logprobs = (
-                list(compute_prompt_logprobs(batch, step, inputs, hidden, model.compute_logits))
-                if batch.num_prompt_logprobs and isinstance(model, CausalLM)
-                else ()
-            )
-            pooled = pool(batch, step, inputs, hidden) if len(batch.pooling) else None
+            sampled = None if logits is None else self._sample(batch, step, inputs, logits)
         self.timing.num_steps += 1
         self.timing.num_tokens += len(inputs.token_ids)
         return PendingStep(batch, step, inputs.sampling_indices, sampled, prompt_logprobs, pooled)
 
-    def _sample(
-        self, model: Model, batch: InputBatch, step: StepRows, inputs: ModelInputs, hidden: torch.Tensor
-    ) -> SamplerOutput | None:
-        rows = step.rows[inputs.sampling_indices]
-        if not len(rows):
+    def _repeat_decode(self, batch: InputBatch, inputs: ModelInputs) -> torch.Tensor | None:
+        """The logits of a step that only decodes, if it could be repeated; others need hidden states too."""
+        if self._graphs is None or batch.num_prompt_logprobs or len(batch.pooling):
             return None
-        if not isinstance(model, CausalLM):
-            raise InputBatchError("a row is to sample, but the model has no output head")
-        logits = model.compute_logits(hidden[inputs.logits_indices])
+        return self._graphs.run(inputs)
+
+    def _sample(self, batch: InputBatch, step: StepRows, inputs: ModelInputs, logits: torch.Tensor) -> SamplerOutput:
+        rows = step.rows[inputs.sampling_indices]
         num_places = step.num_drafts[inputs.sampling_indices] + 1
         output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
         return self._sampler.sample(logits, batch.sampling.metadata(np.repeat(rows, num_places), output_indices))
+
+
+def _compute_logits(model: Model, inputs: ModelInputs, hidden: torch.Tensor) -> torch.Tensor | None:
+    """[num_logits, vocab_size], or None where no row samples."""
+    if not len(inputs.logits_indices):
+        return None
+    if not isinstance(model, CausalLM):
+        raise InputBatchError("a row is to sample, but the model has no output head")
+    return model.compute_logits(hidden[inputs.logits_indices])
 
 
 def resolve_device(name: str) -> torch.device:

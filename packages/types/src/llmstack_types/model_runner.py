@@ -20,6 +20,7 @@ class ModelRunnerConfig:
         max_num_drafts: Upper bound of draft tokens in one row.
         device: `auto`, `cpu` or `cuda`.
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
+        enforce_eager: Nothing is recorded: every step goes from operation to operation.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
         quantization: `int8` or `int4` rounds the weights of linear layers on loading; None keeps their precision.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
@@ -36,6 +37,7 @@ class ModelRunnerConfig:
     device: str = "auto"
     gpu_memory_utilization: float = 0.9
     model_impl: str = "auto"
+    enforce_eager: bool = False
     logits_processors: tuple[str, ...] = ()
     logprobs_mode: str = "raw_logprobs"
     max_num_drafts: int = 0

@@ -1,6 +1,7 @@
 // Activation functions, alone and as the gate of the row's other half.
 
 #include "../native/elementwise.h"
+#include "../native/repeat.h"
 #include "../native/rows.h"
 
 namespace llmstack {
@@ -27,7 +28,8 @@ void activation(const T* x, T* out, int64_t num_rows, int64_t size, int64_t code
   extern "C" void llmstack_activation_##suffix(const llmstack::T* x, llmstack::T* out, int64_t num_rows,     \
                                                int64_t size, int64_t activation, int64_t is_gated) {         \
     llmstack::activation(x, out, num_rows, size, activation, is_gated != 0);                                 \
-  }
+  }                                                                                                          \
+  LLMSTACK_REPEATABLE(activation_##suffix)
 
 LLMSTACK_ACTIVATION(f32, Float32)
 LLMSTACK_ACTIVATION(bf16, BFloat16)

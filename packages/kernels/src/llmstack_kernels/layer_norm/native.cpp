@@ -1,5 +1,6 @@
 // Layer normalisation: two passes over a row that lies in the first-level cache, so that variances do not cancel.
 
+#include "../native/repeat.h"
 #include "../native/rows.h"
 
 namespace llmstack {
@@ -34,7 +35,8 @@ void layer_norm(const T* x, const T* weight, const T* bias, T* out, int64_t num_
                                                const llmstack::T* bias, llmstack::T* out, int64_t num_rows,        \
                                                int64_t size, float eps) {                                          \
     llmstack::layer_norm(x, weight, bias, out, num_rows, size, eps);                                               \
-  }
+  }                                                                                                                \
+  LLMSTACK_REPEATABLE(layer_norm_##suffix)
 
 LLMSTACK_LAYER_NORM(f32, Float32)
 LLMSTACK_LAYER_NORM(bf16, BFloat16)

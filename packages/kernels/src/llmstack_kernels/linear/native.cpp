@@ -1,5 +1,6 @@
 // Linear layers over weights as they are.
 
+#include "../native/repeat.h"
 #include "native.h"
 
 namespace llmstack {
@@ -46,7 +47,8 @@ void multiply(const LinearCall<T, Out>& call, const T* packed) {
             x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual,   \
             out, static_cast<llmstack::Activation>(activation)},                                                    \
         packed);                                                                                                    \
-  }
+  }                                                                                                                 \
+  LLMSTACK_REPEATABLE(linear_##suffix)
 
 LLMSTACK_PACK(f32, Float32)
 LLMSTACK_PACK(bf16, BFloat16)

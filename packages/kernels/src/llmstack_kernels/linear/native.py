@@ -6,8 +6,6 @@ rows and twice at one, where oneDNN computes two; and bias, activation and resid
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 
@@ -25,7 +23,18 @@ QUANTIZED_DTYPES = (torch.float32, torch.bfloat16)
 class NativeLinear:
     """A weight in panels of 64 output columns."""
 
-    __slots__ = ("_bias", "_bias_pointer", "_dtype", "_functions", "_in_features", "_kept", "_out_features", "_weight")
+    __slots__ = (
+        "_argument_types",
+        "_bias",
+        "_bias_pointer",
+        "_dtype",
+        "_dtype_to_name",
+        "_in_features",
+        "_kept",
+        "_native",
+        "_out_features",
+        "_weight",
+    )
 
     def __init__(
         self,
@@ -34,7 +43,8 @@ class NativeLinear:
         bias: torch.Tensor | None,
         kept: tuple[torch.Tensor, ...],
         weight: tuple[int, ...],
-        functions: dict[torch.dtype, Callable[..., None]],
+        scheme: str,
+        native: NativeLibrary,
     ) -> None:
         """Use `pack` and `pack_quantized`.
 
@@ -44,7 +54,8 @@ class NativeLinear:
             bias: [out_features].
             kept: The tensors that `weight` points into.
             weight: What the functions want to know of the weight.
-            functions: Type of the output to function.
+            scheme: How the weight is quantized, or "".
+            native: Where the functions are.
         """
         self._out_features, self._in_features = shape
         self._dtype = dtype
@@ -52,7 +63,11 @@ class NativeLinear:
         self._bias_pointer = 0 if self._bias is None else self._bias.data_ptr()
         self._kept = kept
         self._weight = weight
-        self._functions = functions
+        self._native = native
+        name = "_".join(filter(None, ("linear", scheme, DTYPE_TO_SUFFIX[dtype])))
+        self._dtype_to_name = {torch.float32: f"{name}_f32"} | {dtype: name}
+        weight_types = _QUANTIZED_WEIGHT_ARGUMENTS if scheme else _WEIGHT_ARGUMENTS
+        self._argument_types = (Pointer, Int, Int, *weight_types, Int, Int, Pointer, Pointer, Pointer, Int)
 
     @staticmethod
     def pack(weight: torch.Tensor, bias: torch.Tensor | None, native: NativeLibrary) -> NativeLinear:
@@ -61,9 +76,8 @@ class NativeLinear:
         out_features, in_features = weight.shape
         packed = torch.empty(_num_columns(out_features) * (in_features + in_features % 2), dtype=weight.dtype)
         _pack(native, suffix, weight.contiguous(), packed)
-        functions = _functions(native, "", weight.dtype, _WEIGHT_ARGUMENTS)
         shape = (out_features, in_features)
-        return NativeLinear(shape, weight.dtype, bias, (packed,), (packed.data_ptr(),), functions)
+        return NativeLinear(shape, weight.dtype, bias, (packed,), (packed.data_ptr(),), "", native)
 
     @staticmethod
     def pack_quantized(
@@ -76,9 +90,9 @@ class NativeLinear:
         _pack(native, f"{quantized.scheme}_{DTYPE_TO_SUFFIX[dtype]}", quantized.integers, packed)
         scales = F.pad(quantized.scales, (0, 0, 0, -out_features % _PANEL))
         scales = scales.view(-1, _PANEL, scales.shape[1]).transpose(1, 2).contiguous()  # [panels, groups, columns]
-        functions = _functions(native, f"{quantized.scheme}_", dtype, _QUANTIZED_WEIGHT_ARGUMENTS)
         weight = (packed.data_ptr(), scales.data_ptr(), quantized.group_size)
-        return NativeLinear((out_features, in_features), dtype, bias, (packed, scales), weight, functions)
+        shape = (out_features, in_features)
+        return NativeLinear(shape, dtype, bias, (packed, scales), weight, quantized.scheme, native)
 
     @property
     def in_features(self) -> int:
@@ -105,7 +119,7 @@ class NativeLinear:
             rows = rows.contiguous()
         dtype = out_dtype or self._dtype
         out = torch.empty((*x.shape[:-1], self._out_features), dtype=dtype)
-        self._functions[dtype](
+        self._native.function(self._dtype_to_name[dtype], *self._argument_types)(
             rows.data_ptr(),
             rows.shape[0],
             rows.stride(0),
@@ -156,15 +170,3 @@ def _pack(native: NativeLibrary, suffix: str, weight: torch.Tensor, packed: torc
     pack = native.function(f"linear_pack_{suffix}", Pointer, Pointer, Int, Int)
     out_features, in_features = weight.shape
     pack(weight.data_ptr(), packed.data_ptr(), in_features, out_features)
-
-
-def _functions(
-    native: NativeLibrary, prefix: str, dtype: torch.dtype, weight_arguments: tuple[type, ...]
-) -> dict[torch.dtype, Callable[..., None]]:
-    """Type of the output to function."""
-    arguments = (Pointer, Int, Int, *weight_arguments, Int, Int, Pointer, Pointer, Pointer, Int)
-    name = f"linear_{prefix}{DTYPE_TO_SUFFIX[dtype]}"
-    functions = {dtype: native.function(name, *arguments)}
-    if dtype != torch.float32:
-        functions[torch.float32] = native.function(f"{name}_f32", *arguments)
-    return functions

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "../native/repeat.h"
 #include "native.h"
 
 namespace llmstack {
@@ -218,7 +219,8 @@ void multiply(const LinearCall<T, Out>& call, const uint8_t* packed, const BFloa
             x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual,   \
             out, static_cast<llmstack::Activation>(activation)},                                                    \
         packed, scales, group_size);                                                                                \
-  }
+  }                                                                                                                 \
+  LLMSTACK_REPEATABLE(linear_##format##_##suffix)
 #define LLMSTACK_FORMAT(format, Format)                          \
   LLMSTACK_PACK(format, f32, Float32, Format)                    \
   LLMSTACK_PACK(format, bf16, BFloat16, Format)                  \

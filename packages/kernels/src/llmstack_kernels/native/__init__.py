@@ -7,10 +7,14 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from llmstack_kernels.build_native import is_built, library_path, variants
+
+if TYPE_CHECKING:
+    from llmstack_kernels.native.recording import Recording
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +78,7 @@ class NativeLibrary:
     Attributes:
         variant: Kind of processor it was compiled for.
         has_threads: Whether it shares PyTorch's threads; without, it computes on the calling one.
+        recording: Notes the calls made meanwhile, if there is one.
     """
 
     def __init__(self, variant: str) -> None:
@@ -81,22 +86,28 @@ class NativeLibrary:
         self.variant = variant
         self._library = ctypes.CDLL(str(library_path(variant)))
         self._functions: dict[str, Callable[..., None]] = {}
+        self.recording: Recording | None = None
         self.has_threads = self._share_threads()
 
     def function(self, name: str, *argument_types: type) -> Callable[..., None]:
         """`llmstack_<name>`, which returns nothing."""
-        found = self._functions.get(name)
-        if found is not None:
-            return found
+        function = self._functions.get(name) or self._bind(name, argument_types)
+        return function if self.recording is None else self.recording.wrap(name, function, argument_types)
+
+    def address(self, name: str) -> int:
+        """Where `llmstack_<name>` is."""
+        return int(ctypes.cast(self._library[f"llmstack_{name}"], Pointer).value or 0)
+
+    def __str__(self) -> str:
+        """For logs."""
+        return self.variant if self.has_threads else f"{self.variant}, one thread"
+
+    def _bind(self, name: str, argument_types: tuple[type, ...]) -> Callable[..., None]:
         function = self._library[f"llmstack_{name}"]
         function.argtypes = argument_types
         function.restype = None
         self._functions[name] = function
         return function
-
-    def __str__(self) -> str:
-        """For logs."""
-        return self.variant if self.has_threads else f"{self.variant}, one thread"
 
     def _share_threads(self) -> bool:
         runtime = _openmp_runtime()

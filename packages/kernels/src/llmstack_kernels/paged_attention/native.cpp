@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../native/elementwise.h"
+#include "../native/repeat.h"
 #include "../native/threads.h"
 #include "operands.h"
 
@@ -295,7 +296,8 @@ void run(const Call<T>& call) {
                                     key_block_stride, value_block_stride, query_start_loc, seq_lens, block_tables,        \
                                     block_table_stride, alibi_slopes, num_rows, num_heads, num_kv_heads, head_dim,        \
                                     block_size, scale, soft_cap, sliding_window});                                        \
-  }
+  }                                                                                                                       \
+  LLMSTACK_REPEATABLE(paged_attention_##suffix)
 
 LLMSTACK_PAGED_ATTENTION(f32, float)
 LLMSTACK_PAGED_ATTENTION(bf16, llmstack::BFloat16)

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../native/repeat.h"
 #include "../native/threads.h"
 
 namespace {
@@ -46,3 +47,5 @@ extern "C" void llmstack_reshape_and_cache(const char* key, int64_t key_stride, 
     for (int64_t token = 0; token < num_tokens; ++token) chunk ? write_values(token) : write_keys(token);
   });
 }
+
+LLMSTACK_REPEATABLE(reshape_and_cache)

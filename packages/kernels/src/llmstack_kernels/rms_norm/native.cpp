@@ -1,5 +1,6 @@
 // Root-mean-square normalisation, with and without the residual addition before it.
 
+#include "../native/repeat.h"
 #include "../native/rows.h"
 
 namespace llmstack {
@@ -39,7 +40,8 @@ void rms_norm(const T* x, const T* residual, const Weight* weight, T* out, T* to
       const llmstack::T* x, const llmstack::T* residual, const llmstack::Weight* weight, llmstack::T* out,         \
       llmstack::T* total, int64_t num_rows, int64_t size, float eps) {                                             \
     llmstack::rms_norm(x, residual, weight, out, total, num_rows, size, eps);                                      \
-  }
+  }                                                                                                                \
+  LLMSTACK_REPEATABLE(rms_norm_##suffix)
 
 LLMSTACK_RMS_NORM(f32_f32, Float32, Float32)
 LLMSTACK_RMS_NORM(bf16_bf16, BFloat16, BFloat16)

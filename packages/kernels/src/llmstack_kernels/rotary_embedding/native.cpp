@@ -1,5 +1,6 @@
 // Rotary position embedding: the two halves of a head's first `rotary_dim` dimensions are the two coordinates.
 
+#include "../native/repeat.h"
 #include "../native/rows.h"
 
 namespace llmstack {
@@ -43,7 +44,8 @@ void rotary_embedding(const int64_t* positions, const T* query, int64_t query_st
       int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim) {                              \
     llmstack::rotary_embedding(positions, query, query_stride, query_out, key, key_stride, key_out, cos_sin,        \
                                num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim);                          \
-  }
+  }                                                                                                                 \
+  LLMSTACK_REPEATABLE(rotary_embedding_##suffix)
 
 LLMSTACK_ROTARY_EMBEDDING(f32, Float32)
 LLMSTACK_ROTARY_EMBEDDING(bf16, BFloat16)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from llmstack_kernels.embedding import embedding
 from llmstack_kernels.linear import PackedLinear
 from llmstack_model_runner.layers.packing import pack
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
@@ -41,10 +41,12 @@ class Embedding:
         """The table."""
         return {f"{self._name}.weight": WeightSlot(self._shape, self._load)}
 
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """[num_tokens] to [num_tokens, size]."""
-        vectors = F.embedding(ids, self.weight)
-        return vectors if self._scale is None else vectors * self._scale
+    def __call__(self, ids: torch.Tensor, addend: torch.Tensor | None = None) -> torch.Tensor:
+        """[num_tokens] to [num_tokens, size]: the ids' vectors, and `addend` of the same shape added to them."""
+        if self._scale is None:
+            return embedding(ids, self.weight, addend)
+        vectors = embedding(ids, self.weight) * self._scale
+        return vectors if addend is None else vectors + addend
 
     def _load(self, tensor: torch.Tensor) -> None:
         # A copy: a single tensor that is kept would hold the whole mapped file.

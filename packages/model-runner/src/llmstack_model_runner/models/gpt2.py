@@ -71,7 +71,7 @@ class GPT2(CausalLM):
     ) -> torch.Tensor:
         """Hidden states after the last norm."""
         plans = plan_attention(metadata, kv_caches[0][0], [None])
-        hidden = self._tokens(token_ids) + self._positions(positions)
+        hidden = self._positions(positions, addend=self._tokens(token_ids))
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             hidden = layer(hidden, kv_cache, metadata, plans)
         return self._norm(hidden)

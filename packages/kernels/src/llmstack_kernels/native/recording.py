@@ -1,0 +1,167 @@
+"""Records the native calls of a computation, to repeat them as one: without Python and PyTorch between them.
+
+A decode step of few rows is so short that the way from one operation to the next counts: some 40 µs a layer in Python,
+against 300 µs for a layer's weights. A repetition reads and writes the same memory as the recorded calls did, so new
+inputs are written into the tensors that the first ones were in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llmstack_kernels.native import Float, Int, NativeLibrary, Pointer, require_library
+
+_CHUNK_BYTES = 1 << 22
+_ALIGNMENT = 64  # a line of the cache
+
+
+class NotRecordable(Exception):
+    """The computation did something between the native calls that a repetition would leave out; the text names it."""
+
+
+class Arena:
+    """Memory for what is computed between the inputs and the result; recordings that never run at once may share it."""
+
+    def __init__(self) -> None:
+        """Grows as it is used."""
+        self._chunks: list[torch.Tensor] = []
+        self._index = 0
+        self._offset = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all chunks."""
+        return sum(chunk.numel() for chunk in self._chunks)
+
+    def reset(self) -> None:
+        """Begins from the start again."""
+        self._index = self._offset = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor in memory that no other tensor since the last reset has."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        while True:
+            if self._index == len(self._chunks):
+                self._chunks.append(torch.empty(max(num_bytes, _CHUNK_BYTES), dtype=torch.uint8))
+            chunk = self._chunks[self._index]
+            if self._offset + num_bytes <= chunk.numel():
+                break
+            self._index, self._offset = self._index + 1, 0
+        piece = chunk[self._offset : self._offset + num_bytes]
+        self._offset += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return piece.view(dtype).view(list(shape))
+
+
+class Recording:
+    """Native calls in order."""
+
+    def __init__(self, native: NativeLibrary, arena: Arena) -> None:
+        """Nothing recorded yet; `arena` is where results are."""
+        self._native = native
+        self._arena = arena
+        self._calls: list[tuple[str, list[int]]] = []
+        self._repeat: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def wrap(self, name: str, function: Callable[..., None], types: tuple[type, ...]) -> Callable[..., None]:
+        """`function`, noting each call."""
+
+        def call(*arguments: Any) -> None:
+            function(*arguments)
+            self._calls.append((name, [_word(value, kind) for value, kind in zip(arguments, types, strict=True)]))
+
+        return call
+
+    def repeat(self) -> None:
+        """Makes the calls again."""
+        if self._repeat is None:
+            self._repeat = self._make_repeat()
+        self._repeat()
+
+    def _make_repeat(self) -> Callable[[], None]:
+        arguments = [(ctypes.c_int64 * len(words))(*words) for _, words in self._calls]
+        entries = [
+            word
+            for (name, _), words in zip(self._calls, arguments, strict=True)
+            for word in (self._native.address(f"{name}_with_words"), ctypes.addressof(words))
+        ]
+        table = (ctypes.c_int64 * len(entries))(*entries)
+        function = self._native.function("repeat", Pointer, Int)
+        address, num_calls = ctypes.addressof(table), len(self._calls)
+
+        def repeat(_kept: object = (arguments, table)) -> None:
+            function(address, num_calls)
+
+        return repeat
+
+
+@contextmanager
+def record(arena: Arena | None = None) -> Iterator[Recording]:
+    """Records the native calls made inside, which are carried out as well.
+
+    New tensors come from `arena`, from its start; what an earlier recording with the same arena left there is lost.
+
+    Raises:
+        NotRecordable: PyTorch was to compute something: only new tensors and views are allowed.
+    """
+    native = require_library()
+    arena = arena or Arena()
+    arena.reset()
+    recording = Recording(native, arena)
+    native.recording = recording
+    try:
+        with _OnlyViews(arena):
+            yield recording
+    finally:
+        native.recording = None
+
+
+class _OnlyViews(TorchDispatchMode):
+    """Refuses operations of PyTorch that compute, and places new tensors in an arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        self._arena = arena
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.is_view:
+            return func(*args, **kwargs)
+        place = _PLACES.get(func)
+        if place is None:
+            raise NotRecordable(f"PyTorch computes {func}")
+        return self._arena.empty(*place(*args, **kwargs))
+
+
+def _place(shape: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> tuple[Sequence[int], torch.dtype]:
+    return shape, dtype or torch.get_default_dtype()
+
+
+def _place_like(
+    like: torch.Tensor, shape: Sequence[int] | None = None, *, dtype: torch.dtype | None = None, **_: Any
+) -> tuple[Sequence[int], torch.dtype]:
+    return like.shape if shape is None else shape, dtype or like.dtype
+
+
+# What makes a tensor without a value, to the shape and type of it.
+_PLACES: Mapping[Any, Callable[..., tuple[Sequence[int], torch.dtype]]] = {
+    torch.ops.aten.empty.memory_format: _place,
+    torch.ops.aten.empty_like.default: _place_like,
+    torch.ops.aten.new_empty.default: _place_like,
+}
+
+
+def _word(value: Any, kind: type) -> int:
+    if kind is Float:
+        return int.from_bytes(struct.pack("<f", value), "little")
+    return int(value or 0)

@@ -1,0 +1,25 @@
+"""Embeddings are rows of the table, plus what is added."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llmstack_kernels.embedding import embedding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [1, 48, 100])
+def test_rows_are_looked_up_and_added_to(dtype: torch.dtype, size: int) -> None:
+    table, ids = torch.randn(50, size).to(dtype), torch.randint(0, 50, (700,))
+    addend = torch.randn(700, size).to(dtype)
+    assert torch.equal(embedding(ids, table), F.embedding(ids, table))
+    assert torch.equal(embedding(ids, table, addend), F.embedding(ids, table) + addend)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_ids"):
+        embedding(torch.zeros(2, 2, dtype=torch.int64), torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="addend"):
+        embedding(torch.zeros(2, dtype=torch.int64), torch.zeros(3, 4), torch.zeros(3, 4))
