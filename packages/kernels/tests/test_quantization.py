@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear import QUANTIZATIONS, linear, pack_linear, quantize
-from llmstack_kernels.linear.native import NativeLinear
+from llmstack_kernels.linear import QUANTIZATIONS, bits_per_weight, computes_quantized, linear, pack_linear, quantize
+from llmstack_kernels.linear import quantization as by_pytorch
+from llmstack_kernels.linear.native import NativeLinear, quantize_by
 from llmstack_kernels.native import NativeLibrary, supported_variants
 
 SHAPES = [(64, 128), (200, 70), (33, 65), (1, 1)]
@@ -60,6 +61,50 @@ def test_the_relative_error_is_what_the_bits_allow(scheme: str, largest_error: f
     assert error.norm() / weight.norm() < largest_error
 
 
+@pytest.mark.parametrize("variant", supported_variants())
+@pytest.mark.parametrize("scheme", QUANTIZATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (768, 300)], ids=str)
+def test_native_code_rounds_as_pytorch_does(
+    shape: tuple[int, int], dtype: torch.dtype, scheme: str, variant: str
+) -> None:
+    _, weight, _ = make(*shape, dtype, 1)
+    found, expected = quantize_by(NativeLibrary(variant), weight, scheme), by_pytorch.quantize(weight, scheme)
+    is_same = found.scales == expected.scales
+    inputs_are_same = is_same.repeat_interleave(found.group_size, 1)[:, : shape[0]]
+    assert torch.equal(found.integers[inputs_are_same], expected.integers[inputs_are_same])
+    # Between two scales of equal error, the order of a sum decides.
+    assert is_same.float().mean() > 0.999
+    wide = weight.float()
+    errors = [(quantized.dequantize(torch.float32) - wide).norm().item() for quantized in (found, expected)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("scheme", QUANTIZATIONS)
+def test_a_weight_is_rounded_alike_in_one_chunk_or_many_and_whatever_its_strides(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, weight, _ = make(200, 70, torch.float32, 1)
+    expected = by_pytorch.quantize(weight, scheme)
+    monkeypatch.setattr(by_pytorch, "_CHUNK_SIZE", 1000)
+    for found in (by_pytorch.quantize(weight, scheme), quantize(weight.t().contiguous().t(), scheme)):
+        assert torch.equal(found.integers, expected.integers)
+        assert torch.equal(found.scales, expected.scales)
+
+
+def test_a_weight_takes_its_bits_and_a_part_of_a_scale() -> None:
+    for scheme in QUANTIZATIONS:
+        quantized = quantize(torch.randn(64, 256), scheme)
+        num_bits = quantized.integers.numel() * int(scheme[-1]) + quantized.scales.numel() * 16
+        assert bits_per_weight(scheme) == num_bits / (64 * 256)
+
+
+def test_only_types_with_a_kernel_are_said_to_be_computed_from_integers() -> None:
+    assert not computes_quantized(torch.float16, "cpu")
+    packed = pack_linear(torch.randn(8, 8), None, "int8")
+    assert computes_quantized(torch.float32, "cpu") == isinstance(packed, NativeLinear)
+
+
 @pytest.mark.parametrize("scheme", QUANTIZATIONS)
 def test_zeros_stay_zeros_and_a_single_weight_nearly_itself(scheme: str) -> None:
     weight = torch.zeros(3, 256)
@@ -79,3 +124,5 @@ def test_every_backend_takes_quantized_weights() -> None:
 def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="int8 or int4"):
         pack_linear(torch.zeros(2, 2), None, "int3")
+    with pytest.raises(ValueError, match="int8 or int4"):
+        bits_per_weight("int3")

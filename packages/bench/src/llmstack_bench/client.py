@@ -62,7 +62,20 @@ class CompletionClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> CompletionClient:
-        self._session = aiohttp.ClientSession(
+        self._session = self._new_session()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def reconnect(self) -> None:
+        """Drops the connections that are open and idle; requests in flight fail."""
+        await self._opened().close()
+        self._session = self._new_session()
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
             # The load decides how many connections there are; the requests carry their own time limit.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -70,11 +83,6 @@ class CompletionClient:
             read_bufsize=1 << 20,
             auto_decompress=False,
         )
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def send(self, body: bytes, run_started_s: float = 0.0, planned_s: float | None = None) -> RequestResult:
         """Sends a body of `RequestOptions.encode`; a failure is part of the result, never raised.

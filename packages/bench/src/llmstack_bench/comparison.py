@@ -26,12 +26,17 @@ class Run:
 
 @dataclass(slots=True)
 class Server:
-    """One server under test, and what it did."""
+    """One server under test, and what it did.
+
+    Attributes:
+        pid: Its process, which stands still in the turns of the others; 0 for one that is left alone.
+    """
 
     label: str
     base_url: str
     model: str = ""
     runs: list[Run] = field(default_factory=list)
+    pid: int = 0
 
     def medians(self) -> dict[str, float]:
         """Name to the median over the repetitions."""

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from llmstack_bench.datasets import MakeRequests, find_vocab_size, request_maker
 from llmstack_bench.errors import BenchError
 from llmstack_bench.load import LoadResult, Progress, run_load
 from llmstack_bench.metrics import METRICS, Goodput, parse_percentiles, summarise
+from llmstack_bench.pausing import PausedTrees
 from llmstack_bench.plot import check_plot_path, write_plot
 from llmstack_bench.report import format_report
 from llmstack_bench.workload import BenchRequest
@@ -103,12 +104,16 @@ class ServeBench:
                 for server in self.servers
             }
             make = await self._prepare(clients)
+            paused = stack.enter_context(PausedTrees(server.pid for server in self.servers if server.pid))
             for server in self.servers:
-                await self._warm_up(server, clients[server.label], make)
+                async with _turn(server, clients[server.label], paused):
+                    await self._warm_up(server, clients[server.label], make)
 
             async def measure(server: Server, repetition: int) -> Run:
                 requests = make(self.options.seed + _SEED_STEP * repetition)
-                return await self._measure(server, clients[server.label], requests)
+                bandwidth = read_bandwidth_gb_per_s() if self.options.bandwidth else None
+                async with _turn(server, clients[server.label], paused):
+                    return await self._measure(server, clients[server.label], requests, bandwidth)
 
             await measure_interleaved(self.servers, self.options.repetitions, measure)
 
@@ -133,9 +138,10 @@ class ServeBench:
         if len(failed) == len(bodies):
             raise BenchError(f"{server.label} ({server.base_url}) answers no request of the warm-up: {failed[0]}")
 
-    async def _measure(self, server: Server, client: CompletionClient, requests: Sequence[BenchRequest]) -> Run:
+    async def _measure(
+        self, server: Server, client: CompletionClient, requests: Sequence[BenchRequest], bandwidth: float | None
+    ) -> Run:
         bodies = [self.request_options.encode(request, server.model) for request in requests]
-        bandwidth = read_bandwidth_gb_per_s() if self.options.bandwidth else None
         title = server.label if self.options.repetitions == 1 else f"{server.label} {len(server.runs) + 1}"
         with _progress(title, len(bodies), is_shown=not self.options.disable_tqdm) as on_result:
             load: LoadResult = await run_load(
@@ -153,6 +159,19 @@ class ServeBench:
             return planned
         rate = math.inf if self.options.request_rate is None else self.options.request_rate
         return arrival_times(len(requests), rate, self.options.burstiness, self.options.seed)
+
+
+@contextlib.asynccontextmanager
+async def _turn(server: Server, client: CompletionClient, paused: PausedTrees) -> AsyncIterator[None]:
+    """Lets the server run, where its process was named, and waits until it answers."""
+    if not server.pid:
+        yield
+        return
+    with paused.turn(server.pid):
+        # A server that stood still closes the connections that were idle meanwhile, perhaps under the first request.
+        await client.reconnect()
+        await _list_models(client, is_needed=False)
+        yield
 
 
 async def _list_models(client: CompletionClient, *, is_needed: bool) -> list[dict[str, Any]]:
@@ -186,7 +205,11 @@ def _servers(options: argparse.Namespace) -> list[Server]:
     models = options.model * len(urls) if len(options.model) == 1 else options.model or [""] * len(urls)
     if len(models) != len(urls):
         raise BenchError("--model: one for all servers, or one for each --base-url", exit_code=2)
-    return [Server(label, url.rstrip("/"), model) for label, url, model in zip(labels, urls, models, strict=True)]
+    pids = options.server_pid or [0] * len(urls)
+    if len(pids) != len(urls):
+        raise BenchError("--server-pid: one for each --base-url; 0 leaves that one alone", exit_code=2)
+    columns = zip(labels, urls, models, pids, strict=True)
+    return [Server(label, url.rstrip("/"), model, pid=pid) for label, url, model, pid in columns]
 
 
 def _headers(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -205,7 +228,7 @@ def _metrics(text: str) -> tuple[str, ...]:
 
 def _workload_json(options: argparse.Namespace) -> dict[str, Any]:
     """Every flag that changes what is sent, or when; no header, which may hold a key."""
-    hidden = {"header", "base_url", "label", "model", "host", "port", "plot", "output_json", "result_dir"}
+    hidden = {"header", "base_url", "label", "model", "host", "port", "plot", "output_json", "result_dir", "server_pid"}
     values = {name: value for name, value in vars(options).items() if name not in hidden}
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 

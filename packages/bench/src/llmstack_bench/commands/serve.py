@@ -114,6 +114,9 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests before the first run that are not counted (default: 1)")  # fmt: skip
     add("--repetitions", type=positive_int, default=1, metavar="N",
         help="runs per server, in turns, each with prompts of its own (default: 1)")  # fmt: skip
+    add("--server-pid", action="append", type=natural_int, default=[], metavar="PID",
+        help="process of each --base-url, 0 for none; they stand still (SIGSTOP) while another is measured, so that "
+        "one which spins while idle takes no core")  # fmt: skip
     add("--bandwidth", action="store_true", help="read the machine's memory before each run, and report how fast it is")
 
 

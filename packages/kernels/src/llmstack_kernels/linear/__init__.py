@@ -7,12 +7,13 @@ from typing import Protocol
 import torch
 
 from llmstack_kernels.dispatch import implementation
-from llmstack_kernels.linear.quantization import QUANTIZATIONS, bits_per_weight, quantize
+from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
 
 __all__ = [
     "ACTIVATIONS",
     "QUANTIZATIONS",
     "PackedLinear",
+    "QuantizedWeight",
     "bits_per_weight",
     "computes_quantized",
     "linear",
@@ -67,8 +68,14 @@ def pack_linear(
     if quantization is None:
         packed = module.pack_linear(weight, bias)
     else:
-        packed = module.pack_quantized_linear(quantize(weight, quantization), weight.dtype, bias)
+        packed = module.pack_quantized_linear(module.quantize(weight, quantization), weight.dtype, bias)
     return packed
+
+
+def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
+    """Round a weight [out_features, in_features] to integers; ValueError unless `scheme` is one of `QUANTIZATIONS`."""
+    quantized: QuantizedWeight = implementation("linear", weight.device.type).quantize(weight, scheme)
+    return quantized
 
 
 def computes_quantized(dtype: torch.dtype, device_type: str) -> bool:

@@ -11,8 +11,18 @@ from functools import cache
 
 import torch
 
-from llmstack_kernels.linear.quantization import QuantizedWeight
+from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
 from llmstack_kernels.linear.reference import PlainLinear, finish
+
+__all__ = [
+    "QUANTIZED_DTYPES",
+    "OneDnnLinear",
+    "describe",
+    "is_available",
+    "pack_linear",
+    "pack_quantized_linear",
+    "quantize",
+]
 
 QUANTIZED_DTYPES: tuple[torch.dtype, ...] = ()  # that are computed without widening
 _CANDIDATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

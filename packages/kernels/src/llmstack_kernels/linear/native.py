@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear import reference
+from llmstack_kernels.linear import quantization, reference
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library
@@ -17,6 +17,7 @@ from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Na
 _PANEL = 64  # output columns that are packed together
 _WEIGHT_ARGUMENTS = (Pointer,)
 _QUANTIZED_WEIGHT_ARGUMENTS = (Pointer, Pointer, Int)  # integers, scales, group size
+_QUANTIZE_ARGUMENTS = (Pointer, Int, Int, Int, Int, Int, Pointer, Int, Pointer, Pointer)
 QUANTIZED_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -150,6 +151,34 @@ def pack_quantized_linear(
     if native is None or dtype not in QUANTIZED_DTYPES:
         return reference.pack_quantized_linear(quantized, dtype, bias)
     return NativeLinear.pack_quantized(quantized, dtype, bias, native)
+
+
+def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
+    """Round to integers of `scheme`, in one pass."""
+    native = library()
+    if native is None or weight.dtype not in DTYPE_TO_SUFFIX:
+        return quantization.quantize(weight, scheme)
+    return quantize_by(native, weight, scheme)
+
+
+def quantize_by(native: NativeLibrary, weight: torch.Tensor, scheme: str) -> QuantizedWeight:
+    """The same with the given library; for each group a scale that is as good as PyTorch's choice."""
+    rounding, quantized = quantization.find_scheme(scheme), quantization.empty_quantized(weight, scheme)
+    factors = torch.tensor([share / rounding.largest for share in rounding.shares])
+    rows = weight.contiguous()
+    function = native.function(f"quantize_{DTYPE_TO_SUFFIX[weight.dtype]}", *_QUANTIZE_ARGUMENTS)
+    function(
+        rows.data_ptr(),
+        *rows.shape,
+        rounding.group_size,
+        rounding.lowest,
+        rounding.largest,
+        factors.data_ptr(),
+        len(factors),
+        quantized.integers.data_ptr(),
+        quantized.scales.data_ptr(),
+    )
+    return quantized
 
 
 def is_available() -> bool:

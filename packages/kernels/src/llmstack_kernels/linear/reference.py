@@ -8,7 +8,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear.quantization import QuantizedWeight
+from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
+
+__all__ = ["QUANTIZED_DTYPES", "PlainLinear", "finish", "pack_linear", "pack_quantized_linear", "quantize"]
 
 QUANTIZED_DTYPES: tuple[torch.dtype, ...] = ()  # that are computed without widening
 _ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {

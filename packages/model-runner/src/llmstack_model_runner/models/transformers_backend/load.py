@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from llmstack_model_runner.layers.packing import pack
@@ -62,24 +63,34 @@ def pack_linears(model: nn.Module) -> None:
     """Replaces plain linear layers by packed ones, one by one, so that never more than one has two copies."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:  # a subclass may compute something else
+            # Classes derived from these may compute something else.
+            if type(child) is nn.Linear or type(child) is Conv1D:
                 setattr(parent, name, _PackedLinear(child))
+
+
+def release_files(model: nn.Module) -> None:
+    """Copies the tensors that are left: a single one that is kept would hold the whole mapped file."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 class _PackedLinear(nn.Module):
     """A linear layer whose weight only the packed product can read.
 
-    `weight` has its shape and type for code that asks for them, and is not a number anywhere, so that code which
-    computes with it is found by the probe.
+    `weight` has the layer's shape and type for code that asks for them, and is not a number anywhere, so that code
+    which computes with it is found by the probe.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear | Conv1D) -> None:
         super().__init__()
-        weight = linear.weight.detach()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight: torch.Tensor = layer.weight.detach()
         self.weight = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
-        self.bias = linear.bias
-        self._packed = pack(weight, linear.bias)
+        self.bias = layer.bias
+        if isinstance(layer, Conv1D):
+            weight = weight.t()
+        self.out_features, self.in_features = weight.shape
+        # A copy, since what is packed keeps it, and with it the file it lies in.
+        self._packed = pack(weight, None if layer.bias is None else layer.bias.detach().clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._packed(x)

@@ -14,7 +14,12 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
 from llmstack_model_runner.models.transformers_backend.head import OutputLines
-from llmstack_model_runner.models.transformers_backend.load import describe_version, load_model, pack_linears
+from llmstack_model_runner.models.transformers_backend.load import (
+    describe_version,
+    load_model,
+    pack_linears,
+    release_files,
+)
 from llmstack_model_runner.models.transformers_backend.probe import (
     ProbeError,
     check_rows_are_independent,
@@ -76,6 +81,7 @@ class TransformersModel(CausalLM):
         """
         if self._device.type == "cpu" or quantization() is not None:
             pack_linears(self._model)
+            release_files(self._model)
         self._decoder = self._model.get_decoder()
         self._output_class: type[Any] = dict
         try:
