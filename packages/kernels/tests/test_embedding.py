@@ -16,6 +16,8 @@ def test_rows_are_looked_up_and_added_to(dtype: torch.dtype, size: int) -> None:
     addend = torch.randn(700, size).to(dtype)
     assert torch.equal(embedding(ids, table), F.embedding(ids, table))
     assert torch.equal(embedding(ids, table, addend), F.embedding(ids, table) + addend)
+    assert torch.equal(embedding(ids, table, scale=1.5), F.embedding(ids, table) * 1.5)
+    assert torch.equal(embedding(ids, table, addend, 0.3), F.embedding(ids, table) * 0.3 + addend)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

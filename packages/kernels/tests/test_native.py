@@ -68,6 +68,10 @@ def test_activations_equal_the_reference(variant: str, dtype: torch.dtype, size:
     gated = torch.cat((x, torch.randn(x.shape).to(dtype)), dim=-1)
     for name in ("silu_and_mul", "gelu_tanh_and_mul"):
         assert_equal(getattr(native_activation, name)(gated), getattr(reference_activation, name)(gated))
+    capped, expected = x.float(), x.float()
+    native_activation.soft_cap_(capped, 30.0)
+    reference_activation.soft_cap_(expected, 30.0)
+    torch.testing.assert_close(capped, expected, atol=2e-5, rtol=2e-5)
     x[3] = float("nan")
     assert native_activation.relu(x)[3].isnan().all()
 

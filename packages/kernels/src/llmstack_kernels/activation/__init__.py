@@ -32,6 +32,13 @@ def relu(x: torch.Tensor) -> torch.Tensor:
     return _apply("relu", x)
 
 
+def soft_cap_(x: torch.Tensor, cap: float) -> None:
+    """cap * tanh(x / cap), in place: nearly x where it is small, never beyond ±cap."""
+    if cap <= 0:
+        raise ValueError(f"a soft cap must be positive, got {cap}.")
+    implementation("activation", x.device.type).soft_cap_(x, cap)
+
+
 def _apply_gated(name: str, x: torch.Tensor) -> torch.Tensor:
     if x.shape[-1] % 2:
         raise ValueError(f"the last dimension must be even, got {x.shape[-1]}.")

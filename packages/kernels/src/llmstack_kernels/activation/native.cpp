@@ -20,6 +20,15 @@ void activation(const T* x, T* out, int64_t num_rows, int64_t size, int64_t code
   });
 }
 
+void soft_cap(float* x, int64_t num_rows, int64_t size, float cap) {
+  for_each_row(num_rows, size, [=](int64_t row) {
+    float* values = x + row * size;
+    for_each_vector(size, [&](int64_t i, int n) {
+      store_some(values + i, cap * hyperbolic_tangent(load_some(values + i, n) / cap), n);
+    });
+  });
+}
+
 }  // namespace
 }  // namespace llmstack
 
@@ -34,3 +43,8 @@ void activation(const T* x, T* out, int64_t num_rows, int64_t size, int64_t code
 LLMSTACK_ACTIVATION(f32, Float32)
 LLMSTACK_ACTIVATION(bf16, BFloat16)
 LLMSTACK_ACTIVATION(f16, Float16)
+
+extern "C" void llmstack_soft_cap(float* x, int64_t num_rows, int64_t size, float cap) {
+  llmstack::soft_cap(x, num_rows, size, cap);
+}
+LLMSTACK_REPEATABLE(soft_cap)

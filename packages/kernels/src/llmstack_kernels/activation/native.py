@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.activation import reference
-from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
+from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -31,6 +31,16 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 def relu(x: torch.Tensor) -> torch.Tensor:
     """Rectifier."""
     return _run(x, "relu")
+
+
+def soft_cap_(x: torch.Tensor, cap: float) -> None:
+    """Within ±cap, in place."""
+    if x.dtype != torch.float32 or not x.is_contiguous():
+        reference.soft_cap_(x, cap)
+        return
+    size = x.shape[-1]
+    function = require_library().function("soft_cap", Pointer, Int, Int, Float)
+    function(x.data_ptr(), x.numel() // size, size, cap)
 
 
 def _run(x: torch.Tensor, activation: str, *, is_gated: bool = False) -> torch.Tensor:

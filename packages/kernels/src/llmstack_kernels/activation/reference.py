@@ -31,3 +31,8 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 def relu(x: torch.Tensor) -> torch.Tensor:
     """Rectifier."""
     return F.relu(x)
+
+
+def soft_cap_(x: torch.Tensor, cap: float) -> None:
+    """Within ±cap, in place."""
+    x.div_(cap).tanh_().mul_(cap)

@@ -11,11 +11,12 @@ def embedding(
     ids: torch.Tensor,  # [num_ids] int64
     table: torch.Tensor,  # [num_rows, size]
     addend: torch.Tensor | None = None,  # [num_ids, size]
+    scale: float = 1.0,
 ) -> torch.Tensor:  # [num_ids, size]
-    """table[ids] + addend. Ids beyond the table are the caller's mistake: native code does not look."""
+    """table[ids] * scale + addend; the product is rounded to the table's type. Ids beyond the table are the caller's mistake: native code does not look."""
     if table.ndim != 2 or ids.ndim != 1:
         raise ValueError(f"ids must be [num_ids] and the table [num_rows, size], got {ids.shape} and {table.shape}.")
     if addend is not None and addend.shape != (ids.shape[0], table.shape[1]):
         raise ValueError(f"addend of shape {tuple(addend.shape)} does not fit {ids.shape[0]} rows of {table.shape[1]}.")
-    out: torch.Tensor = implementation("embedding", table.device.type).embedding(ids, table, addend)
+    out: torch.Tensor = implementation("embedding", table.device.type).embedding(ids, table, addend, scale)
     return out

@@ -5,22 +5,22 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.embedding import reference
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
-_ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Int, Int)
+_ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
 
 
-def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | None) -> torch.Tensor:
-    """Look up and add in one pass."""
+def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """Look up, multiply and add in one pass."""
     if table.dtype not in DTYPE_TO_SUFFIX or (addend is not None and addend.dtype != table.dtype):
-        return reference.embedding(ids, table, addend)
+        return reference.embedding(ids, table, addend, scale)
     table, ids = table.contiguous(), ids.contiguous()
     addend = None if addend is None else addend.contiguous()
     num_ids, size = ids.shape[0], table.shape[1]
     out = table.new_empty((num_ids, size))
     function = require_library().function(f"embedding_{DTYPE_TO_SUFFIX[table.dtype]}", *_ARGUMENTS)
     addend_pointer = 0 if addend is None else addend.data_ptr()
-    function(ids.data_ptr(), table.data_ptr(), addend_pointer, out.data_ptr(), num_ids, size)
+    function(ids.data_ptr(), table.data_ptr(), addend_pointer, out.data_ptr(), num_ids, size, scale)
     return out
 
 

@@ -136,11 +136,20 @@ class _OnlyViews(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.is_view:
-            return func(*args, **kwargs)
+            return _checked_view(func, func(*args, **kwargs), args[0])
         place = _PLACES.get(func)
         if place is None:
             raise NotRecordable(f"PyTorch computes {func}")
         return self._arena.empty(*place(*args, **kwargs))
+
+
+def _checked_view(func: Any, result: Any, source: torch.Tensor) -> Any:
+    """`result`, unless it is a copy: `contiguous` and `reshape` make one where they cannot help it."""
+    memory = source.untyped_storage().data_ptr()
+    for view in [result] if isinstance(result, torch.Tensor) else result:
+        if view.untyped_storage().data_ptr() != memory:
+            raise NotRecordable(f"PyTorch copies in {func}")
+    return result
 
 
 def _place(shape: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> tuple[Sequence[int], torch.dtype]:

@@ -7,10 +7,10 @@ namespace llmstack {
 namespace {
 
 template <class T, class Weight>
-void rms_norm(const T* x, const T* residual, const Weight* weight, T* out, T* total, int64_t num_rows, int64_t size,
-              float eps) {
+void rms_norm(const T* x, int64_t group_rows, int64_t group_stride, const T* residual, const Weight* weight, T* out,
+              T* total, int64_t num_rows, int64_t size, float eps) {
   for_each_row(num_rows, size, [=](int64_t row) {
-    const T* source = x + row * size;
+    const T* source = x + row / group_rows * group_stride + row % group_rows * size;
     if (residual != nullptr) {  // the next residual is the rounded sum, and so is what is normalised
       for_each_vector(size, [&](int64_t i, int n) {
         const Floats added = load_some(source + i, n) + load_some(residual + row * size + i, n);
@@ -34,12 +34,14 @@ void rms_norm(const T* x, const T* residual, const Weight* weight, T* out, T* to
 }  // namespace
 }  // namespace llmstack
 
-// `residual` and `total` are null where nothing is added.
+// `group_rows` rows of x follow each other, the groups are `group_stride` apart: so may the heads of each token be slices of
+// a wider projection. `residual` and `total` are null where nothing is added.
 #define LLMSTACK_RMS_NORM(suffix, T, Weight)                                                                       \
   extern "C" void llmstack_rms_norm_##suffix(                                                                      \
-      const llmstack::T* x, const llmstack::T* residual, const llmstack::Weight* weight, llmstack::T* out,         \
-      llmstack::T* total, int64_t num_rows, int64_t size, float eps) {                                             \
-    llmstack::rms_norm(x, residual, weight, out, total, num_rows, size, eps);                                      \
+      const llmstack::T* x, int64_t group_rows, int64_t group_stride, const llmstack::T* residual,                 \
+      const llmstack::Weight* weight, llmstack::T* out, llmstack::T* total, int64_t num_rows, int64_t size,        \
+      float eps) {                                                                                                 \
+    llmstack::rms_norm(x, group_rows, group_stride, residual, weight, out, total, num_rows, size, eps);            \
   }                                                                                                                \
   LLMSTACK_REPEATABLE(rms_norm_##suffix)
 

@@ -7,16 +7,19 @@ import torch
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 from llmstack_kernels.rms_norm import reference
 
-_ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
+_ARGUMENTS = (Pointer, Int, Int, Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise each row."""
+    """Normalise each row; the heads of tokens may be slices of a wider projection."""
     if x.dtype not in DTYPE_TO_SUFFIX:
         return reference.rms_norm(x, weight, eps)
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    _run(x, 0, weight, out, 0, eps)
+    out = x.new_empty(x.shape)
+    size = x.shape[-1]
+    if x.ndim == 3 and x.stride()[1:] == (size, 1):
+        _run(x, x.shape[1], x.stride(0), 0, weight, out, 0, eps)
+    else:
+        _run(x.contiguous(), 1, size, 0, weight, out, 0, eps)
     return out
 
 
@@ -28,15 +31,25 @@ def fused_add_rms_norm(
         return reference.fused_add_rms_norm(x, residual, weight, eps)
     x, residual = x.contiguous(), residual.contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
-    _run(x, residual.data_ptr(), weight, out, total.data_ptr(), eps)
+    _run(x, 1, x.shape[-1], residual.data_ptr(), weight, out, total.data_ptr(), eps)
     return out, total
 
 
-def _run(x: torch.Tensor, residual: int, weight: torch.Tensor, out: torch.Tensor, total: int, eps: float) -> None:
+def _run(
+    x: torch.Tensor,
+    group_rows: int,
+    group_stride: int,
+    residual: int,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    total: int,
+    eps: float,
+) -> None:
     size = x.shape[-1]
     name = f"rms_norm_{DTYPE_TO_SUFFIX[x.dtype]}_{DTYPE_TO_SUFFIX[weight.dtype]}"
     function = require_library().function(name, *_ARGUMENTS)
-    function(x.data_ptr(), residual, weight.data_ptr(), out.data_ptr(), total, x.numel() // size, size, eps)
+    rows = (x.data_ptr(), group_rows, group_stride)
+    function(*rows, residual, weight.data_ptr(), out.data_ptr(), total, x.numel() // size, size, eps)
 
 
 def is_available() -> bool:

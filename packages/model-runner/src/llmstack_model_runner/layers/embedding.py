@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from llmstack_kernels.activation import soft_cap_
 from llmstack_kernels.embedding import embedding
 from llmstack_kernels.linear import PackedLinear
 from llmstack_model_runner.layers.packing import pack
@@ -11,7 +12,10 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
 class Embedding:
-    """One vector per token or position, multiplied by `scale`, which is rounded to the table's type, if given."""
+    """One vector per token or position, multiplied by `scale`, which is rounded to the table's type.
+
+    The checkpoint's first `num_unused_rows` rows belong to nobody: id 0 is the row after them.
+    """
 
     def __init__(
         self,
@@ -21,10 +25,12 @@ class Embedding:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        scale: float | None = None,
+        scale: float = 1.0,
+        num_unused_rows: int = 0,
     ) -> None:
         self._name = name
-        self._scale = None if scale is None else float(torch.tensor(scale, dtype=dtype))
+        self._num_unused_rows = num_unused_rows
+        self._scale = float(torch.tensor(scale, dtype=dtype))
         self._shape = (num_rows, size)
         self._dtype = dtype
         self._device = device
@@ -43,14 +49,11 @@ class Embedding:
 
     def __call__(self, ids: torch.Tensor, addend: torch.Tensor | None = None) -> torch.Tensor:
         """[num_tokens] to [num_tokens, size]: the ids' vectors, and `addend` of the same shape added to them."""
-        if self._scale is None:
-            return embedding(ids, self.weight, addend)
-        vectors = embedding(ids, self.weight) * self._scale
-        return vectors if addend is None else vectors + addend
+        return embedding(ids, self.weight, addend, self._scale)
 
     def _load(self, tensor: torch.Tensor) -> None:
         # A copy: a single tensor that is kept would hold the whole mapped file.
-        self._weight = tensor.to(self._device, self._dtype, copy=True)
+        self._weight = tensor[self._num_unused_rows :].to(self._device, self._dtype, copy=True)
 
 
 class OutputHead:
@@ -96,7 +99,9 @@ class OutputHead:
         if self._packed is None:
             raise RuntimeError("the output head has no weights yet")
         logits = self._packed(hidden, out_dtype=torch.float32)
-        return logits if self._soft_cap is None else logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+        if self._soft_cap is not None:
+            soft_cap_(logits, self._soft_cap)
+        return logits
 
     def _load_bias(self, tensor: torch.Tensor) -> None:
         if self._bias is not None:

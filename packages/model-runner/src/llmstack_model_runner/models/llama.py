@@ -37,7 +37,7 @@ class Settings:
     max_model_len: int
     is_tied: bool
     layers: list[LlamaLayerSettings]
-    embedding_scale: float | None = None
+    embedding_scale: float = 1.0
     logit_soft_cap: float | None = None
 
 

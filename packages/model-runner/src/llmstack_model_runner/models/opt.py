@@ -24,7 +24,7 @@ from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_bool, read_int, refuse
 
 # The position table's first rows were meant for padding.
-_POSITION_OFFSET = 2
+_NUM_UNUSED_POSITIONS = 2
 _EPS = 1e-5
 _PREFIX = "model.decoder."
 
@@ -46,8 +46,14 @@ class OPT(CausalLM):
         )
         spec, embed_size = self.kv_spec, read_int(config, "word_embed_proj_dim", size)
         self._tokens = Embedding(_PREFIX + "embed_tokens", spec.vocab_size, embed_size, dtype=dtype, device=device)
-        num_positions = spec.max_model_len + _POSITION_OFFSET
-        self._positions = Embedding(_PREFIX + "embed_positions", num_positions, size, dtype=dtype, device=device)
+        self._positions = Embedding(
+            _PREFIX + "embed_positions",
+            spec.max_model_len + _NUM_UNUSED_POSITIONS,
+            size,
+            dtype=dtype,
+            device=device,
+            num_unused_rows=_NUM_UNUSED_POSITIONS,
+        )
         self._layers = [_Layer(config, index, size, num_heads, dtype, device) for index in range(spec.num_layers)]
         is_projected = embed_size != size
         self._project_in = _projection("project_in", embed_size, size, dtype, device) if is_projected else None
@@ -90,7 +96,7 @@ class OPT(CausalLM):
         hidden = self._tokens(token_ids)
         if self._project_in is not None:
             hidden = self._project_in(hidden)
-        hidden = hidden + self._positions(positions + _POSITION_OFFSET)
+        hidden = self._positions(positions, addend=hidden)
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             hidden = layer(hidden, kv_cache, metadata, plans)
         if self._norm is not None:
@@ -156,14 +162,15 @@ class _Layer:
         plans: AttentionPlans,
     ) -> torch.Tensor:
         if self._is_norm_first:
-            hidden = hidden + self._attend(self._attention_norm(hidden), kv_cache, metadata, plans)
-            return hidden + self._feed_forward(self._mlp_norm(hidden))
-        hidden = self._attention_norm(hidden + self._attend(hidden, kv_cache, metadata, plans))
-        return self._mlp_norm(hidden + self._feed_forward(hidden))
+            hidden = self._attend(self._attention_norm(hidden), hidden, kv_cache, metadata, plans)
+            return self._feed_forward(self._mlp_norm(hidden), hidden)
+        hidden = self._attention_norm(self._attend(hidden, hidden, kv_cache, metadata, plans))
+        return self._mlp_norm(self._feed_forward(hidden, hidden))
 
     def _attend(
         self,
         hidden: torch.Tensor,
+        residual: torch.Tensor,
         kv_cache: tuple[torch.Tensor, torch.Tensor],
         metadata: AttentionMetadata,
         plans: AttentionPlans,
@@ -171,7 +178,7 @@ class _Layer:
         attention = self._attention
         qkv = self._qkv(hidden).view(-1, 3, attention.num_heads, attention.head_dim)
         query, key, value = qkv.unbind(1)
-        return self._attention_out(attention(query, key, value, kv_cache, metadata, plans))
+        return self._attention_out(attention(query, key, value, kv_cache, metadata, plans), residual=residual)
 
-    def _feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._mlp_out(self._mlp_in(hidden, self._activation))
+    def _feed_forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._mlp_out(self._mlp_in(hidden, self._activation), residual=residual)
