@@ -193,6 +193,22 @@ def test_recording_steps_can_be_turned_off():
     assert config("--enforce-eager").engine["enforce_eager"] is True
 
 
+@pytest.mark.parametrize("flag", ["--quantization", "-q"])
+def test_a_scheme_of_quantization_reaches_the_engine(flag: str):
+    assert config(flag, "int4").engine["quantization"] == "int4"
+    assert config().engine["quantization"] is None
+
+
+@pytest.mark.parametrize("scheme", ["awq", "gptq", "fp8", "bitsandbytes", "x" * 1000, ""])
+def test_other_schemes_of_quantization_are_refused_naming_those_there_are(
+    scheme: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        parse("--quantization", scheme)
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert f"--quantization/-q: '{scheme[:64]}' is not supported: int8 and int4 are" in last_line
+
+
 def test_flags_that_change_nothing_are_accepted():
     assert config("--disable-log-requests", "-tp", "1", "-pp", "1", "--enable-server-load-tracking").warnings == ()
 

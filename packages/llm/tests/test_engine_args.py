@@ -25,6 +25,7 @@ def test_every_option_reaches_the_layer_it_is_for(tmp_path: Path):
         max_num_batched_tokens=32, block_size=8, num_gpu_blocks_override=99, gpu_memory_utilization=0.5,
         enable_prefix_caching=False, scheduling_policy="priority", long_prefill_token_threshold=5,
         disable_log_stats=True, runner="a:B", device="cpu", logprobs_mode="processed_logprobs",
+        quantization="int4",
         logits_processors=["c:D", UsageContext],
     )  # fmt: skip
     model, engine = args.create_engine_config()
@@ -36,7 +37,7 @@ def test_every_option_reaches_the_layer_it_is_for(tmp_path: Path):
     assert (engine.enable_prefix_caching, engine.log_stats, engine.runner) == (False, False, "a:B")
     assert (engine.is_max_model_len_explicit, engine.model.device) == (True, "cpu")
     assert engine.model.logits_processors == ("c:D", "llmstack_llm.engine_args:UsageContext")
-    assert engine.model.logprobs_mode == "processed_logprobs"
+    assert (engine.model.logprobs_mode, engine.model.quantization) == ("processed_logprobs", "int4")
 
 
 def test_a_class_of_a_processor_that_no_name_finds_is_refused(tmp_path: Path):
@@ -60,6 +61,7 @@ def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(tmp_path: P
     ({"dtype": "int8"}, ["dtype", "bfloat16"]), ({"load_format": "pt"}, ["load_format", "safetensors"]),
     ({"max_num_seqs": 0}, ["max_num_seqs"]), ({"block_size": True}, ["block_size"]),
     ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization"]), ({"logprobs_mode": "x"}, ["logprobs_mode"]),
+    ({"quantization": "awq"}, ["quantization", "int8", "int4"]),
 ])  # fmt: skip
 def test_a_wrong_option_or_combination_is_refused_naming_all_fields(options: dict[str, Any], names: list[str]):
     with pytest.raises(EngineArgsError) as caught:

@@ -13,7 +13,10 @@ def embedding(
     addend: torch.Tensor | None = None,  # [num_ids, size]
     scale: float = 1.0,
 ) -> torch.Tensor:  # [num_ids, size]
-    """table[ids] * scale + addend; the product is rounded to the table's type. Ids beyond the table are the caller's mistake: native code does not look."""
+    """table[ids] * scale + addend; the product is rounded to the table's type.
+
+    Ids beyond the table are the caller's mistake: native code does not look.
+    """
     if table.ndim != 2 or ids.ndim != 1:
         raise ValueError(f"ids must be [num_ids] and the table [num_rows, size], got {ids.shape} and {table.shape}.")
     if addend is not None and addend.shape != (ids.shape[0], table.shape[1]):

@@ -130,7 +130,7 @@ class _OnlyViews(TorchDispatchMode):
     """Refuses operations of PyTorch that compute, and places new tensors in an arena."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's own
         self._arena = arena
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
