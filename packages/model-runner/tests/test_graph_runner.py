@@ -25,7 +25,7 @@ def make_driver(folder: Path, **options: object) -> tuple[ModelRunner, StepDrive
 
 
 def play(driver: StepDriver) -> dict[str, list[int]]:
-    """Batches of changing size, a prefill beside decodes, a preemption; greedy and drawn rows, with log-probabilities."""
+    """Batches of changing size, a prefill beside decodes, preemption; greedy and drawn rows with log-probabilities."""
     for index in range(4):
         params = SamplingParams(temperature=index % 2, seed=index, logprobs=3)
         driver.add(f"r{index}", [index, 2, 3, 5, 8, 13, 21][: 3 + index], params)

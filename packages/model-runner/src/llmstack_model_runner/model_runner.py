@@ -23,6 +23,7 @@ from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepR
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.models import CausalLM, Model
 from llmstack_model_runner.models.choice import choose_model_class
+from llmstack_model_runner.numeric_contract import describe_numeric_contract
 from llmstack_model_runner.pooling.pool import pool
 from llmstack_model_runner.pooling.warm_up import pooling_warm_up_steps
 from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
@@ -71,6 +72,7 @@ class ModelRunner:
         self._device = torch.device("cpu")
         self._model: Model | None = None
         self._spec: KVCacheSpec | None = None
+        self._numeric_contract = ""
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._host_kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._batch: InputBatch | None = None
@@ -108,6 +110,8 @@ class ModelRunner:
         load_weights(model, model_path, config.load_format, dtype, config.seed, config.quantization)
         self._model = model
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device)
+        self._numeric_contract = describe_numeric_contract(model, dtype, self._device, config.quantization)
+        logger.info("numeric contract: %s", self._numeric_contract)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the KV storage; after `load_model`."""
@@ -183,9 +187,16 @@ class ModelRunner:
     def backends(self) -> Mapping[str, str]:
         """Operation to the implementation that runs it; once the model is loaded, `model` is whose modelling code.
 
+<<<<<<< HEAD
         `quantization` is how linear layers are computed, if they are quantized; `decode` how steps of a few rows are.
+=======
+        `numeric_contract` is whether logits are bit-equal however they are computed, and if not, why;
+        `quantization` is how linear layers are computed, if they are quantized.
+>>>>>>> main
         """
-        model = {} if self._model is None else {"model": self._model.implementation}
+        model = {}
+        if self._model is not None:
+            model = {"model": self._model.implementation, "numeric_contract": self._numeric_contract}
         if self._spec is not None and self._config.quantization is not None:
             dtype = getattr(torch, self._spec.dtype)
             model["quantization"] = describe_quantization(self._config.quantization, dtype, self._device)

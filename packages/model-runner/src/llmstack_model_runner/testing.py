@@ -1,9 +1,10 @@
-"""For tests and benchmarks: small GPT-2 models, and a driver that plays the scheduler by hand."""
+"""For tests and benchmarks: small models, and a driver that plays the scheduler by hand."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
@@ -35,8 +36,14 @@ def write_gpt2_config(folder: Path, **overrides: object) -> Path:
 def write_gpt2_checkpoint(folder: Path, seed: int = 0, spread: float = 0.5, **overrides: object) -> Path:
     """Writes a tiny GPT-2 with random weights, of a spread that makes its greedy text vary; returns the folder."""
     write_gpt2_config(folder, **overrides)
+    return write_random_weights(folder, seed, spread)
+
+
+def write_random_weights(folder: Path, seed: int = 0, spread: float = 0.5) -> Path:
+    """Writes random weights beside a config.json of any architecture; returns the folder."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    slots = load_model_class("GPT2LMHeadModel")(config, torch.float32, torch.device("cpu")).slots()
+    model_class = load_model_class(config["architectures"][0])
+    slots = model_class(config, torch.float32, torch.device("cpu")).slots()
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, slot in slots.items():
@@ -61,6 +68,7 @@ class StepDriver:
         self._removed: list[str] = []
         self._requests: dict[str, NewRequest] = {}
         self._blocks: dict[str, list[int]] = {}
+        self._num_sent_blocks: dict[str, int] = {}
         self._num_computed: dict[str, int] = {}
         self._num_steps = 0
 
@@ -72,7 +80,8 @@ class StepDriver:
 
     def remove(self, request_id: str) -> None:
         """Ends a request before the next step."""
-        self._free_blocks.extend(self._blocks.pop(request_id))
+        blocks = self._blocks.pop(request_id)
+        self._free_blocks.extend(set(blocks).difference(*self._blocks.values()))
         waiting = [request for request in self._new if request.request_id != request_id]
         if len(waiting) == len(self._new):
             self._removed.append(request_id)
@@ -82,6 +91,21 @@ class StepDriver:
         """Takes a request's blocks and starts it anew, with prompt and output, as a scheduler resumes it."""
         self.remove(request_id)
         self._start(request_id)
+
+    def share(self, request_id: str, other_id: str) -> int:
+        """A prefix hit: a request that has computed nothing takes over the full blocks of the first tokens both have.
+
+        Returns the number of tokens that it need not compute; the last one is always computed.
+        """
+        if self._blocks[request_id]:
+            raise ValueError(f"request {request_id} has blocks already")
+        tokens = self._token_ids(request_id)[:-1]
+        computed = self._token_ids(other_id)[: self._num_computed[other_id]]
+        num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, computed, strict=False)))
+        num_blocks = num_equal // self._block_size
+        self._blocks[request_id] = self._blocks[other_id][:num_blocks]
+        self._num_computed[request_id] = num_blocks * self._block_size
+        return self._num_computed[request_id]
 
     def num_left(self, request_id: str) -> int:
         """Known tokens whose KV does not exist yet; 1 for a request that decodes."""
@@ -122,9 +146,9 @@ class StepDriver:
 
     def _start(self, request_id: str) -> None:
         request = self._requests[request_id]
-        token_ids = request.token_ids[: request.num_prompt_tokens] + self.outputs[request_id]
+        token_ids = self._token_ids(request_id)
         self._blocks[request_id] = []
-        self._num_computed[request_id] = 0
+        self._num_computed[request_id] = self._num_sent_blocks[request_id] = 0
         self._new.append(
             NewRequest(request_id, token_ids, request.num_prompt_tokens, request.sampling_params, request.eos_token_ids)
         )
@@ -133,7 +157,11 @@ class StepDriver:
         start = self._num_computed[request_id]
         blocks = self._blocks[request_id]
         num_new_blocks = max(-(-(start + num_tokens + len(drafts)) // self._block_size) - len(blocks), 0)
-        new_blocks = [self._free_blocks.pop() for _ in range(num_new_blocks)]
-        blocks.extend(new_blocks)
+        blocks.extend(self._free_blocks.pop() for _ in range(num_new_blocks))
+        num_sent, self._num_sent_blocks[request_id] = self._num_sent_blocks[request_id], len(blocks)
         self._num_computed[request_id] = start + num_tokens
-        return ScheduledRequest(request_id, start, num_tokens + len(drafts), new_blocks, drafts)
+        return ScheduledRequest(request_id, start, num_tokens + len(drafts), blocks[num_sent:], drafts)
+
+    def _token_ids(self, request_id: str) -> list[int]:
+        request = self._requests[request_id]
+        return request.token_ids[: request.num_prompt_tokens] + self.outputs[request_id]

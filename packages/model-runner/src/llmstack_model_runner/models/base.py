@@ -36,11 +36,14 @@ class Model(ABC):
 
     Attributes:
         implementation: Whose modelling code runs, for logs and `/server_info`.
+        keeps_numeric_contract: False where other operations than ours sum or multiply, so that a token's result may
+            depend on how tokens are batched and cut into steps.
         root: Prefix of the checkpoint's names that some checkpoints leave out, such as `model.`.
         kv_spec: Set by the constructor.
     """
 
     implementation: ClassVar[str] = "llmstack"
+    keeps_numeric_contract: ClassVar[bool] = True
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
 

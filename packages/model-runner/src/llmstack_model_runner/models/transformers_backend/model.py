@@ -42,6 +42,7 @@ class TransformersModel(CausalLM):
     """
 
     implementation = describe_version()
+    keeps_numeric_contract = False  # norms and activations of transformers; some of its families multiply as well
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._model_class = resolve(config)

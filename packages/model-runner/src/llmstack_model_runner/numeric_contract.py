@@ -1,0 +1,27 @@
+"""Whether a loaded model keeps the numeric contract: logits that are bit-equal however they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from llmstack_kernels.numeric_contract import find_breaches
+from llmstack_model_runner.models import Encoder, Model
+
+HOLDS = "holds"
+
+
+def describe_numeric_contract(model: Model, dtype: torch.dtype, device: torch.device, quantization: str | None) -> str:
+    """`holds`, or `not promised` and why; for logs and `/server_info`."""
+    breaches = list(_find_breaches(model, dtype, device, quantization))
+    return f"not promised: {', '.join(breaches)}" if breaches else HOLDS
+
+
+def _find_breaches(model: Model, dtype: torch.dtype, device: torch.device, quantization: str | None) -> Iterator[str]:
+    if not model.keeps_numeric_contract:
+        yield f"modelling code of {model.implementation}"
+    if isinstance(model, Encoder):
+        yield "attention of encoders runs in PyTorch"
+    else:
+        yield from find_breaches(device.type, dtype, model.kv_spec.head_dim, quantization)
