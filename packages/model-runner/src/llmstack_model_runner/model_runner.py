@@ -187,12 +187,8 @@ class ModelRunner:
     def backends(self) -> Mapping[str, str]:
         """Operation to the implementation that runs it; once the model is loaded, `model` is whose modelling code.
 
-<<<<<<< HEAD
-        `quantization` is how linear layers are computed, if they are quantized; `decode` how steps of a few rows are.
-=======
-        `numeric_contract` is whether logits are bit-equal however they are computed, and if not, why;
-        `quantization` is how linear layers are computed, if they are quantized.
->>>>>>> main
+        `numeric_contract` is whether logits are bit-equal however they are computed, and if not, why; `quantization` is
+        how linear layers are computed, if they are quantized; `decode` how steps of a few rows are.
         """
         model = {}
         if self._model is not None:

@@ -68,6 +68,7 @@ class Recording:
         self._native = native
         self._arena = arena
         self._calls: list[tuple[str, list[int]]] = []
+        self._packed_arguments: list[ctypes.Array[ctypes.c_char]] = []
         self._repeat: Callable[[], None] | None = None
 
     def __len__(self) -> int:
@@ -78,7 +79,7 @@ class Recording:
 
         def call(*arguments: Any) -> None:
             function(*arguments)
-            self._calls.append((name, [_word(value, kind) for value, kind in zip(arguments, types, strict=True)]))
+            self._calls.append((name, [self._word(value, kind) for value, kind in zip(arguments, types, strict=True)]))
 
         return call
 
@@ -87,6 +88,14 @@ class Recording:
         if self._repeat is None:
             self._repeat = self._make_repeat()
         self._repeat()
+
+    def _word(self, value: Any, kind: type) -> int:
+        if kind is Float:
+            return int.from_bytes(struct.pack("<f", value), "little")
+        if isinstance(value, bytes):  # arguments packed into a structure, of which a copy is kept
+            self._packed_arguments.append(ctypes.create_string_buffer(value, len(value)))
+            return ctypes.addressof(self._packed_arguments[-1])
+        return int(value or 0)
 
     def _make_repeat(self) -> Callable[[], None]:
         arguments = [(ctypes.c_int64 * len(words))(*words) for _, words in self._calls]
@@ -168,9 +177,3 @@ _PLACES: Mapping[Any, Callable[..., tuple[Sequence[int], torch.dtype]]] = {
     torch.ops.aten.empty_like.default: _place_like,
     torch.ops.aten.new_empty.default: _place_like,
 }
-
-
-def _word(value: Any, kind: type) -> int:
-    if kind is Float:
-        return int.from_bytes(struct.pack("<f", value), "little")
-    return int(value or 0)

@@ -1,9 +1,9 @@
 // Attention over keys and values that lie in blocks, for decodes and prefill chunks alike.
 //
 // A context is cut into tiles at multiples of 64 positions. A tile's keys and values are laid out for multiplication once
-// and serve all queries of an item of work: several tokens and the heads that share the KV head. Softmax is taken tile after
-// tile with a running maximum. Since the tiles do not move, a token's result depends on its own context only: it is bit-equal
-// alone and in any batch, decoded and prefilled, in one chunk or many.
+// and serve all queries of an item of work: several tokens and the heads that share the KV head. Softmax is taken tile
+// after tile with a running maximum. Since the tiles do not move, a token's result depends on its own context only: it is
+// bit-equal alone and in any batch, decoded and prefilled, in one chunk or many.
 
 #include <algorithm>
 #include <vector>
@@ -16,8 +16,10 @@
 namespace llmstack {
 namespace {
 
-constexpr int64_t kItemQueries = 96;  // queries per item of a prefill: enough to repay the laying out of tiles
+constexpr int64_t kAhead = 2;         // tiles fetched before they are needed (1 measured the same, 3 and 4 slower)
+constexpr int64_t kItemQueries = 96;  // of a prefill: enough to repay the laying out of tiles (48 and 192 measured slower)
 
+// Eight bytes a field, in the order of `_ARGUMENTS` in native.py.
 template <class T>
 struct Call {
   T* out;          // [num_tokens, num_heads, head_dim]
@@ -31,8 +33,8 @@ struct Call {
   int64_t block_table_stride;
   const float* alibi_slopes;  // [num_heads] or null
   int64_t num_rows, num_heads, num_kv_heads, head_dim, block_size;
-  float scale, soft_cap;   // no cap: 0
   int64_t sliding_window;  // none: more than any context has
+  double scale, soft_cap;  // no cap: 0
 
   int64_t group() const { return num_heads / num_kv_heads; }
 };
@@ -49,30 +51,37 @@ struct Item {
   int64_t cost() const { return num_tokens * num_heads * end_position(); }
 };
 
-// Where a tile's keys and values lie. Positions that the item does not see stand on zeros: their slots may hold anything.
+// Where a tile's keys and values lie. For positions that the item does not see, whose slots may hold anything: zeros.
 template <class T>
 struct Tile {
-  int64_t kv_head, start;
+  int64_t head, start;
   const T* keys[kTileKeys];
   const T* values[kTileKeys];
 };
 
+// Softmax of one query so far: what was summed up is relative to the largest score.
+struct Query {
+  int64_t position;
+  float slope;  // 0 without ALiBi
+  float largest_score;
+  Floats total;  // of the weights, lane by lane
+};
+
 // A thread's memory, kept between calls.
 struct Scratch {
-  std::vector<Words> queries, keys, values, weights, zeros;
-  std::vector<Floats> scores, sums, totals;
-  std::vector<float> maxima;
+  std::vector<Words> operands, keys, values, weights, zeros;
+  std::vector<Floats> scores, sums;
+  std::vector<Query> queries;
 
   void reserve(int64_t num_queries, int64_t head_dim) {
-    grow(queries, num_queries * head_dim / kLanes);
-    grow(keys, head_dim * kTileVectors);
+    grow(operands, num_queries * head_dim / kLanes);
+    grow(keys, kTileVectors * head_dim);
     grow(values, kTileKeys * head_dim / kLanes);
     grow(weights, kRowBlock * kTileVectors);
     grow(zeros, head_dim / kLanes);
     grow(scores, kRowBlock * kTileVectors);
     grow(sums, num_queries * head_dim / kLanes);
-    grow(totals, num_queries);
-    grow(maxima, num_queries);
+    grow(queries, num_queries);
   }
 
   template <class Element>
@@ -90,68 +99,95 @@ class Attention {
         group_(call.group()),
         num_queries_(item.num_tokens * group_),
         first_seen_(std::max<int64_t>(0, item.first_position - call.sliding_window + 1)),
+        scale_(static_cast<float>(call.scale)),
+        soft_cap_(static_cast<float>(call.soft_cap)),
+        has_bias_(call.soft_cap != 0 || call.alibi_slopes != nullptr),
         scratch_(scratch) {
-    scratch_.reserve(num_queries_, call.head_dim);
+    scratch_.reserve(num_queries_ * item.num_heads, call.head_dim);
   }
 
+  // Heads within tiles, as they lie in the blocks: memory is then read in long pieces.
   void run() {
+    begin();
     const int64_t first_tile = first_seen_ / kTileKeys, end_tile = (item_.end_position() - 1) / kTileKeys + 1;
-    const int64_t num_tiles = end_tile - first_tile, count = num_tiles * item_.num_heads;
-    Tile<T> tiles[2];
-    locate(item_.first_head, first_tile, tiles[0]);
+    const int64_t count = (end_tile - first_tile) * item_.num_heads;
+    Tile<T> tiles[kAhead + 1];
+    const auto locate_nth = [&](int64_t i) {
+      if (i < count) locate(i % item_.num_heads, first_tile + i / item_.num_heads, tiles[i % (kAhead + 1)]);
+    };
+    for (int64_t i = 0; i < kAhead; ++i) locate_nth(i);
     for (int64_t i = 0; i < count; ++i) {
-      const Tile<T>& tile = tiles[i % 2];
-      Tile<T>& next = tiles[(i + 1) % 2];
-      if (i + 1 < count) locate(item_.first_head + (i + 1) / num_tiles, first_tile + (i + 1) % num_tiles, next);
-      if (i % num_tiles == 0) begin_head(tile.kv_head);
-      attend(tile, i + 1 < count ? &next : nullptr);
-      if ((i + 1) % num_tiles == 0) end_head(tile.kv_head);
+      locate_nth(i + kAhead);
+      attend(tiles[i % (kAhead + 1)], i + kAhead < count ? &tiles[(i + kAhead) % (kAhead + 1)] : nullptr);
     }
+    end();
   }
 
  private:
   using Word = typename Operand<T>::Word;
   using Element = typename Operand<T>::Element;
 
-  void locate(int64_t kv_head, int64_t index, Tile<T>& tile) const {
-    tile.kv_head = kv_head;
+  // `head` counts from the item's first one.
+  void locate(int64_t head, int64_t index, Tile<T>& tile) const {
+    tile.head = head;
     tile.start = index * kTileKeys;
-    const int32_t* blocks = call_.block_tables + item_.row * call_.block_table_stride;
     const T* zeros = reinterpret_cast<const T*>(scratch_.zeros.data());
-    int64_t block = tile.start / call_.block_size, slot = tile.start % call_.block_size;
-    for (int i = 0; i < kTileKeys; ++i) {
-      const int64_t position = tile.start + i;
-      const bool is_seen = position >= first_seen_ && position < item_.end_position();
-      const int64_t offset = (kv_head * call_.block_size + slot) * call_.head_dim;
-      tile.keys[i] = is_seen ? call_.key_cache + blocks[block] * call_.key_block_stride + offset : zeros;
-      tile.values[i] = is_seen ? call_.value_cache + blocks[block] * call_.value_block_stride + offset : zeros;
-      if (++slot == call_.block_size) ++block, slot = 0;
+    const int first = static_cast<int>(std::max<int64_t>(first_seen_ - tile.start, 0));
+    const int end = static_cast<int>(std::min<int64_t>(item_.end_position() - tile.start, kTileKeys));
+    std::fill(tile.keys, tile.keys + first, zeros);
+    std::fill(tile.values, tile.values + first, zeros);
+    std::fill(tile.keys + end, tile.keys + kTileKeys, zeros);
+    std::fill(tile.values + end, tile.values + kTileKeys, zeros);
+    const int32_t* blocks = call_.block_tables + item_.row * call_.block_table_stride;
+    int64_t block = (tile.start + first) / call_.block_size, slot = (tile.start + first) % call_.block_size;
+    for (int i = first; i < end; ++block, slot = 0) {
+      const int block_end = static_cast<int>(std::min<int64_t>(end, i + call_.block_size - slot));
+      const int64_t offset = ((item_.first_head + head) * call_.block_size + slot) * call_.head_dim;
+      const T* key = call_.key_cache + blocks[block] * call_.key_block_stride + offset;
+      const T* value = call_.value_cache + blocks[block] * call_.value_block_stride + offset;
+      for (; i < block_end; ++i, key += call_.head_dim, value += call_.head_dim) {
+        tile.keys[i] = key;
+        tile.values[i] = value;
+      }
     }
   }
 
-  void begin_head(int64_t kv_head) {
-    Element* queries = reinterpret_cast<Element*>(scratch_.queries.data());
-    for (int64_t q = 0; q < num_queries_; ++q) {
-      const T* query = call_.query + (item_.first_token + q / group_) * call_.query_token_stride +
-                       (kv_head * group_ + q % group_) * call_.query_head_stride;
-      for (int64_t dim = 0; dim < call_.head_dim; dim += kLanes, queries += kLanes) store(queries, load(query + dim));
-    }
-    std::fill_n(scratch_.sums.begin(), num_queries_ * call_.head_dim / kLanes, Floats{});
-    std::fill_n(scratch_.totals.begin(), num_queries_, Floats{});
-    std::fill_n(scratch_.maxima.begin(), num_queries_, -INFINITY);
-  }
-
-  void end_head(int64_t kv_head) {
-    const Floats* sums = scratch_.sums.data();
-    for (int64_t q = 0; q < num_queries_; ++q) {
-      const int64_t token = item_.first_token + q / group_, head = kv_head * group_ + q % group_;
-      T* out = call_.out + (token * call_.num_heads + head) * call_.head_dim;
-      const Floats total = broadcast(sum(scratch_.totals[q]));
-      for (int64_t dim = 0; dim < call_.head_dim; dim += kLanes) store(out + dim, *sums++ / total);
+  // Queries are numbered KV head by KV head, token by token, query head by query head.
+  template <class Work>
+  void for_each_query(const Work& work) const {
+    int64_t query = 0;
+    for (int64_t kv_head = item_.first_head; kv_head < item_.first_head + item_.num_heads; ++kv_head) {
+      for (int64_t token = 0; token < item_.num_tokens; ++token) {
+        for (int64_t i = 0; i < group_; ++i) work(query++, token, kv_head * group_ + i);
+      }
     }
   }
 
-  // The queries that see some of the tile's keys take them in. Others must not be touched: adding zeros is not always exact.
+  void begin() {
+    const int64_t head_dim = call_.head_dim;
+    for_each_query([&](int64_t query, int64_t token, int64_t head) {
+      const int64_t offset = (item_.first_token + token) * call_.query_token_stride + head * call_.query_head_stride;
+      const T* source = call_.query + offset;
+      Element* operands = reinterpret_cast<Element*>(scratch_.operands.data()) + query * head_dim;
+      for (int64_t dim = 0; dim < head_dim; dim += kLanes) store(operands + dim, load(source + dim));
+      const float slope = call_.alibi_slopes == nullptr ? 0.0f : call_.alibi_slopes[head];
+      scratch_.queries[query] = {item_.first_position + token, slope, -INFINITY, Floats{}};
+      std::fill_n(scratch_.sums.begin() + query * head_dim / kLanes, head_dim / kLanes, Floats{});
+    });
+  }
+
+  void end() {
+    const int64_t head_dim = call_.head_dim;
+    for_each_query([&](int64_t query, int64_t token, int64_t head) {
+      Floats* sums = scratch_.sums.data() + query * head_dim / kLanes;
+      to_natural_order<T>(sums, head_dim);
+      const float scale = 1.0f / sum(scratch_.queries[query].total);
+      T* out = call_.out + ((item_.first_token + token) * call_.num_heads + head) * head_dim;
+      for (int64_t dim = 0; dim < head_dim; dim += kLanes) store(out + dim, *sums++ * scale);
+    });
+  }
+
+  // The queries that see some of the tile's keys take them in. The others must not be touched: they have no largest score.
   void attend(const Tile<T>& tile, const Tile<T>* next) {
     const int64_t first_token = std::max<int64_t>(0, tile.start - item_.first_position);
     const int64_t end_token =
@@ -159,8 +195,9 @@ class Attention {
     const int vectors = vectors_below(item_.end_position() - tile.start);
     pack_keys(tile.keys, next ? next->keys : nullptr, call_.head_dim, vectors, scratch_.keys.data());
     pack_values(tile.values, next ? next->values : nullptr, call_.head_dim, vectors * kLanes, scratch_.values.data());
-    for (int64_t query = first_token * group_; query < end_token * group_; query += kRowBlock) {
-      attend_block(tile, query, static_cast<int>(std::min<int64_t>(kRowBlock, end_token * group_ - query)));
+    const int64_t base = tile.head * num_queries_, end = base + end_token * group_;
+    for (int64_t query = base + first_token * group_; query < end; query += kRowBlock) {
+      attend_block(tile, query, static_cast<int>(std::min<int64_t>(kRowBlock, end - query)));
     }
   }
 
@@ -171,90 +208,92 @@ class Attention {
 
   void attend_block(const Tile<T>& tile, int64_t query, int num_queries) {
     const int64_t steps = call_.head_dim / kPerWord<T>, dim_vectors = call_.head_dim / kLanes;
-    const int vectors = vectors_below(position(query + num_queries - 1) + 1 - tile.start);
+    Query* queries = scratch_.queries.data() + query;
     Floats* scores = scratch_.scores.data();
-    std::fill_n(scores, kRowBlock * kTileVectors, Floats{});
-    const Word* queries = reinterpret_cast<const Word*>(scratch_.queries.data()) + query * steps;
-    multiply(Product<Word>{queries, steps, scratch_.keys.data(), kTileVectors, steps, scores, kTileVectors}, num_queries,
-             vectors);
-    for (int i = 0; i < num_queries; ++i) weigh(tile, query + i, vectors, i);
-    constexpr int64_t kWeightWords = kTileKeys / kPerWord<T>;
-    const Word* weights = reinterpret_cast<const Word*>(scratch_.weights.data());
-    multiply(Product<Word>{weights, kWeightWords, scratch_.values.data(), dim_vectors, vectors * kLanes / kPerWord<T>,
-                           scratch_.sums.data() + query * dim_vectors, dim_vectors},
+    Floats* sums = scratch_.sums.data() + query * dim_vectors;
+    const int vectors = vectors_below(queries[num_queries - 1].position + 1 - tile.start);
+    const Word* operands = reinterpret_cast<const Word*>(scratch_.operands.data()) + query * steps;
+    multiply(Product<Word>{operands, steps, scratch_.keys.data(), kTileVectors, steps, scores, kTileVectors, true},
+             num_queries, vectors);
+    Element* weights = reinterpret_cast<Element*>(scratch_.weights.data());
+    for (int i = 0; i < num_queries; ++i) {
+      const auto weigh = vectors == kTileVectors ? &Attention::weigh<true> : &Attention::weigh<false>;
+      const Floats* products = scores + i * kTileVectors;
+      const float factor = (this->*weigh)(products, vectors, tile.start, queries[i], weights + i * kTileKeys);
+      if (factor == 1) continue;
+      for (int64_t v = 0; v < dim_vectors; ++v) sums[i * dim_vectors + v] *= factor;
+    }
+    multiply(Product<Word>{reinterpret_cast<const Word*>(weights), kTileKeys / kPerWord<T>, scratch_.values.data(),
+                           dim_vectors, vectors * kLanes / kPerWord<T>, sums, dim_vectors, false},
              num_queries, dim_vectors);
   }
 
-  int64_t position(int64_t query) const { return item_.first_position + query / group_; }
-
-  // Turns the scores of one query (at `index` of its block) into weights e^(score - maximum), and brings what it has summed
-  // up so far to the new maximum.
-  void weigh(const Tile<T>& tile, int64_t query, int vectors, int index) {
-    Floats scores[kTileVectors];
-    Floats best = broadcast(-INFINITY);
+  // Turns products into weights e^(score - largest score), and adds them up. Returns what earlier sums are to be
+  // multiplied by, now that they are relative to a larger score.
+  template <bool kIsWhole>
+  float weigh(const Floats* products, int some_vectors, int64_t tile_start, Query& query, Element* weights) const {
+    const int vectors = kIsWhole ? kTileVectors : some_vectors;
+    const int64_t distance = tile_start - query.position;  // from the query to the tile's first key
+    Floats scores[kTileVectors], best = broadcast(-INFINITY);
+    for (int v = 0; v < vectors; ++v) scores[v] = products[v] * scale_;
+    if (has_bias_) bias(scores, vectors, distance, query.slope);
+    if (distance + vectors * kLanes > 1 || distance <= -call_.sliding_window) hide(scores, vectors, distance);
+    for (int v = 0; v < vectors; ++v) best = maximum(best, scores[v]);
+    const float before = query.largest_score, now = std::max(before, largest(best));
+    const float factor = now == before ? 1.0f : exponential(broadcast(before - now))[0];
+    Floats total = query.total * factor;
     for (int v = 0; v < vectors; ++v) {
-      scores[v] = final_score(scratch_.scores[index * kTileVectors + v], tile, query, v * kLanes);
-      best = maximum(best, scores[v]);
-    }
-    float& maximum_so_far = scratch_.maxima[query];
-    const float tile_maximum = largest(best);
-    if (tile_maximum > maximum_so_far) {
-      rescale(query, maximum_so_far - tile_maximum);
-      maximum_so_far = tile_maximum;
-    }
-    Element* weights = reinterpret_cast<Element*>(scratch_.weights.data()) + index * kTileKeys;
-    Floats total = scratch_.totals[query];
-    for (int v = 0; v < vectors; ++v) {
-      const Floats difference = scores[v] - maximum_so_far;
-      const Floats power = exponential(difference);
-      const Floats weight = difference == difference ? power : difference;  // a NaN stays one
+      const Floats exponent = scores[v] - now, power = exponential(exponent);
+      const Floats weight = exponent == exponent ? power : exponent;  // a NaN stays one
       store(weights + v * kLanes, weight);
-      total = total + weight;
+      total += weight;
     }
-    scratch_.totals[query] = total;
+    query.total = total;
+    query.largest_score = now;
+    return factor;
   }
 
-  // The scores of kLanes keys from `first_key` of the tile on: scaled, capped, biased; -infinity where the query does not see it.
-  Floats final_score(Floats product, const Tile<T>& tile, int64_t query, int first_key) const {
-    Ints distances;
-    for (int lane = 0; lane < kLanes; ++lane) distances[lane] = lane;
-    const int64_t distance = tile.start + first_key - position(query);  // of the first key
-    Floats score = product * call_.scale;
-    if (call_.soft_cap != 0) score = call_.soft_cap * hyperbolic_tangent(score / call_.soft_cap);
-    distances += static_cast<int32_t>(distance);
-    if (call_.alibi_slopes != nullptr) {
-      const int64_t head = tile.kv_head * group_ + query % group_;
-      score = multiply_add(broadcast(call_.alibi_slopes[head]), __builtin_convertvector(distances, Floats), score);
-    }
-    if (distance + kLanes > 1) score = distances > 0 ? broadcast(-INFINITY) : score;
-    if (distance <= -call_.sliding_window) {
-      score = distances <= -static_cast<int32_t>(call_.sliding_window) ? broadcast(-INFINITY) : score;
-    }
-    return score;
+  // Distances from a query to the keys of vector `v`, given that to the tile's first key.
+  static Ints distances(int64_t distance, int v) {
+    Ints lanes;
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+    return lanes + static_cast<int32_t>(distance + v * kLanes);
   }
 
-  void rescale(int64_t query, float exponent) {
-    const Floats factor = exponential(broadcast(exponent));
-    const int64_t dim_vectors = call_.head_dim / kLanes;
-    Floats* sums = scratch_.sums.data() + query * dim_vectors;
-    for (int64_t v = 0; v < dim_vectors; ++v) sums[v] = sums[v] * factor;
-    scratch_.totals[query] = scratch_.totals[query] * factor;
+  void bias(Floats* scores, int vectors, int64_t distance, float slope) const {
+    for (int v = 0; v < vectors; ++v) {
+      if (soft_cap_ != 0) scores[v] = soft_cap_ * hyperbolic_tangent(scores[v] / soft_cap_);
+      scores[v] = multiply_add(broadcast(slope), __builtin_convertvector(distances(distance, v), Floats), scores[v]);
+    }
+  }
+
+  // Keys that the query does not see count nothing.
+  void hide(Floats* scores, int vectors, int64_t distance) const {
+    const int32_t nearest_hidden = -static_cast<int32_t>(call_.sliding_window);
+    for (int v = 0; v < vectors; ++v) {
+      const Ints from_query = distances(distance, v);
+      scores[v] = from_query > 0 || from_query <= nearest_hidden ? broadcast(-INFINITY) : scores[v];
+    }
   }
 
   const Call<T>& call_;
   const Item& item_;
-  const int64_t group_, num_queries_, first_seen_;
+  const int64_t group_;
+  const int64_t num_queries_;  // of one KV head
+  const int64_t first_seen_;   // position
+  const float scale_, soft_cap_;
+  const bool has_bias_;
   Scratch& scratch_;
 };
 
-// Cuts the rows into items, costly ones first, so that no thread begins one when the others are about to finish. Decodes take
-// as many KV heads together as leaves every thread eight items: consecutive tiles are fetched ahead within an item only.
+// Cuts the rows into items, costly ones first, so that no thread begins one when the others are about to finish. Decodes
+// take as many KV heads together as leaves every thread two items: neighbouring heads are one stretch of memory.
 template <class T>
 void cut(const Call<T>& call, std::vector<Item>& items) {
   items.clear();
   const int64_t item_tokens = std::max<int64_t>(1, kItemQueries / call.group());
   const int64_t num_pairs = call.num_rows * call.num_kv_heads;
-  const int64_t decode_heads = std::clamp<int64_t>(num_pairs / (8 * num_threads()), 1, call.num_kv_heads);
+  const int64_t decode_heads = std::clamp<int64_t>(num_pairs / (2 * num_threads()), 1, call.num_kv_heads);
   for (int64_t row = 0; row < call.num_rows; ++row) {
     const int64_t start = call.query_start_loc[row], end = call.query_start_loc[row + 1];
     const int64_t heads_together = end - start == 1 ? decode_heads : 1;
@@ -284,21 +323,9 @@ void run(const Call<T>& call) {
 }  // namespace
 }  // namespace llmstack
 
-// Arguments as in `Call`, in its order; the integers are 64 bits wide, the tables' entries 32.
-#define LLMSTACK_PAGED_ATTENTION(suffix, T)                                                                               \
-  extern "C" void llmstack_paged_attention_##suffix(                                                                      \
-      T* out, const T* query, int64_t query_token_stride, int64_t query_head_stride, const T* key_cache,                  \
-      const T* value_cache, int64_t key_block_stride, int64_t value_block_stride, const int32_t* query_start_loc,         \
-      const int32_t* seq_lens, const int32_t* block_tables, int64_t block_table_stride, const float* alibi_slopes,        \
-      int64_t num_rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, float scale,       \
-      float soft_cap, int64_t sliding_window) {                                                                           \
-    llmstack::run(llmstack::Call<T>{out, query, query_token_stride, query_head_stride, key_cache, value_cache,            \
-                                    key_block_stride, value_block_stride, query_start_loc, seq_lens, block_tables,        \
-                                    block_table_stride, alibi_slopes, num_rows, num_heads, num_kv_heads, head_dim,        \
-                                    block_size, scale, soft_cap, sliding_window});                                        \
-  }                                                                                                                       \
-  LLMSTACK_REPEATABLE(paged_attention_##suffix)
-
-LLMSTACK_PAGED_ATTENTION(f32, float)
-LLMSTACK_PAGED_ATTENTION(bf16, llmstack::BFloat16)
-LLMSTACK_PAGED_ATTENTION(f16, llmstack::Float16)
+extern "C" void llmstack_paged_attention_f32(const llmstack::Call<llmstack::Float32>* call) { llmstack::run(*call); }
+extern "C" void llmstack_paged_attention_bf16(const llmstack::Call<llmstack::BFloat16>* call) { llmstack::run(*call); }
+extern "C" void llmstack_paged_attention_f16(const llmstack::Call<llmstack::Float16>* call) { llmstack::run(*call); }
+LLMSTACK_REPEATABLE(paged_attention_f32)
+LLMSTACK_REPEATABLE(paged_attention_bf16)
+LLMSTACK_REPEATABLE(paged_attention_f16)
