@@ -134,7 +134,7 @@ class Subject:
                 block_size=block_size,
                 device="cpu",
                 quantization=quantization,
-                enforce_eager=True,  # the recorder stands in the model's place; test_graph_runner.py is about the others
+                enforce_eager=True,  # the recorder stands in the model's place
             )
         )
         self.runner.load_model()
