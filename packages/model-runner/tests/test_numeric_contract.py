@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 
 from llmstack_kernels.native import library
 from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.weight_slot import WeightSlot
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.numeric_contract import HOLDS, describe_numeric_contract
+from llmstack_model_runner.prepare_inputs import ModelInputs
 from llmstack_model_runner.testing import StepDriver, write_random_weights
 from llmstack_types import ModelRunnerConfig, SamplingParams
 
@@ -40,7 +42,7 @@ LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 80,
-    "intermediate_size": 57,
+    "intermediate_size": 58,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
@@ -57,7 +59,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_positions": 256,
     },
     "llama": LLAMA,
-    "mistral": LLAMA | {"architectures": ["MistralForCausalLM"], "head_dim": 32, "sliding_window": 37},
+    "mistral": LLAMA
+    | {"architectures": ["MistralForCausalLM"], "head_dim": 32, "sliding_window": 37, "intermediate_size": 57},
     "gemma2": LLAMA
     | {
         "architectures": ["Gemma2ForCausalLM"],
@@ -92,8 +95,8 @@ needs_native_kernels = pytest.mark.skipif(library() is None, reason="the native 
 Context = tuple[int, ...]
 
 
-class Recorder:
-    """Stands before a runner's model and keeps, for every row of every step, its whole context and its new logits.
+class Recorder(CausalLM):
+    """Stands in a runner's model's place and keeps, for every row of every step, its whole context and its new logits.
 
     Contexts are read through the block tables from a storage of token ids that is written as the KV storage is, so a
     block that was shared, freed or copied wrongly shows as well.
@@ -101,28 +104,44 @@ class Recorder:
 
     def __init__(self, model: CausalLM, block_size: int) -> None:
         self.rows: list[tuple[Context, torch.Tensor]] = []  # logits of the last tokens of the context
-        self._forward = model.forward
-        self._compute_logits = model.compute_logits
+        self._model = model
         self._slots = torch.full((NUM_SLOTS // block_size, block_size), -1)
 
-    def __call__(
+    def slots(self) -> dict[str, WeightSlot]:
+        """Of the model."""
+        return self._model.slots()
+
+    def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
-        """The model's `forward`."""
-        hidden = self._forward(token_ids, positions, metadata, kv_caches)
+        """The model's; keeps the logits of all tokens."""
+        hidden = self._model.forward(token_ids, positions, metadata, kv_caches)
+        self._keep(token_ids, metadata, self.compute_logits(hidden))
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The model's."""
+        return self._model.compute_logits(hidden)
+
+    def keep_repeated(self, run: Callable[[ModelInputs], torch.Tensor | None], inputs: ModelInputs) -> Any:
+        """Runs a step of decodes that may be repeated natively, past `forward`."""
+        logits = run(inputs)
+        if logits is not None:
+            self._keep(inputs.token_ids, inputs.attention_metadata, logits.clone())
+        return logits
+
+    def _keep(self, token_ids: torch.Tensor, metadata: AttentionMetadata, logits: torch.Tensor) -> None:
         self._slots.view(-1)[metadata.slot_mapping] = token_ids
-        logits = self._compute_logits(hidden)
         starts = metadata.query_start_loc_list
         for row, seq_len in enumerate(metadata.seq_lens_list):
             context = self._slots[metadata.block_tables[row].long()].view(-1)[:seq_len]
             self.rows.append((tuple(context.tolist()), logits[starts[row] : starts[row + 1]]))
-        return hidden
 
 
 class Subject:
     """One loaded model whose every logit is recorded."""
 
-    def __init__(self, folder: Path, case: str, block_size: int) -> None:
+    def __init__(self, folder: Path, case: str, block_size: int, *, enforce_eager: bool = False) -> None:
         _, dtype, quantization = CASES[case]
         self.runner = ModelRunner(
             ModelRunnerConfig(
@@ -134,7 +153,7 @@ class Subject:
                 block_size=block_size,
                 device="cpu",
                 quantization=quantization,
-                enforce_eager=True,  # the recorder stands in the model's place
+                enforce_eager=enforce_eager,
             )
         )
         self.runner.load_model()
@@ -145,13 +164,15 @@ class Subject:
         """A driver over storage without any request, as after a start, and what will be recorded."""
         num_blocks = NUM_SLOTS // self._block_size
         self.runner.initialize_kv_cache(num_blocks)
-        model: Any = self.runner._model
-        recorder = Recorder(model, self._block_size)
-        model.forward = recorder
+        runner: Any = self.runner
+        model = runner._model
+        recorder = runner._model = Recorder(model, self._block_size)
+        if runner._graphs is not None:
+            runner._graphs.run = partial(recorder.keep_repeated, runner._graphs.run)
         try:
             yield StepDriver(self.runner, num_blocks), recorder
         finally:
-            del model.forward
+            runner._model = model
 
 
 class Judge:
@@ -255,7 +276,7 @@ def find_subject(folders: dict[str, Path]) -> Callable[[str, int], Subject]:
 @pytest.fixture(scope="module")
 def find_judge(folders: dict[str, Path]) -> Callable[[str], Judge]:
     """A case's judge has a runner of its own, as after a restart."""
-    return cache(lambda case: Judge(Subject(folders[CASES[case][0]], case, block_size=32)))
+    return cache(lambda case: Judge(Subject(folders[CASES[case][0]], case, block_size=32, enforce_eager=True)))
 
 
 @pytest.fixture(autouse=True)
