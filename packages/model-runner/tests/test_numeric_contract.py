@@ -217,11 +217,11 @@ class Schedule:
     def play(self) -> None:
         """All requests to their ends."""
         driver, draw = self._driver, self._draw
+        torch.set_num_threads(draw.choice([1] * 7 + [2]))  # a second one is slow where others compute too
         for name, prompt in self._prompts.items():
             params = SamplingParams(temperature=draw.choice([0.0, 1.0]), seed=draw.randrange(1000))
             driver.add(name, prompt, params)
         while unfinished := [name for name in self._prompts if len(driver.outputs[name]) < self._num_outputs[name]]:
-            torch.set_num_threads(draw.choice([1, 1, 1, 2]))
             chosen = draw.sample(unfinished, draw.randint(1, len(unfinished)))
             for name in chosen:
                 self._try_prefix_hit(name)
