@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
@@ -12,6 +13,7 @@ from llmstack_kernels.activation import native as native_activation
 from llmstack_kernels.activation import reference as reference_activation
 from llmstack_kernels.layer_norm import native as native_layer_norm
 from llmstack_kernels.layer_norm import reference as reference_layer_norm
+from llmstack_kernels.linear import pack_linear
 from llmstack_kernels.native import NativeLibrary, library, supported_variants
 from llmstack_kernels.reshape_and_cache import native as native_cache
 from llmstack_kernels.reshape_and_cache import reference as reference_cache
@@ -111,6 +113,23 @@ def test_every_operation_runs_natively_and_says_so(op: ModuleType) -> None:
     from llmstack_kernels.dispatch import backends
 
     assert str(library()) in backends("cpu")[op.__name__.rpartition(".")[2]]
+
+
+def test_callers_on_several_threads_share_the_pool_and_disturb_nobody() -> None:
+    x = torch.randn(64, 512)
+    layers = [pack_linear(torch.randn(512, 512)) for _ in range(4)]
+    expected = [layer(x) for layer in layers]
+
+    def calls_are_right(index: int) -> bool:
+        return all(torch.equal(layers[index](x), expected[index]) for _ in range(200))
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(calls_are_right, range(4)))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_library_is_stale_once_a_source_changes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

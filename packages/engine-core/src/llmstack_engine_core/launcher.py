@@ -36,10 +36,13 @@ def launch_engine_process(config: EngineConfig) -> EngineProcess:
 
 def _start_process(lifeline_fd: int) -> subprocess.Popen[bytes]:
     # -P keeps the current directory off the path; what this process imports from is handed over instead.
+    python_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    # A runner's OpenMP threads would spin for milliseconds after each operation, on cores that its other threads need.
+    environment = {"GOMP_SPINCOUNT": "1000", **os.environ, "PYTHONPATH": python_path}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "llmstack_engine_core.process", str(lifeline_fd)],
         stdin=subprocess.DEVNULL,
         pass_fds=(lifeline_fd,),
         start_new_session=True,  # Ctrl-C in the terminal is for the front end, which then ends this process
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=environment,
     )

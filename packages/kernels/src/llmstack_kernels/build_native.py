@@ -21,7 +21,7 @@ LIBRARIES = PACKAGE / "native" / "lib"
 DIGEST_FILE = "digest"
 
 # No contraction by the compiler: which sums are fused is part of the numeric contract, so the sources say it.
-_COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall")
+_COMMON_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 
 # Machine to kind of processor, best first, to the compiler's flags for it.

@@ -1,4 +1,4 @@
-"""Loads the library of native kernels that fits the processor, and lends it PyTorch's threads."""
+"""Loads the library of native kernels that fits the processor, and tells it how many threads PyTorch may use."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class NativeLibrary:
 
     Attributes:
         variant: Kind of processor it was compiled for.
-        has_threads: Whether it shares PyTorch's threads; without, it computes on the calling one.
+        has_threads: Whether it takes as many threads as PyTorch; without, it computes on the calling one.
         recording: Notes the calls made meanwhile, if there is one.
     """
 
@@ -87,7 +87,7 @@ class NativeLibrary:
         self._library = ctypes.CDLL(str(library_path(variant)))
         self._functions: dict[str, Callable[..., None]] = {}
         self.recording: Recording | None = None
-        self.has_threads = self._share_threads()
+        self.has_threads = self._learn_num_threads()
 
     def function(self, name: str, *argument_types: type) -> Callable[..., None]:
         """`llmstack_<name>`, which returns nothing."""
@@ -109,23 +109,19 @@ class NativeLibrary:
         self._functions[name] = function
         return function
 
-    def _share_threads(self) -> bool:
+    def _learn_num_threads(self) -> bool:
         runtime = _openmp_runtime()
         if runtime is None:
             return False
-        set_threads = self.function("set_threads", Pointer, Pointer)
-        set_threads(
-            ctypes.cast(runtime.GOMP_parallel, Pointer),
-            ctypes.cast(runtime.omp_get_max_threads, Pointer),
-        )
+        self.function("set_threads", Pointer)(ctypes.cast(runtime.omp_get_max_threads, Pointer))
         return True
 
 
 @cache
 def _openmp_runtime() -> ctypes.CDLL | None:
-    """The OpenMP runtime that PyTorch has loaded: a second one would bring threads of its own, and fight for the cores.
+    """The OpenMP runtime that PyTorch has loaded, which knows how many threads it may use.
 
-    Intel's and LLVM's runtimes answer to GNU's names too; where several are loaded, the preloaded one serves PyTorch.
+    Where several are loaded, a preloaded one of Intel's or LLVM's serves PyTorch.
     """
     torch.get_num_threads()
     try:
@@ -135,7 +131,7 @@ def _openmp_runtime() -> ctypes.CDLL | None:
     paths = {line.split(maxsplit=5)[5] for line in lines if "omp" in line.rpartition("/")[2] and ".so" in line}
     for path in sorted(paths, key=lambda path: "gomp" in path):
         runtime = ctypes.CDLL(path)
-        if hasattr(runtime, "GOMP_parallel") and hasattr(runtime, "omp_get_max_threads"):
+        if hasattr(runtime, "omp_get_max_threads"):
             return runtime
     return None
 

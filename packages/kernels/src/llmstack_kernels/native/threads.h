@@ -1,4 +1,4 @@
-// Work shared among the threads of the pool that PyTorch's own operations use.
+// Work shared among threads that come and go: nobody waits for a thread that has not begun.
 #pragma once
 
 #include <atomic>
@@ -6,14 +6,15 @@
 
 namespace llmstack {
 
-// `GOMP_parallel` of the OpenMP runtime that PyTorch has loaded: runs `body(data)` on `num_threads` threads.
-using ParallelRegion = void (*)(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
-
-ParallelRegion parallel_region();
+// How many threads may work at once; `torch.set_num_threads` sets it.
 int num_threads();
 
+// Calls `body(data)` on the calling thread, and on as many of the pool's threads as come before the calling one is done, at
+// most `max_threads` in all. Returns when all that came have left.
+void share(void (*body)(void*), void* data, int max_threads);
+
 // Calls `work(chunk)` once for each chunk in [0, num_chunks). Threads take the next chunk when they are done with one, so
-// that a thread which lost its core for a while holds the others up by one chunk only.
+// that a thread which lost its core for a while holds the others up by one chunk at most.
 template <class Work>
 void for_each_chunk(int64_t num_chunks, const Work& work) {
   struct Shared {
@@ -28,8 +29,8 @@ void for_each_chunk(int64_t num_chunks, const Work& work) {
     }
   };
   const int64_t threads = num_chunks < num_threads() ? num_chunks : num_threads();
-  if (threads > 1 && parallel_region() != nullptr) {
-    parallel_region()(body, &shared, static_cast<unsigned>(threads), 0);
+  if (threads > 1) {
+    share(body, &shared, static_cast<int>(threads));
   } else {
     body(&shared);
   }
