@@ -55,9 +55,8 @@ def one_thread() -> Any:
 
 
 @pytest.fixture(scope="module")
-def bytes_per_s() -> float:
-    memory = torch.ones(COLD_BYTES // 4)
-    return memory.nbytes / least_s(memory.sum)
+def memory() -> torch.Tensor:
+    return torch.ones(COLD_BYTES // 4)
 
 
 def flops(dtype: torch.dtype) -> float:
@@ -91,7 +90,7 @@ def make_calls(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("batch", BATCHES)
-def bench_paged_attention(benchmark: Any, bytes_per_s: float, batch: str, shape: str, dtype: torch.dtype) -> None:
+def bench_paged_attention(benchmark: Any, memory: torch.Tensor, batch: str, shape: str, dtype: torch.dtype) -> None:
     rows, (num_heads, num_kv_heads, head_dim) = BATCHES[batch], SHAPES[shape]
     calls, keywords = make_calls(rows, SHAPES[shape], dtype)
 
@@ -109,6 +108,6 @@ def bench_paged_attention(benchmark: Any, bytes_per_s: float, batch: str, shape:
     benchmark.extra_info |= {
         "us": own_s * 1e6,
         "PyTorch backend over it": cpu_s / own_s,
-        "of memory's speed in sequence": num_bytes / own_s / bytes_per_s,
+        "of memory's speed in sequence": num_bytes / own_s / (memory.nbytes / least_s(memory.sum)),
         "of linear layers' speed": 4 * num_pairs * num_heads * head_dim / own_s / flops(dtype),
     }
