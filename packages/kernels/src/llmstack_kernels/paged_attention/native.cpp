@@ -1,9 +1,9 @@
 // Attention over keys and values that lie in blocks, for decodes and prefill chunks alike.
 //
-// A context is cut into tiles at multiples of 64 positions. A tile's keys and values are laid out for multiplication once
-// and serve all queries of an item of work: several tokens and the heads that share the KV head. Softmax is taken tile
-// after tile with a running maximum. Since the tiles do not move, a token's result depends on its own context only: it is
-// bit-equal alone and in any batch, decoded and prefilled, in one chunk or many.
+// A context is cut into tiles at multiples of 64 positions. A tile's keys and values are laid out for multiplication
+// once and serve all queries of an item of work: several tokens and the heads that share the KV head. Softmax is taken
+// tile after tile with a running maximum. Since the tiles do not move, a token's result depends on its own context only:
+// it is bit-equal alone and in any batch, decoded and prefilled, in one chunk or many.
 
 #include <algorithm>
 #include <vector>
@@ -16,8 +16,8 @@
 namespace llmstack {
 namespace {
 
-constexpr int64_t kAhead = 2;         // tiles fetched before they are needed (1 measured the same, 3 and 4 slower)
-constexpr int64_t kItemQueries = 96;  // of a prefill: enough to repay the laying out of tiles (48 and 192 measured slower)
+// Queries in an item of a prefill: enough to repay the laying out of tiles (48 and 192 measured slower).
+constexpr int64_t kItemQueries = 96;
 
 // Eight bytes a field, in the order of `_ARGUMENTS` in native.py.
 template <class T>
@@ -111,14 +111,12 @@ class Attention {
     begin();
     const int64_t first_tile = first_seen_ / kTileKeys, end_tile = (item_.end_position() - 1) / kTileKeys + 1;
     const int64_t count = (end_tile - first_tile) * item_.num_heads;
-    Tile<T> tiles[kAhead + 1];
-    const auto locate_nth = [&](int64_t i) {
-      if (i < count) locate(i % item_.num_heads, first_tile + i / item_.num_heads, tiles[i % (kAhead + 1)]);
-    };
-    for (int64_t i = 0; i < kAhead; ++i) locate_nth(i);
+    Tile<T> tiles[2];
+    locate(0, first_tile, tiles[0]);
     for (int64_t i = 0; i < count; ++i) {
-      locate_nth(i + kAhead);
-      attend(tiles[i % (kAhead + 1)], i + kAhead < count ? &tiles[(i + kAhead) % (kAhead + 1)] : nullptr);
+      const int64_t next = i + 1;
+      if (next < count) locate(next % item_.num_heads, first_tile + next / item_.num_heads, tiles[next % 2]);
+      attend(tiles[i % 2], next < count ? &tiles[next % 2] : nullptr);
     }
     end();
   }
@@ -187,17 +185,23 @@ class Attention {
     });
   }
 
-  // The queries that see some of the tile's keys take them in. The others must not be touched: they have no largest score.
+  // Takes a tile in, for the queries that see some of its keys, and fetches the next one meanwhile. Other queries are left
+  // alone: without a visible key there is no largest score.
   void attend(const Tile<T>& tile, const Tile<T>* next) {
     const int64_t first_token = std::max<int64_t>(0, tile.start - item_.first_position);
     const int64_t end_token =
         std::min(item_.num_tokens, tile.start + kTileKeys - 1 + call_.sliding_window - item_.first_position);
     const int vectors = vectors_below(item_.end_position() - tile.start);
-    pack_keys(tile.keys, next ? next->keys : nullptr, call_.head_dim, vectors, scratch_.keys.data());
-    pack_values(tile.values, next ? next->values : nullptr, call_.head_dim, vectors * kLanes, scratch_.values.data());
+    Fetch next_keys, next_values;
+    if (next != nullptr) {
+      next_keys = Fetch(next->keys, kTileKeys, call_.head_dim);
+      next_values = Fetch(next->values, kTileKeys, call_.head_dim);
+    }
+    pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), next_values);
+    pack_values(tile.values, call_.head_dim, vectors * kLanes, scratch_.values.data(), next_values);
     const int64_t base = tile.head * num_queries_, end = base + end_token * group_;
     for (int64_t query = base + first_token * group_; query < end; query += kRowBlock) {
-      attend_block(tile, query, static_cast<int>(std::min<int64_t>(kRowBlock, end - query)));
+      attend_block(tile, query, static_cast<int>(std::min<int64_t>(kRowBlock, end - query)), next_keys);
     }
   }
 
@@ -206,7 +210,7 @@ class Attention {
     return static_cast<int>((std::min<int64_t>(num_keys, kTileKeys) + kLanes - 1) / kLanes);
   }
 
-  void attend_block(const Tile<T>& tile, int64_t query, int num_queries) {
+  void attend_block(const Tile<T>& tile, int64_t query, int num_queries, Fetch& fetch) {
     const int64_t steps = call_.head_dim / kPerWord<T>, dim_vectors = call_.head_dim / kLanes;
     Query* queries = scratch_.queries.data() + query;
     Floats* scores = scratch_.scores.data();
@@ -214,7 +218,7 @@ class Attention {
     const int vectors = vectors_below(queries[num_queries - 1].position + 1 - tile.start);
     const Word* operands = reinterpret_cast<const Word*>(scratch_.operands.data()) + query * steps;
     multiply(Product<Word>{operands, steps, scratch_.keys.data(), kTileVectors, steps, scores, kTileVectors, true},
-             num_queries, vectors);
+             num_queries, vectors, fetch);
     Element* weights = reinterpret_cast<Element*>(scratch_.weights.data());
     for (int i = 0; i < num_queries; ++i) {
       const auto weigh = vectors == kTileVectors ? &Attention::weigh<true> : &Attention::weigh<false>;
@@ -225,7 +229,7 @@ class Attention {
     }
     multiply(Product<Word>{reinterpret_cast<const Word*>(weights), kTileKeys / kPerWord<T>, scratch_.values.data(),
                            dim_vectors, vectors * kLanes / kPerWord<T>, sums, dim_vectors, false},
-             num_queries, dim_vectors);
+             num_queries, dim_vectors, fetch);
   }
 
   // Turns products into weights e^(score - largest score), and adds them up. Returns what earlier sums are to be
@@ -286,8 +290,8 @@ class Attention {
   Scratch& scratch_;
 };
 
-// Cuts the rows into items, costly ones first, so that no thread begins one when the others are about to finish. Decodes
-// take as many KV heads together as leaves every thread two items: neighbouring heads are one stretch of memory.
+// Cuts the rows into items, costly ones first, so that no thread begins one when the others are about to finish.
+// Decodes take as many KV heads together as leaves every thread two items: neighbouring heads are one stretch of memory.
 template <class T>
 void cut(const Call<T>& call, std::vector<Item>& items) {
   items.clear();
