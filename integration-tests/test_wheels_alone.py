@@ -30,6 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = sorted(file.parent.name for file in ROOT.glob("packages/*/pyproject.toml"))
 TIMEOUT_S = 90
 
+# The first test also builds the wheels, and with them native kernels whose sources have changed: half a minute of
+# processor time, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(400)
+
 IMPORT_EVERYTHING = """
 import importlib, json, pkgutil, sys
 

@@ -21,8 +21,8 @@ void pack(const T* weight, T* packed, int64_t in_features, int64_t out_features)
   });
 }
 
-template <class T, class Out>
-void multiply(const LinearCall<T, Out>& call, const T* packed) {
+template <class T>
+void multiply(const LinearCall<T>& call, const T* packed) {
   const PlainWeights<T> weights{packed, call.steps};
   for_each_panel(call, [&](int64_t panel, int64_t row, int64_t end) {
     multiply_panel(call, weights.panel(panel), row, end, panel * kPanel);
@@ -32,22 +32,22 @@ void multiply(const LinearCall<T, Out>& call, const T* packed) {
 }  // namespace
 }  // namespace llmstack
 
-#define LLMSTACK_PACK(suffix, T)                                                                    \
-  extern "C" void llmstack_linear_pack_##suffix(const llmstack::T* weight, llmstack::T* packed,     \
-                                                int64_t in_features, int64_t out_features) {        \
-    llmstack::pack(weight, packed, in_features, out_features);                                      \
+#define LLMSTACK_PACK(suffix, T)                                                                \
+  extern "C" void llmstack_linear_pack_##suffix(const llmstack::T* weight, llmstack::T* packed, \
+                                                int64_t in_features, int64_t out_features) {    \
+    llmstack::pack(weight, packed, in_features, out_features);                                  \
   }
-#define LLMSTACK_LINEAR(suffix, T, Out)                                                                             \
-  extern "C" void llmstack_linear_##suffix(                                                                         \
-      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const llmstack::T* packed, int64_t in_features,   \
-      int64_t out_features, const llmstack::T* bias, const llmstack::Out* residual, llmstack::Out* out,             \
-      int64_t activation) {                                                                                         \
-    llmstack::multiply(                                                                                             \
-        llmstack::LinearCall<llmstack::T, llmstack::Out>{                                                           \
-            x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual,   \
-            out, static_cast<llmstack::Activation>(activation)},                                                    \
-        packed);                                                                                                    \
-  }                                                                                                                 \
+#define LLMSTACK_LINEAR(suffix, T, Out)                                                                           \
+  extern "C" void llmstack_linear_##suffix(                                                                       \
+      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const llmstack::T* packed, int64_t in_features, \
+      int64_t out_features, const llmstack::T* bias, const llmstack::Out* residual, llmstack::Out* out,           \
+      int64_t activation) {                                                                                       \
+    llmstack::multiply(                                                                                           \
+        llmstack::LinearCall<llmstack::T>{                                                                        \
+            x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual, \
+            out, std::is_same_v<llmstack::Out, float>, static_cast<llmstack::Activation>(activation)},            \
+        packed);                                                                                                  \
+  }                                                                                                               \
   LLMSTACK_REPEATABLE(linear_##suffix)
 
 LLMSTACK_PACK(f32, Float32)

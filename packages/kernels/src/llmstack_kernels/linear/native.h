@@ -120,26 +120,38 @@ struct PlainWeights {
   }
 };
 
-// Sums are stored after + bias, activation, + residual.
-template <class T, class Out>
+// Sums are stored after + bias, activation, + residual: as floats or as T, which is asked when they are stored. Tiles of
+// their own for each would double what the compiler has to do.
+template <class T>
 struct LinearCall {
   const T* x;  // [num_rows, in_features], rows `row_stride` apart
   int64_t num_rows, row_stride;
   int64_t steps, out_features;
-  const T* bias;        // [out_features] or null
-  const Out* residual;  // [num_rows, out_features] or null
-  Out* out;             // [num_rows, out_features]
+  const T* bias;         // [out_features] or null
+  const void* residual;  // [num_rows, out_features] or null
+  void* out;             // [num_rows, out_features]
+  bool is_out_float;     // and the residual's type with it
   Activation activation;
 };
 
-template <class T, class Out>
-void store_sums(const LinearCall<T, Out>& call, int64_t row, int64_t column, Floats sums) {
-  const int64_t at = row * call.out_features + column, width = call.out_features - column;
+template <class Out, class T>
+void store_as(const LinearCall<T>& call, int64_t at, int n, Floats sums) {
+  if (call.residual) sums = sums + load_some(static_cast<const Out*>(call.residual) + at, n);
+  store_some(static_cast<Out*>(call.out) + at, sums, n);
+}
+
+template <class T>
+void store_sums(const LinearCall<T>& call, int64_t row, int64_t column, Floats sums) {
+  const int64_t width = call.out_features - column;
   const int n = width < kLanes ? static_cast<int>(width) : kLanes;
   if (call.bias) sums = sums + load_some(call.bias + column, n);
   if (call.activation != Activation::kNone) sums = activate(sums, call.activation);
-  if (call.residual) sums = sums + load_some(call.residual + at, n);
-  store_some(call.out + at, sums, n);
+  const int64_t at = row * call.out_features + column;
+  if (call.is_out_float) {
+    store_as<float>(call, at, n, sums);
+  } else {
+    store_as<T>(call, at, n, sums);
+  }
 }
 
 template <int kRows, int kColumnVectors>
@@ -160,8 +172,8 @@ struct Tile {
   }
 };
 
-template <int kRows, int kColumnVectors, class T, class Out, class Panel>
-inline void multiply_tile(const LinearCall<T, Out>& call, const Panel& panel, int64_t row, int64_t first_column,
+template <int kRows, int kColumnVectors, class T, class Panel>
+inline void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column,
                           int first_vector) {
   const T* x = call.x + row * call.row_stride;
   Tile<kRows, kColumnVectors> tile;
@@ -191,16 +203,16 @@ constexpr int kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers hold sums
 constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
 #endif
 
-template <int kRows, class T, class Out, class Panel>
-void multiply_rows(const LinearCall<T, Out>& call, const Panel& panel, int64_t row, int64_t first_column) {
+template <int kRows, class T, class Panel>
+void multiply_rows(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column) {
   for (int vector = 0; vector < kVectors; vector += kTileVectors) {
     multiply_tile<kRows, kTileVectors>(call, panel, row, first_column, vector);
   }
 }
 
 // Rows [row, end) of one panel's columns.
-template <class T, class Out, class Panel>
-void multiply_panel(const LinearCall<T, Out>& call, const Panel& panel, int64_t row, int64_t end,
+template <class T, class Panel>
+void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t end,
                     int64_t first_column) {
   for (; row + kTileRows <= end; row += kTileRows) multiply_rows<kTileRows>(call, panel, row, first_column);
   switch (end - row) {
@@ -213,8 +225,8 @@ void multiply_panel(const LinearCall<T, Out>& call, const Panel& panel, int64_t 
 }
 
 // Calls `work(panel, row, end)` for every panel and every row, shared among the threads.
-template <class T, class Out, class Work>
-void for_each_panel(const LinearCall<T, Out>& call, const Work& work) {
+template <class T, class Work>
+void for_each_panel(const LinearCall<T>& call, const Work& work) {
   const int64_t panels = num_panels(call.out_features);
   if (call.num_rows * call.steps * kStep<T> * call.out_features < kSerialProducts) {
     for (int64_t panel = 0; panel < panels; ++panel) work(panel, 0, call.num_rows);

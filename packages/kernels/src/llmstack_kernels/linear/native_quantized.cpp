@@ -81,8 +81,9 @@ struct Int4 {
 
   template <class T>
   static Column<T> column(const uint8_t* packed) {
-    uint8_t bytes[kLanes] = {};
+    uint8_t bytes[kLanes];
     std::memcpy(bytes, packed, kColumnBytes<T>);
+    if constexpr (kStep<T> == 1) std::memcpy(bytes + kLanes / 2, packed, kLanes / 2);
     const Words words = widen(bytes);
     if constexpr (kStep<T> == 2) {
 #if defined(__AVX512BF16__)
@@ -97,9 +98,9 @@ struct Int4 {
       return pair_of(centred(words & 15), centred(words >> 4));
 #endif
     } else {
-      Words both = words;
-      for (int i = 0; i < kLanes / 2; ++i) both[i + kLanes / 2] = words[i] >> 4;
-      return {centred(both & 15)};
+      Words shifts = {};
+      for (int i = kLanes / 2; i < kLanes; ++i) shifts[i] = 4;
+      return {centred((words >> shifts) & 15)};
     }
   }
   template <class T>
@@ -187,8 +188,8 @@ WidenedPanel<T> widened(const PackedPanel<T, Format>& panel, int64_t steps) {
 // Up to here widening anew for each tile is cheaper than the detour through the buffer.
 constexpr int64_t kDirectRows = 4 * kTileRows;
 
-template <class Format, class T, class Out>
-void multiply(const LinearCall<T, Out>& call, const uint8_t* packed, const BFloat16* scales, int64_t group_size) {
+template <class Format, class T>
+void multiply(const LinearCall<T>& call, const uint8_t* packed, const BFloat16* scales, int64_t group_size) {
   const int64_t group_steps = group_size / kStep<T>, num_groups = (call.steps + group_steps - 1) / group_steps;
   for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
     const Scales own{scales + index * num_groups * kPanel, num_groups, group_steps};
@@ -204,29 +205,29 @@ void multiply(const LinearCall<T, Out>& call, const uint8_t* packed, const BFloa
 }  // namespace
 }  // namespace llmstack
 
-#define LLMSTACK_PACK(format, suffix, T, Format)                                                                 \
-  extern "C" void llmstack_linear_pack_##format##_##suffix(const int8_t* weight, uint8_t* packed,                \
-                                                           int64_t in_features, int64_t out_features) {          \
-    llmstack::pack<llmstack::T, llmstack::Format>(weight, packed, in_features, out_features);                    \
+#define LLMSTACK_QUANTIZED_PACK(format, suffix, T, Format)                                              \
+  extern "C" void llmstack_linear_pack_##format##_##suffix(const int8_t* weight, uint8_t* packed,       \
+                                                           int64_t in_features, int64_t out_features) { \
+    llmstack::pack<llmstack::T, llmstack::Format>(weight, packed, in_features, out_features);           \
   }
-#define LLMSTACK_LINEAR(format, suffix, T, Out, Format)                                                             \
-  extern "C" void llmstack_linear_##format##_##suffix(                                                              \
-      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const uint8_t* packed,                            \
-      const llmstack::BFloat16* scales, int64_t group_size, int64_t in_features, int64_t out_features,              \
-      const llmstack::T* bias, const llmstack::Out* residual, llmstack::Out* out, int64_t activation) {             \
-    llmstack::multiply<llmstack::Format>(                                                                           \
-        llmstack::LinearCall<llmstack::T, llmstack::Out>{                                                           \
-            x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual,   \
-            out, static_cast<llmstack::Activation>(activation)},                                                    \
-        packed, scales, group_size);                                                                                \
-  }                                                                                                                 \
+#define LLMSTACK_QUANTIZED_LINEAR(format, suffix, T, Out, Format)                                                 \
+  extern "C" void llmstack_linear_##format##_##suffix(                                                            \
+      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const uint8_t* packed,                          \
+      const llmstack::BFloat16* scales, int64_t group_size, int64_t in_features, int64_t out_features,            \
+      const llmstack::T* bias, const llmstack::Out* residual, llmstack::Out* out, int64_t activation) {           \
+    llmstack::multiply<llmstack::Format>(                                                                         \
+        llmstack::LinearCall<llmstack::T>{                                                                        \
+            x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual, \
+            out, std::is_same_v<llmstack::Out, float>, static_cast<llmstack::Activation>(activation)},            \
+        packed, scales, group_size);                                                                              \
+  }                                                                                                               \
   LLMSTACK_REPEATABLE(linear_##format##_##suffix)
-#define LLMSTACK_FORMAT(format, Format)                          \
-  LLMSTACK_PACK(format, f32, Float32, Format)                    \
-  LLMSTACK_PACK(format, bf16, BFloat16, Format)                  \
-  LLMSTACK_LINEAR(format, f32, Float32, Float32, Format)         \
-  LLMSTACK_LINEAR(format, bf16, BFloat16, BFloat16, Format)      \
-  LLMSTACK_LINEAR(format, bf16_f32, BFloat16, Float32, Format)
+#define LLMSTACK_FORMAT(format, Format)                               \
+  LLMSTACK_QUANTIZED_PACK(format, f32, Float32, Format)               \
+  LLMSTACK_QUANTIZED_PACK(format, bf16, BFloat16, Format)             \
+  LLMSTACK_QUANTIZED_LINEAR(format, f32, Float32, Float32, Format)    \
+  LLMSTACK_QUANTIZED_LINEAR(format, bf16, BFloat16, BFloat16, Format) \
+  LLMSTACK_QUANTIZED_LINEAR(format, bf16_f32, BFloat16, Float32, Format)
 
 LLMSTACK_FORMAT(int8, Int8)
 LLMSTACK_FORMAT(int4, Int4)
