@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from llmstack_kernels.embedding import embedding
 from llmstack_kernels.linear import pack_linear
 from llmstack_kernels.native import library
+from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 from llmstack_kernels.native.recording import Arena, NotRecordable, record
 from llmstack_kernels.rms_norm import rms_norm
 
@@ -79,3 +84,25 @@ def test_an_arena_grows_and_gives_no_memory_twice() -> None:
         tensor.fill_(value)
     assert [int(tensor.min()) for tensor in tensors] == list(range(9))
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+
+
+def test_recording_does_not_import_the_compiler_of_pytorch() -> None:
+    code = (
+        "import sys, torch\n"
+        "from llmstack_kernels.embedding import embedding\n"
+        "from llmstack_kernels.native.recording import record\n"
+        "ids, table = torch.tensor([1]), torch.zeros(4, 16)\n"
+        "with torch.inference_mode(), record() as recording:\n"
+        "    embedding(ids, table)\n"
+        "print(len(recording), 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False"]
+
+
+def test_weights_lie_in_large_pages_only_where_they_are_large() -> None:
+    small, large = (empty_in_huge_pages(size, torch.bfloat16) for size in (1000, 3_000_000))
+    assert (small.numel(), large.numel()) == (1000, 3_000_000)
+    assert large.data_ptr() % (1 << 21) == 0 or not hasattr(mmap, "MADV_HUGEPAGE")
+    large.fill_(1.5)
+    assert large.float().sum() == 4_500_000

@@ -13,6 +13,7 @@ from llmstack_kernels.linear import quantization, reference
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library
+from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 
 _PANEL = 64  # output columns that are packed together
 _WEIGHT_ARGUMENTS = (Pointer,)
@@ -75,7 +76,7 @@ class NativeLinear:
         """Packs a copy of `weight` [out_features, in_features]."""
         suffix = DTYPE_TO_SUFFIX[weight.dtype]
         out_features, in_features = weight.shape
-        packed = torch.empty(_num_columns(out_features) * (in_features + in_features % 2), dtype=weight.dtype)
+        packed = empty_in_huge_pages(_num_columns(out_features) * (in_features + in_features % 2), weight.dtype)
         _pack(native, suffix, weight.contiguous(), packed)
         shape = (out_features, in_features)
         return NativeLinear(shape, weight.dtype, bias, (packed,), (packed.data_ptr(),), "", native)
@@ -87,7 +88,7 @@ class NativeLinear:
         """Packs the integers; `dtype` is that of the inputs: float32 or bfloat16."""
         out_features, in_features = quantized.integers.shape
         num_weights = _num_columns(out_features) * (in_features + in_features % 2)
-        packed = torch.empty(num_weights // 2 if quantized.scheme == "int4" else num_weights, dtype=torch.uint8)
+        packed = empty_in_huge_pages(num_weights // 2 if quantized.scheme == "int4" else num_weights, torch.uint8)
         _pack(native, f"{quantized.scheme}_{DTYPE_TO_SUFFIX[dtype]}", quantized.integers, packed)
         scales = F.pad(quantized.scales, (0, 0, 0, -out_features % _PANEL))
         scales = scales.view(-1, _PANEL, scales.shape[1]).transpose(1, 2).contiguous()  # [panels, groups, columns]

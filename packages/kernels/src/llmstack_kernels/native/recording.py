@@ -142,6 +142,11 @@ class _OnlyViews(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's own
         self._arena = arena
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip PyTorch's compiler it would be imported first, for 1.5 seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.is_view:
