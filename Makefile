@@ -3,6 +3,7 @@
 .PHONY: setup serve test test-full check bench clean
 
 PYTHON ?= python3
+KERNELS := $(wildcard packages/kernels/src/llmstack_kernels/*/*.cpp packages/kernels/src/llmstack_kernels/*/*.h)
 PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 # Hatch lives in its own environment and makes .venv itself: in one made beforehand it would install nothing.
 export HATCH_PYTHON := self
@@ -18,4 +19,4 @@ bench: setup ; $(HATCH) run bench $(ARGS)
 clean: ; rm -rf .venv .hatch .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks dist packages/*/dist
 
 $(HATCH): ; $(PYTHON) -m venv .hatch && .hatch/bin/python -m pip install --quiet "hatch>=1.18,<2"
-.venv/.synced: $(PROJECTS) | $(HATCH) ; $(HATCH) run python tools/sync_members.py && touch $@
+.venv/.synced: $(PROJECTS) $(KERNELS) | $(HATCH) ; $(HATCH) run sync && touch $@

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_what_pytorch_computes_in_between_is_refused_and_recording_ends() -> Non
         packed(embedding(ids, table)).tanh()
     native = library()
     assert native is not None
-    assert native.recording is None
+    assert native.recordings.current is None
 
 
 def test_memory_between_the_calls_outlives_them() -> None:
@@ -106,3 +107,11 @@ def test_weights_lie_in_large_pages_only_where_they_are_large() -> None:
     assert large.data_ptr() % (1 << 21) == 0 or not hasattr(mmap, "MADV_HUGEPAGE")
     large.fill_(1.5)
     assert large.float().sum() == 4_500_000
+
+
+def test_calls_of_other_threads_are_not_recorded() -> None:
+    ids, table = torch.tensor([3, 7]), torch.randn(20, 16)
+    with torch.inference_mode(), record() as recording, ThreadPoolExecutor(1) as pool:
+        embedding(ids, table)
+        assert pool.submit(embedding, ids, table).result().shape == (2, 16)
+    assert len(recording) == 1

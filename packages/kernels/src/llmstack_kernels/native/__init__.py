@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -72,13 +73,17 @@ def library() -> NativeLibrary | None:
     return NativeLibrary(names[0])
 
 
+class _Recordings(threading.local):
+    current: Recording | None = None
+
+
 class NativeLibrary:
     """The functions of one variant.
 
     Attributes:
         variant: Kind of processor it was compiled for.
         has_threads: Whether it takes as many threads as PyTorch; without, it computes on the calling one.
-        recording: Notes the calls made meanwhile, if there is one.
+        recordings: Its `current` notes the calls that the same thread makes meanwhile, if there is one.
     """
 
     def __init__(self, variant: str) -> None:
@@ -86,13 +91,14 @@ class NativeLibrary:
         self.variant = variant
         self._library = ctypes.CDLL(str(library_path(variant)))
         self._functions: dict[str, Callable[..., None]] = {}
-        self.recording: Recording | None = None
+        self.recordings = _Recordings()
         self.has_threads = self._learn_num_threads()
 
     def function(self, name: str, *argument_types: type) -> Callable[..., None]:
         """`llmstack_<name>`, which returns nothing."""
         function = self._functions.get(name) or self._bind(name, argument_types)
-        return function if self.recording is None else self.recording.wrap(name, function, argument_types)
+        recording = self.recordings.current
+        return function if recording is None else recording.wrap(name, function, argument_types)
 
     def address(self, name: str) -> int:
         """Where `llmstack_<name>` is."""

@@ -127,12 +127,12 @@ def record(arena: Arena | None = None) -> Iterator[Recording]:
     arena = arena or Arena()
     arena.reset()
     recording = Recording(native, arena)
-    native.recording = recording
+    native.recordings.current = recording
     try:
         with _OnlyViews(arena):
             yield recording
     finally:
-        native.recording = None
+        native.recordings.current = None
 
 
 class _OnlyViews(TorchDispatchMode):

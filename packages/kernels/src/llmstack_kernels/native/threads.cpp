@@ -10,6 +10,7 @@
 #include <sched.h>
 
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -83,7 +84,11 @@ void work_forever() {
 }
 
 void hire(int wanted) {
-  for (; num_workers < wanted; ++num_workers) std::thread(work_forever).detach();
+  try {
+    for (; num_workers < wanted; ++num_workers) std::thread(work_forever).detach();
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those there are do the work.
+  }
 }
 
 }  // namespace
