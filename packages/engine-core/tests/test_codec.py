@@ -35,6 +35,7 @@ from llmstack_types import (
     RequestOutputKind,
     SamplingParams,
     SchedulerStats,
+    StructuredOutputsParams,
     TokenLogprobs,
 )
 
@@ -89,6 +90,19 @@ PARAMS = st.builds(
     bad_words=optional(tuples(TEXT)),
     bad_words_token_ids=tuples(tuples(TOKEN_ID)),
     extra_args=optional(st.dictionaries(TEXT, SCALAR | st.lists(SCALAR, max_size=3), max_size=3)),
+    structured_outputs=optional(
+        st.builds(
+            StructuredOutputsParams,
+            json=optional(TEXT),
+            regex=optional(TEXT),
+            choice=optional(tuples(TEXT)),
+            grammar=optional(TEXT),
+            json_object=optional(st.booleans()),
+            structural_tag=optional(TEXT),
+            disable_any_whitespace=st.booleans(),
+            whitespace_pattern=optional(TEXT),
+        )
+    ),
 )
 REQUESTS = st.builds(
     EngineCoreRequest,
@@ -281,6 +295,8 @@ def test_unknown_versions_tags_operations_and_types_are_refused(values: Any) -> 
         {"logit_bias": {1: float("inf")}},
         {"extra_args": {"a": float("nan")}},
         {"extra_args": {"a": [[1]]}},
+        {"structured_outputs": StructuredOutputsParams(regex="x" * 70_000)},
+        {"structured_outputs": StructuredOutputsParams(choice=("x",) * 5000)},
         {"bad_words": [1]},
         {"typical_p": 2.0},
     ],
@@ -297,6 +313,13 @@ def test_a_refused_request_is_named_in_the_error(changes: dict[str, Any]) -> Non
 def test_token_ids_that_are_none_cannot_be_sent(prompt: Any) -> None:
     with pytest.raises(CodecError, match="prompt_token_ids"):
         encode(replace(REQUEST, prompt_token_ids=prompt))
+
+
+@pytest.mark.parametrize("name", ["json", "structural_tag"])
+def test_a_schema_travels_as_a_text_only(name: str) -> None:
+    params = replace(REQUEST.sampling_params, structured_outputs=StructuredOutputsParams(**{name: {}}))
+    with pytest.raises(CodecError, match=f"structured_outputs.{name}"):
+        encode(replace(REQUEST, sampling_params=params))
 
 
 def test_an_empty_prompt_is_refused_on_arrival() -> None:

@@ -53,6 +53,7 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": None,
     "extra_args": None,
+    "structured_outputs": None,
 }
 # vLLM has the first four elsewhere, and the last two not in public.
 OWN_FIELDS = ("best_of", "use_beam_search", "length_penalty", "early_stopping", "typical_p", "bad_words_token_ids")

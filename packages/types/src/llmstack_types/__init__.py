@@ -22,6 +22,7 @@ from llmstack_types.pooling_params import PoolingParams, PoolingType
 from llmstack_types.sampling_params import RequestOutputKind, SamplingParams
 from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from llmstack_types.stats import SchedulerStats
+from llmstack_types.structured_outputs_params import StructuredOutputsParams
 
 __all__ = [
     "EngineCoreOutput",
@@ -46,5 +47,6 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerStats",
     "ServerOverloadedError",
+    "StructuredOutputsParams",
     "TokenLogprobs",
 ]

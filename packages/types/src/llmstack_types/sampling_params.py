@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from llmstack_types.structured_outputs_params import StructuredOutputsParams
+
 
 class RequestOutputKind(StrEnum):
     """What each `RequestOutput` of a stream holds."""
@@ -47,6 +49,8 @@ class SamplingParams:
         bad_words_token_ids: The same as token ids, which is what the sampler bars: the last one of each sequence where
             the others were just generated. The input processor adds those of `bad_words`.
         extra_args: Arguments for custom logits processors: JSON's scalars and lists of them.
+        structured_outputs: What the completion must conform to. The end of the constraint ends the completion, under
+            `ignore_eos` and before `min_tokens` too, which only keep it from ending while more could follow.
     """
 
     n: int = 1
@@ -80,6 +84,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] | list[str] | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     extra_args: Mapping[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     @property
     def num_generated(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.ipc.structured_outputs_codec import decode_structured_outputs, encode_structured_outputs
 from llmstack_types import EngineCoreRequest, PoolingParams, PoolingType, RequestOutputKind, SamplingParams
 
 MAX_REQUEST_ID_LENGTH: Final = 512
@@ -164,6 +165,7 @@ _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "bad_words": fields.optional(_texts),
     "bad_words_token_ids": _sequences,
     "extra_args": fields.optional(_extra_args),
+    "structured_outputs": fields.optional(decode_structured_outputs),
 }
 _NAMES: Final = tuple(_SAMPLING_CHECKS)
 _CHECKS: Final = tuple(_SAMPLING_CHECKS.values())
@@ -173,6 +175,7 @@ _LOGIT_BIAS: Final = _NAMES.index("logit_bias")
 _ALLOWED_TOKEN_IDS: Final = _NAMES.index("allowed_token_ids")
 _BAD_WORDS_TOKEN_IDS: Final = _NAMES.index("bad_words_token_ids")
 _EXTRA_ARGS: Final = _NAMES.index("extra_args")
+_STRUCTURED_OUTPUTS: Final = _NAMES.index("structured_outputs")
 
 
 def _encode_sampling_params(params: SamplingParams) -> list[Any]:
@@ -187,6 +190,8 @@ def _encode_sampling_params(params: SamplingParams) -> list[Any]:
     ]
     if params.extra_args is not None:
         values[_EXTRA_ARGS] = [[key, value] for key, value in params.extra_args.items()]
+    if params.structured_outputs is not None:
+        values[_STRUCTURED_OUTPUTS] = encode_structured_outputs(params.structured_outputs)
     bias = params.logit_bias
     if bias is not None:
         packed_ids = fields.pack_uint32(bias.keys(), "logit_bias")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.packing import pack, packed_ints, unpack
-from llmstack_types import EngineCoreRequest, PoolingParams, PoolingType, SamplingParams
+from llmstack_types import EngineCoreRequest, PoolingParams, PoolingType, SamplingParams, StructuredOutputsParams
 
 # What only the front end reads: no decision depends on it, and it may hold a user's text.
 _NOT_RECORDED: Final = frozenset(
@@ -19,6 +19,8 @@ _NOT_RECORDED: Final = frozenset(
 )  # fmt: skip
 _PARAMS: Final = "sampling_params"
 _POOLING: Final = "pooling_params"
+_STRUCTURED: Final = "structured_outputs"
+_NESTED: Final = frozenset({_PARAMS, _POOLING, _STRUCTURED})
 
 
 def _defaults(cls: type) -> dict[str, Any]:
@@ -29,12 +31,13 @@ def _defaults(cls: type) -> dict[str, Any]:
 _REQUEST_DEFAULTS: Final = _defaults(EngineCoreRequest)
 _PARAMS_DEFAULTS: Final = _defaults(SamplingParams)
 _POOLING_DEFAULTS: Final = _defaults(PoolingParams)
+_STRUCTURED_DEFAULTS: Final = _defaults(StructuredOutputsParams)
 
 
 def pack_request(request: EngineCoreRequest) -> bytes:
     """The request as one msgpack map; a new field of its class is recorded without a change here."""
     named = _changed(request, _REQUEST_DEFAULTS)
-    named[_PARAMS] = _changed(request.sampling_params, _PARAMS_DEFAULTS)
+    named[_PARAMS] = _pack_params(request.sampling_params)
     if request.pooling_params is not None:
         named[_POOLING] = _changed(request.pooling_params, _POOLING_DEFAULTS)
     return pack(named)
@@ -48,7 +51,7 @@ def unpack_request(packed: bytes) -> EngineCoreRequest:
     """
     try:
         named = unpack(packed, dict)
-        params = SamplingParams(**_known(named.pop(_PARAMS), _PARAMS_DEFAULTS))
+        params = _unpack_params(_known(named.pop(_PARAMS), _PARAMS_DEFAULTS))
         named = _known(named, _REQUEST_DEFAULTS)
         named["eos_token_ids"] = tuple(named.get("eos_token_ids", ()))
         if _POOLING in named:
@@ -58,11 +61,27 @@ def unpack_request(packed: bytes) -> EngineCoreRequest:
         raise StepLogError(f"a request cannot be read: {str(error)[:100] or type(error).__name__}") from error
 
 
+def _pack_params(params: SamplingParams) -> dict[str, Any]:
+    named = _changed(params, _PARAMS_DEFAULTS)
+    if params.structured_outputs is not None:
+        named[_STRUCTURED] = _changed(params.structured_outputs, _STRUCTURED_DEFAULTS)
+    return named
+
+
+def _unpack_params(named: dict[str, Any]) -> SamplingParams:
+    if _STRUCTURED in named:
+        structured = _known(named[_STRUCTURED], _STRUCTURED_DEFAULTS)
+        if "choice" in structured:
+            structured["choice"] = tuple(structured["choice"])
+        named[_STRUCTURED] = StructuredOutputsParams(**structured)
+    return SamplingParams(**named)
+
+
 def _changed(data: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
     changed = {}
     for name, default in defaults.items():
         value = getattr(data, name)
-        if name not in (_PARAMS, _POOLING) and (default is MISSING or value != default):
+        if name not in _NESTED and (default is MISSING or value != default):
             changed[name] = _packable(value)
     return changed
 
