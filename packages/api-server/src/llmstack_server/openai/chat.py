@@ -1,21 +1,23 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`: OpenAI's encoding of a chat."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from llmstack_llm import request_errors
-from llmstack_llm.admit import admit_sampling_params
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.chat.deltas import ChatDelta, ChatMessage
+from llmstack_server.chat.prepare import prepare_chat_generation
+from llmstack_server.chat.stream import ChatStream
 from llmstack_server.http.errors import missing_parameter
 from llmstack_server.openai.common import Generation, check_fields, new_id
-from llmstack_server.openai.events import close
 from llmstack_server.openai.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import ChatCompletionRequest, parse
 from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
 from llmstack_server.openai.unsupported import CHAT
-from llmstack_server.protocols import Completion, PromptOutput
 from llmstack_server.state import ServerState
 from llmstack_types import SamplingParams
 
@@ -30,18 +32,26 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatAnswer:
     if fields.messages is None:
         raise missing_parameter("messages")
     check_fields(state, body, fields, CHAT)
-    param_names = PARAM_NAMES | {"logprobs": "top_logprobs"}
-    if fields.max_completion_tokens is not None:
-        param_names["max_tokens"] = "max_completion_tokens"
-    params = admit_sampling_params(_params(state, fields), state.limits, param_names=param_names)
-    rendered = await state.engine.render_chat(
-        fields.messages,
+    request_id = new_id("chatcmpl")
+    stream = await prepare_chat_generation(
+        state,
+        _conversation(fields),
+        _params(state, fields),
+        request_id=request_id,
+        param_names=_param_names(fields),
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
+    )
+    return ChatAnswer(Generation(state, fields, check_model(state, fields.model), [stream.prompt], request_id), stream)
+
+
+def _conversation(fields: ChatCompletionRequest) -> Conversation:
+    return Conversation(
+        fields.messages or (),
         add_generation_prompt=_generation_prompt(fields),
         continue_final_message=bool(fields.continue_final_message),
         chat_template_kwargs=fields.chat_template_kwargs,
     )
-    prompt = await state.engine.admit(rendered, params, param="messages", param_names=param_names)
-    return ChatAnswer(Generation(state, fields, check_model(state, fields.model), [prompt], new_id("chatcmpl")), fields)
 
 
 def _generation_prompt(fields: ChatCompletionRequest) -> bool:
@@ -51,6 +61,11 @@ def _generation_prompt(fields: ChatCompletionRequest) -> bool:
         reason = "it cannot be set together with 'add_generation_prompt'"
         raise request_errors.invalid_value("continue_final_message", reason)
     return False
+
+
+def _param_names(fields: ChatCompletionRequest) -> dict[str, str]:
+    names = PARAM_NAMES | {"logprobs": "top_logprobs"}
+    return names if fields.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
 
 def _params(state: ServerState, fields: ChatCompletionRequest) -> SamplingParams:
@@ -65,9 +80,10 @@ def _params(state: ServerState, fields: ChatCompletionRequest) -> SamplingParams
 class ChatAnswer:
     """The answer to one chat request."""
 
-    def __init__(self, generation: Generation, fields: ChatCompletionRequest) -> None:
+    def __init__(self, generation: Generation, fields: ChatCompletionRequest, stream: ChatStream) -> None:
         self._generation = generation
         self._fields = fields
+        self._stream = stream
 
     @property
     def is_stream(self) -> bool:
@@ -76,75 +92,65 @@ class ChatAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The `chat.completion` object."""
-        generation, usage = self._generation, self._generation.new_usage()
-        choices: list[dict[str, Any]] = []
-        extra: dict[str, Any] = {}
-        async for prompt_index, output in generation.outputs():
-            usage.add(prompt_index, output)
-            choices += [self._whole_choice(new) for new in output.outputs]
-            extra |= self._prompt_extras(output)
-        return generation.answer("chat.completion", choices, usage) | extra
+        messages = await self._stream.fold()
+        choices = [self._whole_choice(message) for message in messages]
+        return self._generation.answer("chat.completion", choices, self._stream.usage) | self._prompt_extras()
 
     async def events(self) -> AsyncIterator[bytes]:
         """One chunk with the role per choice, then what is new; the last of a choice has its finish reason."""
-        generation, usage = self._generation, self._generation.new_usage()
+        generation, usage = self._generation, self._stream.usage
         encoder = generation.new_encoder("chat.completion.chunk")
         is_first = True
-        outputs = generation.outputs()
-        try:
-            async for prompt_index, output in outputs:
-                usage.add(prompt_index, output)
+        async with aclosing(self._stream.deltas()) as deltas:
+            async for delta in deltas:
                 extra = {"usage": usage.as_object()} if generation.includes_continuous_usage else {}
                 if is_first:
                     is_first = False
-                    prompt_extras = self._prompt_extras(output)
+                    prompt_extras = self._prompt_extras()
                     for index in range(generation.n):
                         yield encoder.encode([_role_choice(index)], extra | prompt_extras)
-                for new in output.outputs:
-                    if self._is_worth_sending(new):
-                        yield encoder.encode([self._chunk_choice(new)], extra)
-        finally:
-            await close(outputs)
+                if self._is_worth_sending(delta):
+                    yield encoder.encode([self._chunk_choice(delta)], extra)
         if generation.includes_usage:
             yield encoder.encode([], {"usage": usage.as_object()})
 
-    def _is_worth_sending(self, new: Completion) -> bool:
+    def _is_worth_sending(self, delta: ChatDelta) -> bool:
         wants_tokens = bool(self._fields.logprobs or self._fields.return_token_ids)
-        return bool(new.text or new.finish_reason is not None or wants_tokens)
+        return bool(delta.content or delta.finish_reason is not None or wants_tokens)
 
-    def _chunk_choice(self, new: Completion) -> dict[str, Any]:
+    def _chunk_choice(self, delta: ChatDelta) -> dict[str, Any]:
         choice: dict[str, Any] = {
-            "index": new.index,
-            "delta": {"content": new.text} if new.text or new.finish_reason is None else {},
-            "logprobs": self._logprobs(new),
-            "finish_reason": new.finish_reason,
+            "index": delta.index,
+            "delta": {"content": delta.content} if delta.content or delta.finish_reason is None else {},
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
         }
-        return choice | self._choice_extras(new)
+        return choice | self._choice_extras(delta)
 
-    def _whole_choice(self, new: Completion) -> dict[str, Any]:
+    def _whole_choice(self, message: ChatMessage) -> dict[str, Any]:
         choice: dict[str, Any] = {
-            "index": new.index,
-            "message": {"role": "assistant", "content": new.text, "refusal": None},
-            "logprobs": self._logprobs(new),
-            "finish_reason": new.finish_reason,
+            "index": message.index,
+            "message": {"role": "assistant", "content": message.content, "refusal": None},
+            "logprobs": self._logprobs(message),
+            "finish_reason": message.finish_reason,
         }
-        return choice | self._choice_extras(new)
+        return choice | self._choice_extras(message)
 
-    def _choice_extras(self, new: Completion) -> dict[str, Any]:
+    def _choice_extras(self, new: ChatDelta | ChatMessage) -> dict[str, Any]:
         extras: dict[str, Any] = {} if new.finish_reason is None else {"stop_reason": new.stop_reason}
         if self._fields.return_token_ids:
             extras["token_ids"] = list(new.token_ids)
         return extras
 
-    def _prompt_extras(self, output: PromptOutput) -> dict[str, Any]:
+    def _prompt_extras(self) -> dict[str, Any]:
         extras: dict[str, Any] = {}
         if self._fields.prompt_logprobs is not None:
-            extras["prompt_logprobs"] = prompt_logprobs_object(output.prompt_logprobs)
+            extras["prompt_logprobs"] = prompt_logprobs_object(self._stream.prompt_logprobs)
         if self._fields.return_token_ids:
-            extras["prompt_token_ids"] = list(output.prompt_token_ids)
+            extras["prompt_token_ids"] = list(self._stream.prompt.prompt_token_ids)
         return extras
 
-    def _logprobs(self, new: Completion) -> dict[str, Any] | None:
+    def _logprobs(self, new: ChatDelta | ChatMessage) -> dict[str, Any] | None:
         if not self._fields.logprobs:
             return None
         return chat_logprobs(new.token_ids, new.logprobs or (), self._fields.top_logprobs or 0)

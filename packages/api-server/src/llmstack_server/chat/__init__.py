@@ -1,0 +1,13 @@
+"""The seam of all chat APIs: a conversation in, a stream of deltas out; each API is an encoder over it.
+
+    conversation = Conversation(messages, tools=..., tool_choice=...)           # OpenAI's forms, whatever the API
+    stream = await prepare_chat_generation(state, conversation, params, request_id=new_id("resp"))
+    async with aclosing(stream.deltas()) as deltas:                             # leaving it aborts the request
+        async for delta in deltas: ...                                          # ChatDelta: what is new in one choice
+    stream.usage.as_object()
+
+`await stream.fold()` gives the whole answer instead, one `ChatMessage` per choice: the same deltas added up, so the two
+ways of answering cannot differ. `render_conversation` gives the prompt alone, for counting tokens.
+
+Modules: `conversation` (what is asked), `deltas` (what comes back), `prepare` and `stream` (from one to the other).
+"""

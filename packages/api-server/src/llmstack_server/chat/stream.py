@@ -1,0 +1,73 @@
+"""The answer to a conversation as it grows, in the terms of no API in particular."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from llmstack_server.chat.deltas import ChatDelta, ChatMessage, fold
+from llmstack_server.openai.events import close
+from llmstack_server.openai.logprobs import Position
+from llmstack_server.openai.usage import UsageCounter
+from llmstack_server.protocols import AdmittedPrompt, EngineClient
+
+
+class ChatStream:
+    """One conversation that has passed every check; nothing runs before `deltas` or `fold` is called, once.
+
+    Attributes:
+        prompt: The rendered conversation, with its sampling parameters.
+        usage: Tokens counted so far.
+        prompt_logprobs: Set with the first delta, where asked for.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        prompt: AdmittedPrompt,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        self.prompt = prompt
+        self.usage = UsageCounter([prompt])
+        self.prompt_logprobs: Sequence[Position | None] | None = None
+        self._engine = engine
+        self._request_id = request_id
+        self._priority = priority
+        self._cache_salt = cache_salt
+
+    @property
+    def n(self) -> int:
+        """How many choices there will be."""
+        return self.prompt.sampling_params.n
+
+    async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
+        """What is new, choice by choice; closing it aborts the request.
+
+        With the output kind `FINAL_ONLY` there is one delta per choice.
+
+        Raises:
+            ServerOverloadedError, RequestFailedError, EngineDeadError: As `EngineClient.generate`.
+        """
+        outputs = self._engine.generate(
+            self.prompt, None, self._request_id, priority=self._priority, cache_salt=self._cache_salt
+        )
+        usage = self.usage
+        try:
+            async for output in outputs:
+                usage.add(0, output)
+                if output.prompt_logprobs is not None:
+                    self.prompt_logprobs = output.prompt_logprobs
+                for new in output.outputs:
+                    yield ChatDelta(
+                        new.index, new.text, "", (), new.token_ids, new.logprobs, new.finish_reason, new.stop_reason
+                    )
+        finally:
+            await close(outputs)
+
+    async def fold(self) -> list[ChatMessage]:
+        """The whole answer, one message per choice; raises as `deltas`."""
+        async with aclosing(self.deltas()) as deltas:
+            return fold([delta async for delta in deltas])
