@@ -11,7 +11,7 @@ from llmstack_types import InvalidRequestError
 Predicate = Callable[[Any], bool]
 
 
-def _one_of(*harmless: Any) -> Predicate:
+def one_of(*harmless: Any) -> Predicate:
     """True for null and for these very values; `True` is not 1 here."""
     return lambda value: value is None or any(type(value) is type(entry) and value == entry for entry in harmless)
 
@@ -20,42 +20,42 @@ def _is_text_format(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and value.get("type") == "text")
 
 
-_NEVER = _one_of()
+_NEVER = one_of()
 
 # Field to the values that mean what the server does anyway.
 COMMON: Mapping[str, Predicate] = {
     "truncate_prompt_tokens": _NEVER,
     "truncation_side": _NEVER,
-    "logprob_token_ids": _one_of([]),
-    "logits_processors": _one_of([]),
+    "logprob_token_ids": one_of([]),
+    "logits_processors": one_of([]),
     "kv_transfer_params": _NEVER,
-    "return_tokens_as_token_ids": _one_of(False),
+    "return_tokens_as_token_ids": one_of(False),
     "response_format": _is_text_format,
     "structured_outputs": _NEVER,
     "guided_json": _NEVER,
     "guided_regex": _NEVER,
     "guided_choice": _NEVER,
     "guided_grammar": _NEVER,
-    "guided_json_object": _one_of(False),
+    "guided_json_object": one_of(False),
     "thinking_token_budget": _NEVER,
     "repetition_detection": _NEVER,
-    "stream_interval": _one_of(1),
+    "stream_interval": one_of(1),
 }
-COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": _one_of([]), "suffix": _one_of("")}
+COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": one_of([]), "suffix": one_of("")}
 CHAT: Mapping[str, Predicate] = {
     **COMMON,
     "tools": _NEVER,
-    "tool_choice": _one_of("none", "auto"),
+    "tool_choice": one_of("none", "auto"),
     "functions": _NEVER,
-    "function_call": _one_of("none", "auto"),
+    "function_call": one_of("none", "auto"),
     "audio": _NEVER,
-    "modalities": _one_of(["text"]),
+    "modalities": one_of(["text"]),
     "prediction": _NEVER,
     "web_search_options": _NEVER,
-    "documents": _one_of([]),
+    "documents": one_of([]),
     "chat_template": _NEVER,
-    "mm_processor_kwargs": _one_of({}),
-    "prompt_embeds": _one_of([]),
+    "mm_processor_kwargs": one_of({}),
+    "prompt_embeds": one_of([]),
 }
 
 
@@ -64,9 +64,9 @@ EMBEDDINGS: Mapping[str, Predicate] = {
     "truncate_prompt_tokens": _NEVER,
     "truncation_side": _NEVER,
     "chat_template": _NEVER,
-    "mm_processor_kwargs": _one_of({}),
-    "embed_dtype": _one_of("float32"),
-    "endianness": _one_of("native", "little"),
+    "mm_processor_kwargs": one_of({}),
+    "embed_dtype": one_of("float32"),
+    "endianness": one_of("native", "little"),
 }
 
 
