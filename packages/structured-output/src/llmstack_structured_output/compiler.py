@@ -1,0 +1,196 @@
+"""From a constraint to a compiled grammar, checked, bounded and cached."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from llmstack_structured_output import errors
+from llmstack_structured_output.grammars import choice_grammar, context_free_grammar
+from llmstack_structured_output.json_schemas import schema_grammar
+from llmstack_structured_output.limits import GrammarLimits
+from llmstack_structured_output.matcher import Matcher
+from llmstack_structured_output.regexes import regex_grammar
+from llmstack_structured_output.structural_tags import structural_tag_grammar
+from llmstack_structured_output.vocabulary import load_vocabulary, token_literal
+from llmstack_types import InvalidRequestError, StructuredOutputsParams
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+DEFAULT_CACHE_SIZE = 256
+# What the library says where a limit of ours ends its work.
+_LIMIT_WORDS = ("fuel", "limit", "too complex", "too large", "too big", "too many", "exceed", "maximum")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled constraint; immutable, and shared by the requests that have it.
+
+    Attributes:
+        kind: Which field of the parameters it came from.
+    """
+
+    kind: str
+    _matcher: LLMatcher
+
+    def new_matcher(self) -> Matcher:
+        """A matcher at the beginning of a text; takes some ten microseconds."""
+        return Matcher(self._matcher.deep_copy())
+
+
+class GrammarCompiler:
+    """Compiles constraints for one vocabulary. Safe to use from several threads; compiling releases the lock of Python.
+
+    The vocabulary is read with the first constraint.
+    """
+
+    def __init__(
+        self,
+        tokenizer_folder: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        limits: GrammarLimits | None = None,
+        cache_size: int = DEFAULT_CACHE_SIZE,
+    ) -> None:
+        """`vocab_size` is the width of the logits. `cache_size`: Compiled grammars kept, those used last."""
+        self.vocab_size = vocab_size
+        self._load_vocabulary = functools.partial(load_vocabulary, tokenizer_folder, vocab_size, tuple(eos_token_ids))
+        self._limits = limits or GrammarLimits()
+        self._cache: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
+        self._cache_size = cache_size
+        self._lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """The grammar of a constraint, from the cache where it was compiled before.
+
+        Raises:
+            InvalidRequestError: Names the field at fault, such as `structured_outputs.json`; the code is that of the
+                error contract. Nothing is cached then.
+        """
+        params = normal_form(params)
+        with self._lock:
+            grammar = self._cache.get(params)
+            if grammar is not None:
+                self._cache.move_to_end(params)
+                return grammar
+        grammar = self._compile(params)
+        with self._lock:
+            self._cache[params] = grammar
+            while len(self._cache) > self._cache_size:
+                self._cache.popitem(last=False)
+        return grammar
+
+    @property
+    def num_cached(self) -> int:
+        """Compiled grammars at hand."""
+        return len(self._cache)
+
+    def _compile(self, params: StructuredOutputsParams) -> Grammar:
+        kind = kind_of(params)
+        param = f"structured_outputs.{kind}"
+        vocabulary = self._living_vocabulary()
+        text = _grammar_text(kind, param, params, self._limits, vocabulary)
+        matcher = LLMatcher(vocabulary, text, log_level=0, limits=_parser_limits(self._limits))
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first mask may be what takes too much work
+        if matcher.is_error():
+            raise _refusal(kind, param, matcher.get_error())
+        return Grammar(kind, matcher)
+
+    def _living_vocabulary(self) -> LLTokenizer:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._load_vocabulary()
+            return self._vocabulary
+
+
+def kind_of(params: StructuredOutputsParams) -> str:
+    """The one field that is set.
+
+    Raises:
+        InvalidRequestError: None is, or several are.
+    """
+    found = [kind for kind in KINDS if getattr(params, kind) not in (None, False)]
+    if len(found) != 1:
+        listed = ", ".join(KINDS)
+        raise errors.invalid_constraint("structured_outputs", f"exactly one of {listed} must be set")
+    return found[0]
+
+
+def normal_form(params: StructuredOutputsParams) -> StructuredOutputsParams:
+    """Equal constraints made equal and hashable: schemas as texts, choices as a tuple.
+
+    Raises:
+        InvalidRequestError: A schema cannot be written as JSON.
+    """
+    changes: dict[str, Any] = {}
+    for name in ("json", "structural_tag"):
+        value = getattr(params, name)
+        if value is not None and not isinstance(value, str):
+            changes[name] = _as_text(f"structured_outputs.{name}", value)
+    if isinstance(params.choice, list):
+        changes["choice"] = tuple(params.choice)
+    return replace(params, **changes) if changes else params
+
+
+def _as_text(param: str, value: Mapping[str, Any]) -> str:
+    import json
+
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.invalid_json_schema(param, "it cannot be written as JSON") from error
+
+
+def _grammar_text(
+    kind: str, param: str, params: StructuredOutputsParams, limits: GrammarLimits, vocabulary: LLTokenizer
+) -> str:
+    value = getattr(params, kind)
+    match kind:
+        case "regex":
+            return regex_grammar(param, value, limits)
+        case "choice":
+            return choice_grammar(param, value, limits)
+        case "grammar":
+            return context_free_grammar(param, value, limits)
+        case "structural_tag":
+            spell = functools.partial(token_literal, vocabulary)
+            return LLMatcher.grammar_from_lark(structural_tag_grammar(param, value, spell, limits))
+        case _:
+            return schema_grammar(
+                param,
+                {"type": "object"} if kind == "json_object" else value,
+                limits,
+                disable_any_whitespace=params.disable_any_whitespace,
+                whitespace_pattern=params.whitespace_pattern,
+            )
+
+
+def _parser_limits(limits: GrammarLimits) -> LLParserLimits:
+    return LLParserLimits(
+        initial_lexer_fuel=limits.lexer_fuel,
+        step_lexer_fuel=limits.step_fuel,
+        step_max_items=limits.max_step_items,
+        max_lexer_states=limits.max_lexer_states,
+        max_grammar_size=limits.max_grammar_size,
+        verbose_errors=False,
+    )
+
+
+def _refusal(kind: str, param: str, message: str) -> InvalidRequestError:
+    reason = errors.one_line(message)
+    is_schema = kind in ("json", "json_object", "structural_tag")
+    if any(word in message.lower() for word in _LIMIT_WORDS):
+        return errors.schema_too_complex(param, reason) if is_schema else errors.grammar_too_complex(param, reason)
+    if is_schema:
+        return errors.invalid_json_schema(param, reason)
+    return errors.invalid_regex(param, reason) if kind == "regex" else errors.invalid_grammar(param, reason)

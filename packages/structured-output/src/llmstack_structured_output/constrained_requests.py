@@ -1,0 +1,127 @@
+"""The constrained requests of an engine, by id: what each has said, and the masks of a step for all of them at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llguidance import LLExecutor
+
+from llmstack_structured_output.compiler import GrammarCompiler
+from llmstack_structured_output.matcher import Matcher
+from llmstack_types import StructuredOutputsParams
+
+_WORD_BYTES = 4
+_MAX_THREADS = 8
+
+
+@dataclass(slots=True)
+class _Request:
+    matcher: Matcher
+    min_tokens: int
+
+
+class ConstrainedRequests:
+    """Satisfies the engine core's Protocol `ConstraintBackend`.
+
+    `start` may run in several threads; everything else belongs to one.
+    """
+
+    def __init__(self, tokenizer_folder: str, vocab_size: int, num_threads: int | None = None) -> None:
+        """Reads nothing yet. `num_threads`: Of those that compute masks; None is as many as there are processors."""
+        self.mask_bytes = -(-vocab_size // (8 * _WORD_BYTES)) * _WORD_BYTES
+        self._folder = Path(tokenizer_folder)
+        self._vocab_size = vocab_size
+        self._num_threads = num_threads or min(_num_processors(), _MAX_THREADS)
+        self._executor: LLExecutor | None = None
+        self._compilers: dict[tuple[int, ...], GrammarCompiler] = {}
+        self._eos_token_ids: tuple[int, ...] = ()
+        self._requests: dict[str, _Request] = {}
+
+    def start(
+        self, request_id: str, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...], min_tokens: int = 0
+    ) -> None:
+        """Compiles a constraint and begins to follow a request under it.
+
+        Args:
+            request_id: Not in use.
+            params: The constraint.
+            eos_token_ids: Those that may end the text; the same for all requests.
+            min_tokens: Before so many tokens the text does not end, unless nothing else may follow.
+
+        Raises:
+            InvalidRequestError: The constraint cannot be compiled; nothing has begun.
+        """
+        grammar = self._compiler(eos_token_ids).compile(params)
+        self._requests[request_id] = _Request(grammar.new_matcher(), min_tokens)
+
+    def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Takes over what a request has said; ids that are not followed are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.matcher.accept(token_ids)
+
+    def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
+        """What may come next in each request, and behind each of its draft tokens.
+
+        Returns one mask for each request and one more for each draft, in the order of `rows`, `mask_bytes` each: token
+        t is bit t % 8, counted from the lowest, of byte t // 8. Behind a draft that is not allowed, anything is. A
+        request whose matcher has failed gets a mask without a bit.
+
+        Args:
+            rows: Request id and draft tokens; the ids are distinct and followed.
+        """
+        num_places = sum(1 + len(drafts) for _, drafts in rows)
+        bits = bytearray(b"\xff") * (num_places * self.mask_bytes)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(bits))
+        place, jobs = 0, []
+        for request_id, drafts in rows:
+            jobs.append((self._requests[request_id].matcher.handle, place, list(drafts)))
+            place += 1 + len(drafts)
+        if len(jobs) == 1 and not jobs[0][2]:
+            jobs[0][0].unsafe_compute_mask_ptr(address, self.mask_bytes)
+        elif jobs:
+            self._pool().unsafe_compute_mask_ptr_with_draft_token(jobs, address, self.mask_bytes, num_places)
+        self._bar_early_ends(rows, bits)
+        return bits
+
+    def end(self, request_id: str) -> None:
+        """Forgets a request; unknown ids are ignored."""
+        self._requests.pop(request_id, None)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def _bar_early_ends(self, rows: Sequence[tuple[str, Sequence[int]]], bits: bytearray) -> None:
+        place = 0
+        for request_id, drafts in rows:
+            request = self._requests[request_id]
+            num_early = max(0, request.min_tokens - request.matcher.num_tokens)
+            for at in range(place, place + min(num_early, 1 + len(drafts))):
+                self._bar_end(bits, at * self.mask_bytes)
+            place += 1 + len(drafts)
+
+    def _bar_end(self, bits: bytearray, start: int) -> None:
+        mask = bits[start : start + self.mask_bytes]
+        for token_id in self._eos_token_ids:
+            mask[token_id >> 3] &= ~(1 << (token_id & 7))
+        if any(mask):
+            bits[start : start + self.mask_bytes] = mask
+
+    def _compiler(self, eos_token_ids: tuple[int, ...]) -> GrammarCompiler:
+        # One model has one set of ids, so there is one compiler.
+        self._eos_token_ids = eos_token_ids
+        return self._compilers.setdefault(eos_token_ids, GrammarCompiler(self._folder, self._vocab_size, eos_token_ids))
+
+    def _pool(self) -> LLExecutor:
+        if self._executor is None:
+            self._executor = LLExecutor(num_threads=self._num_threads)
+        return self._executor
+
+
+def _num_processors() -> int:
+    """Those the process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

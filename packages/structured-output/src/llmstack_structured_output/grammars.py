@@ -1,0 +1,48 @@
+"""Context-free grammars in Lark's and GBNF's notation, and choices between strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from llmstack_structured_output import errors
+from llmstack_structured_output.limits import GrammarLimits
+
+
+def context_free_grammar(param: str, text: str, limits: GrammarLimits) -> str:
+    """The grammar in either notation: GBNF's rules have `::=` and begin at `root`, Lark's `:` and begin at `start`.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or is over the limit.
+    """
+    if len(text.encode("utf-8", "replace")) > limits.max_grammar_bytes:
+        raise errors.grammar_too_complex(param, f"it has more than {limits.max_grammar_bytes} bytes")
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    except RecursionError as error:
+        raise errors.grammar_too_complex(param, "it is nested too deeply") from error
+    except Exception as error:  # the converter from GBNF raises bare `Exception` for what it cannot read
+        raise errors.invalid_grammar(param, errors.one_line(str(error))) from error
+
+
+def choice_grammar(param: str, choices: Sequence[str], limits: GrammarLimits) -> str:
+    """The grammar of exactly these strings.
+
+    Raises:
+        InvalidRequestError: There is none, one is empty or no text, or they are over a limit.
+    """
+    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise errors.invalid_constraint(param, "expected an array of strings that are not empty")
+    if len(choices) > limits.max_choices:
+        raise errors.grammar_too_complex(param, f"it has more than {limits.max_choices} strings")
+    if sum(len(choice.encode("utf-8", "replace")) for choice in choices) > limits.max_choice_bytes:
+        raise errors.grammar_too_complex(param, f"its strings have more than {limits.max_choice_bytes} bytes together")
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(quote, choices))}")
+
+
+def quote(text: str) -> str:
+    """A string literal of Lark's notation."""
+    return json.dumps(text, ensure_ascii=False)
