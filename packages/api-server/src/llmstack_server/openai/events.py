@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 DONE = b"data: [DONE]\n\n"
@@ -16,6 +16,11 @@ def frame(text: str) -> bytes:
     """One event."""
     # A lone surrogate cannot come out of a decoder of UTF-8, and must not end a stream if it does.
     return f"data: {text}\n\n".encode("utf-8", "replace")
+
+
+def frame_named(event: Mapping[str, Any]) -> bytes:
+    """One event under the name that its `type` is, as the Responses and Messages APIs have them."""
+    return f"event: {event['type']}\ndata: {encode_json(event)}\n\n".encode("utf-8", "replace")
 
 
 class ChunkEncoder:

@@ -11,15 +11,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmstack_server.http.body import BodyLimits, ClientDisconnected, read_json_object
-from llmstack_server.http.errors import HTTPError, answer_to, server_shutting_down
+from llmstack_server.http.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
 from llmstack_server.openai.events import DONE, close, encode_json, frame
 from llmstack_server.state import ServerState
+from llmstack_types import ServerOverloadedError
 
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+_RAW_STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
 
 class WholeAnswer(Protocol):
@@ -44,6 +46,20 @@ class Answer(WholeAnswer, Protocol):
         ...
 
 
+@runtime_checkable
+class HasOwnEnd(Protocol):
+    """An answer in the form of another API, whose streams end in another way."""
+
+    @property
+    def end(self) -> bytes:
+        """What follows the last event, in place of `[DONE]`."""
+        ...
+
+    def error_event(self, error: ErrorAnswer) -> bytes:
+        """The last event of a stream that has begun and cannot go on."""
+        ...
+
+
 Prepare = Callable[[ServerState, dict[str, Any]], Awaitable[WholeAnswer]]
 
 
@@ -58,6 +74,7 @@ class GenerationResponse(Response):
         self._state = state
         self._prepare = prepare
         self._has_started = False
+        self._own_end: HasOwnEnd | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; its errors before the first byte are raised.
@@ -73,12 +90,15 @@ class GenerationResponse(Response):
             except ClientDisconnected:
                 raise
             except Exception as error:
+                if isinstance(error, ServerOverloadedError):
+                    self._state.metrics.count_rejection(error.reason)
                 if not self._has_started:
                     raise
                 await self._end_with_error(error, scope["state"]["request_id"], send)
 
     async def _answer(self, body: dict[str, Any], send: Send) -> None:
         answer = await self._prepare(self._state, body)
+        self._own_end = answer if isinstance(answer, HasOwnEnd) else None
         if isinstance(answer, Answer) and answer.is_stream:
             await self._send_events(answer.events(), send)
         else:
@@ -96,17 +116,20 @@ class GenerationResponse(Response):
         try:
             async for event in events:
                 if not self._has_started:
-                    await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+                    await send({"type": "http.response.start", "status": 200, "headers": list(_RAW_STREAM_HEADERS)})
                     self._has_started = True
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
             await close(events)
-        await send({"type": "http.response.body", "body": DONE})
+        end = DONE if self._own_end is None else self._own_end.end
+        await send({"type": "http.response.body", "body": end})
 
     async def _end_with_error(self, error: Exception, request_id: str, send: Send) -> None:
         """The error as the last event and no `[DONE]`: nobody can take half an answer for a whole one."""
         answer = answer_to(error, request_id)
-        await send({"type": "http.response.body", "body": frame(encode_json(answer.body()))})
+        own = self._own_end
+        event = frame(encode_json(answer.body())) if own is None else own.error_event(answer)
+        await send({"type": "http.response.body", "body": event})
 
     async def _run_beside_client(self, work: Awaitable[None], receive: Receive) -> None:
         """Runs `work` until it is done, its client has gone, or the server cuts what is in flight."""

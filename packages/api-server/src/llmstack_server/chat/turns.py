@@ -1,0 +1,79 @@
+"""Builds the messages that chat templates read, from the turns of another API than chat completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmstack_types import InvalidRequestError
+
+SYSTEM_JOINT = "\n\n"
+PARTS_JOINT = "\n"
+
+
+class TurnBuilder:
+    """Messages in the form of chat completions, as they grow.
+
+    What an assistant thinks, says and calls becomes one message, since templates read a turn at once. System messages
+    at the beginning become one as well: many templates know only the first.
+
+    Attributes:
+        messages: The messages so far.
+    """
+
+    def __init__(self, *, joins_turns: bool = False) -> None:
+        """With `joins_turns`, consecutive texts of one role are one turn."""
+        self.messages: list[dict[str, Any]] = []
+        self._joins_turns = joins_turns
+        self._call_id_to_name: dict[str, str] = {}
+
+    def say(self, role: str, text: str) -> None:
+        """What somebody says; developers speak as the system, which is the role that templates know."""
+        role = "system" if role == "developer" else role
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != role:
+            self.messages.append({"role": role, "content": text})
+        elif role == "system" and len(self.messages) == 1:
+            last["content"] += SYSTEM_JOINT + text
+        elif role == "assistant" and not last["content"]:
+            last["content"] = text
+        elif self._joins_turns:
+            last["content"] += PARTS_JOINT + text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """What the assistant thinks before it speaks or calls."""
+        turn = self._assistant_turn()
+        if turn["content"] or "tool_calls" in turn:
+            turn = self._new_assistant_turn()
+        before = turn.get("reasoning_content")
+        turn["reasoning_content"] = text if before is None else before + PARTS_JOINT + text
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """The assistant calls a function; `arguments` is a JSON object as text."""
+        self._call_id_to_name[call_id] = name
+        function = {"name": name, "arguments": arguments}
+        calls = self._assistant_turn().setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def answer(self, call_id: str, text: str) -> None:
+        """What a called function has returned; its name is added where the call is known."""
+        message = {"role": "tool", "tool_call_id": call_id, "content": text}
+        name = self._call_id_to_name.get(call_id)
+        self.messages.append(message if name is None else {**message, "name": name})
+
+    def _assistant_turn(self) -> dict[str, Any]:
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            return self.messages[-1]
+        return self._new_assistant_turn()
+
+    def _new_assistant_turn(self) -> dict[str, Any]:
+        self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]
+
+
+def about_input(error: InvalidRequestError, param: str) -> InvalidRequestError:
+    """An error about messages that were built here, under the name of what its user has sent."""
+    if not (error.param or "").startswith("messages"):
+        return error
+    return InvalidRequestError(error.message.replace(f"'{error.param}'", f"'{param}'"), param=param, code=error.code)

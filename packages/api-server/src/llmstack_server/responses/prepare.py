@@ -1,0 +1,139 @@
+"""From the body of a request to a response that can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_llm.admit_rules import check_text
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.chat.prepare import prepare_chat_generation
+from llmstack_server.chat.turns import about_input
+from llmstack_server.openai.common import check_fields
+from llmstack_server.openai.models import check_model
+from llmstack_server.openai.protocol import parse
+from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
+from llmstack_server.openai.unsupported import unsupported
+from llmstack_server.responses.input_items import messages_of, new_response_id, read_input
+from llmstack_server.responses.objects import ResponseObject
+from llmstack_server.responses.protocol import UNSUPPORTED, ResponseRequest, check_include, check_metadata
+from llmstack_server.responses.run import ResponseRun
+from llmstack_server.responses.store import ResponseStore, StoredItem, decode, encode
+from llmstack_server.responses.text_format import structured_outputs
+from llmstack_server.responses.tools import chat_tool_choice, chat_tools
+from llmstack_server.state import ServerState
+from llmstack_types import InvalidRequestError, SamplingParams
+
+_PARAM_NAMES = PARAM_NAMES | {
+    "max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured_outputs": "text.format",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResponse:
+    """A response that has passed every check.
+
+    Attributes:
+        input_items: What the model reads, those of earlier turns first.
+    """
+
+    run: ResponseRun
+    input_items: tuple[StoredItem, ...]
+    fields: ResponseRequest
+
+
+async def prepare_response(state: ServerState, store: ResponseStore, body: dict[str, Any]) -> PreparedResponse:
+    """Checks a request, finds the turns before it, renders the conversation and tokenizes it.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    fields = parse(ResponseRequest, body)
+    check_fields(state, body, fields, UNSUPPORTED)
+    _check(fields, store)
+    history = _history(store, fields.previous_response_id)
+    input_items = history + tuple(encode(item) for item in read_input(fields.input, store.find_item))
+    response_id = new_response_id()
+    try:
+        stream = await prepare_chat_generation(
+            state,
+            _conversation(fields, input_items),
+            _params(state, fields),
+            request_id=response_id,
+            param_names=_PARAM_NAMES,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+        )
+    except InvalidRequestError as error:
+        raise _renamed(error) from None
+    response = ResponseObject(
+        response_id,
+        check_model(state, fields.model),
+        fields,
+        stream.prompt.sampling_params,
+        is_stored=fields.store is not False and store.is_enabled,
+        status="queued" if fields.background else "in_progress",
+    )
+    return PreparedResponse(ResponseRun(stream, response), input_items, fields)
+
+
+def _check(fields: ResponseRequest, store: ResponseStore) -> None:
+    check_metadata(fields.metadata)
+    check_include(fields.include)
+    if fields.instructions is not None:
+        check_text("instructions", fields.instructions)
+    if fields.background and fields.store is False:
+        raise request_errors.invalid_value("background", "it needs 'store': true")
+    if fields.background and not store.is_enabled:
+        raise request_errors.unsupported_value("background", "this server stores no responses")
+
+
+def _history(store: ResponseStore, response_id: str | None) -> tuple[StoredItem, ...]:
+    if response_id is None:
+        return ()
+    stored = store.get(response_id)
+    if stored is None:
+        message = f"Previous response with id '{request_errors.echo(response_id)}' not found."
+        raise InvalidRequestError(message, param="previous_response_id", code="previous_response_not_found")
+    if stored.is_running:
+        raise request_errors.invalid_value("previous_response_id", "that response has not come to its end yet")
+    return stored.input_items + stored.output_items
+
+
+def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
+    choice, tools = chat_tool_choice(fields.tool_choice, chat_tools(fields.tools))
+    if tools and choice != "none":
+        raise unsupported("tools")
+    return Conversation(
+        messages_of(fields.instructions, map(decode, items)),
+        chat_template_kwargs=_template_kwargs(fields),
+    )
+
+
+def _template_kwargs(fields: ResponseRequest) -> dict[str, Any]:
+    """Templates of reasoning models read one of these two; what the client sets itself wins."""
+    effort = fields.reasoning.effort if fields.reasoning else None
+    from_effort: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        from_effort["enable_thinking"] = False
+    return from_effort | (fields.chat_template_kwargs or {})
+
+
+def _params(state: ServerState, fields: ResponseRequest) -> SamplingParams:
+    overrides: dict[str, Any] = {"logprobs": (fields.top_logprobs or 0) if fields.has_logprobs else None}
+    if fields.max_output_tokens is not None:
+        overrides["max_tokens"] = fields.max_output_tokens
+    params = sampling_params(fields, state.engine.default_sampling_params(), **overrides)
+    constraint = structured_outputs(fields.text.format if fields.text else None)
+    return params if constraint is None else replace(params, structured_outputs=constraint)
+
+
+def _renamed(error: InvalidRequestError) -> InvalidRequestError:
+    """The error in this API's words: a function has no object of its own, and items are no messages."""
+    param = error.param or ""
+    if not param.startswith("tools"):
+        return about_input(error, "input")
+    name = param.replace(".function", "")
+    return InvalidRequestError(error.message.replace(f"'{param}'", f"'{name}'"), param=name, code=error.code)

@@ -1,0 +1,60 @@
+"""The routes of the Responses API."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from llmstack_llm import request_errors
+from llmstack_server.http.openapi import STREAM, error_responses, request_body
+from llmstack_server.openai.serving import STREAM_HEADERS, GenerationResponse
+from llmstack_server.responses.input_list import parse_count, parse_list_query
+from llmstack_server.responses.protocol import ResponseRequest
+from llmstack_server.responses.service import ResponsesService
+from llmstack_server.responses.store import ResponseStore
+from llmstack_server.state import ServerState
+
+
+def add_responses_routes(router: APIRouter, state: ServerState) -> None:
+    """`/v1/responses` and what belongs to it."""
+    service = ResponsesService(state, ResponseStore())
+    errors = error_responses(400, 401, 404, 413, 415, 500, 503)
+
+    @router.post("/v1/responses", responses=STREAM | errors, openapi_extra=request_body(ResponseRequest))
+    async def create() -> Response:
+        """Answers a conversation, and keeps the answer."""
+        return GenerationResponse(state, service.prepare)
+
+    @router.get("/v1/responses/{response_id}", responses=STREAM | error_responses(400, 401, 404))
+    async def retrieve(response_id: str, request: Request) -> Response:
+        """A response that was kept, or its events once more."""
+        if not _boolean("stream", request.query_params.get("stream", "false")):
+            return _json(service.fetch(response_id))
+        after = request.query_params.get("starting_after")
+        events = service.follow(response_id, None if after is None else parse_count("starting_after", after))
+        return StreamingResponse(events, headers=STREAM_HEADERS)
+
+    @router.post("/v1/responses/{response_id}/cancel", responses=error_responses(400, 401, 404))
+    async def cancel(response_id: str) -> Response:
+        """Ends a response that is generated in the background."""
+        return _json(await service.cancel(response_id))
+
+    @router.delete("/v1/responses/{response_id}", responses=error_responses(401, 404))
+    async def delete(response_id: str) -> Response:
+        """Forgets a response."""
+        return JSONResponse(await service.delete(response_id))
+
+    @router.get("/v1/responses/{response_id}/input_items", responses=error_responses(400, 401, 404))
+    async def input_items(response_id: str, request: Request) -> Response:
+        """A page of what the model read."""
+        return JSONResponse(service.input_items(response_id, parse_list_query(request.query_params)))
+
+
+def _json(data: bytes) -> Response:
+    return Response(data, media_type="application/json")
+
+
+def _boolean(param: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise request_errors.invalid_value(param, "expected 'true' or 'false'")
+    return text.lower() == "true"
