@@ -31,6 +31,7 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     PoolingParams,
+    PoolingTask,
     PoolingType,
     RequestOutputKind,
     SamplingParams,
@@ -116,7 +117,15 @@ REQUESTS = st.builds(
     fork_of=TEXT,
     lora_name=optional(TEXT),
     pooling_params=optional(
-        st.builds(PoolingParams, st.sampled_from(PoolingType), st.booleans(), optional(st.integers(1, 2**31 - 1)))
+        st.builds(
+            PoolingParams,
+            st.sampled_from(PoolingType),
+            st.booleans(),
+            optional(st.integers(1, 2**31 - 1)),
+            st.sampled_from([PoolingTask.EMBED, PoolingTask.CLASSIFY, PoolingTask.TOKEN_EMBED]),
+            st.booleans(),
+            second_text_start=optional(st.integers(0, 2**31 - 1)),
+        )
     ),
 )
 CLIENT_MESSAGES = (
@@ -167,6 +176,8 @@ READY = st.builds(
 )
 ENGINE_MESSAGES = (
     st.builds(EngineCoreOutputs, st.lists(OUTPUTS, max_size=6), st.floats(0, 1e9), optional(STATS))
+    is_causal=st.booleans(),
+    num_labels=COUNT,
     | READY
     | st.builds(StartFailed, TEXT)
     | st.builds(EngineFailed, TEXT)

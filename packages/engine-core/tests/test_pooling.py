@@ -24,13 +24,32 @@ from llmstack_types import (
     FinishReason,
     ModelRunnerConfig,
     PoolingParams,
+    PoolingTask,
     PoolingType,
     SamplingParams,
 )
 
 LIMITS = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
-PARAMS = st.builds(PoolingParams, st.sampled_from(PoolingType), st.booleans(), st.none() | st.integers(1, 2**31 - 1))
+INT32 = 2**31 - 1
+PARAMS = st.builds(
+    PoolingParams,
+    st.sampled_from(PoolingType),
+    st.booleans(),
+    st.none() | st.integers(1, INT32),
+    st.sampled_from([PoolingTask.EMBED, PoolingTask.CLASSIFY, PoolingTask.TOKEN_EMBED]),
+    st.booleans(),
+    second_text_start=st.none() | st.integers(0, INT32),
+) | st.builds(
+    PoolingParams,
+    st.none(),
+    st.booleans(),
+    task=st.just(PoolingTask.TOKEN_EMBED),
+    use_activation=st.booleans(),
+)
+
+
+RESOLVED = PoolingParams(PoolingType.CLS, True, task=PoolingTask.EMBED, use_activation=True)
 
 
 def build(options: str = "", num_blocks: int = 16, **changes: object) -> EngineCore:
@@ -44,7 +63,8 @@ def build(options: str = "", num_blocks: int = 16, **changes: object) -> EngineC
 
 
 def pooling(request_id: str, prompt: list[int], kind: PoolingType = PoolingType.LAST) -> EngineCoreRequest:
-    return EngineCoreRequest(request_id, prompt, NO_TOKENS, pooling_params=PoolingParams(kind, False))
+    params = PoolingParams(kind, False, task=PoolingTask.EMBED)
+    return EngineCoreRequest(request_id, prompt, NO_TOKENS, pooling_params=params)
 
 
 def completion(request_id: str, prompt: list[int], max_tokens: int = 4) -> EngineCoreRequest:
@@ -79,8 +99,19 @@ def test_a_model_that_only_pools_refuses_completions_one_by_one() -> None:
     core.add_request(completion("c", [1, 2]))
     core.add_request(pooling("p", [1, 2]))
     last = run(core)
-    assert last["c"].error == "The model only computes embeddings."
+    assert last["c"].error == "The model only pools."
     assert last["p"].pooled is not None
+
+
+def test_labels_are_told_by_a_model_that_has_some() -> None:
+    params = PoolingParams(PoolingType.LAST, False, task=PoolingTask.CLASSIFY, use_activation=True)
+    request = EngineCoreRequest("p", [4, 5, 6], NO_TOKENS, pooling_params=params)
+    labelling, other = build("num_labels=2"), build()
+    for core in (labelling, other):
+        core.add_request(request)
+    assert (labelling.ready.num_labels, other.ready.num_labels) == (2, 0)
+    assert run(labelling)["p"].pooled == echo_vector([4, 5, 6], PoolingParams(dimensions=2))
+    assert run(other)["p"].error == "The model has no labels."
 
 
 def test_a_row_that_fails_ends_alone() -> None:
@@ -100,7 +131,8 @@ def test_a_request_goes_over_the_wire_and_into_the_log_unchanged(prompt: list[in
     arrived = decode_client_message(encode(request))
     assert isinstance(arrived, EngineCoreRequest)
     assert arrived.pooling_params is not None
-    assert type(arrived.pooling_params.pooling_type) is PoolingType
+    assert type(arrived.pooling_params.pooling_type) is type(params.pooling_type)
+    assert type(arrived.pooling_params.task) is PoolingTask
 
 
 @given(st.lists(st.none() | st.binary(max_size=10).map(lambda chunk: chunk * 4), max_size=5))
@@ -117,7 +149,19 @@ def test_what_is_no_vector_does_not_arrive(vector: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [PoolingParams(), PoolingParams("max", True), PoolingParams(PoolingType.CLS, True, 0)]
+    "params",
+    [
+        PoolingParams(),
+        replace(RESOLVED, pooling_type="max"),
+        replace(RESOLVED, pooling_type=None),
+        replace(RESOLVED, normalize=None),
+        replace(RESOLVED, dimensions=0),
+        replace(RESOLVED, task=PoolingTask.SCORE),
+        replace(RESOLVED, task=None),
+        replace(RESOLVED, use_activation=None),
+        replace(RESOLVED, second_text_start=-1),
+    ],
+    ids=repr,
 )
 def test_params_that_admission_did_not_resolve_do_not_arrive(params: PoolingParams) -> None:
     request = EngineCoreRequest("p", [1], NO_TOKENS, pooling_params=params)

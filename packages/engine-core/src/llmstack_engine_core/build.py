@@ -95,6 +95,8 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
         versions=_versions(),
         embedding_size=spec.embedding_size,
         is_generative=spec.is_generative,
+        is_causal=spec.is_causal,
+        num_labels=spec.num_labels,
     )
     logger.info("%d blocks of %d tokens, start took %s", num_blocks, spec.block_size, _describe(timer.phases_s))
     return EngineCore(

@@ -15,6 +15,7 @@ from llmstack_types import (
     FinishReason,
     InvalidRequestError,
     SchedulerOutput,
+    PoolingTask,
     SchedulerStats,
 )
 
@@ -74,7 +75,7 @@ class EngineCore:
         if len(self._request_ids) >= self._max_num_queued_requests:
             raise InvalidRequestError(f"The engine core holds {self._max_num_queued_requests} requests already.")
         if request.pooling_params is None and not self.ready.is_generative:
-            raise InvalidRequestError("The model only computes embeddings.", param="model")
+            raise InvalidRequestError("The model only pools.", param="model")
         if request.pooling_params is not None and not self.ready.embedding_size:
             raise InvalidRequestError("The model runner does not pool.", param="model")
         params = request.sampling_params
@@ -92,6 +93,8 @@ class EngineCore:
         ended = dict.fromkeys(request_ids)  # keeps the caller's order, which a set would not
         self._request_ids.difference_update(ended)
         self._refused = [output for output in self._refused if output.request_id not in ended]
+        if _asks_for_labels(request) and not self.ready.num_labels:
+            raise InvalidRequestError("The model has no labels.", param="model")
         self._scheduler.abort_requests(ended)
 
     def has_unfinished_requests(self) -> bool:
@@ -140,3 +143,7 @@ class EngineCore:
 def error_output(request_id: str, error: str) -> EngineCoreOutput:
     """An output that ends one request with an error."""
     return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error)
+
+
+def _asks_for_labels(request: EngineCoreRequest) -> bool:
+    return request.pooling_params is not None and request.pooling_params.task is PoolingTask.CLASSIFY

@@ -16,6 +16,7 @@ from llmstack_types import (
     ModelRunnerOutput,
     NewRequest,
     PoolingParams,
+    PoolingTask,
     PoolingType,
     SamplingParams,
     ScheduledRequest,
@@ -38,6 +39,7 @@ class EchoOptions:
         error_request_id: The row of this request fails in its first step.
         num_available_blocks: What `available_kv_bytes` reports room for.
         is_generative: Whether it pools only, if 0, or generates as well.
+        num_labels: How many labels it has, up to 4; their numbers are the first of the vector's.
     """
 
     step_delay_s: float = 0.0
@@ -49,6 +51,7 @@ class EchoOptions:
     vocab_size: int = 50_257
     num_available_blocks: int = 16_384
     is_generative: int = 1
+    num_labels: int = 0
 
     @classmethod
     def from_model_path(cls, model_path: str) -> EchoOptions:
@@ -119,6 +122,7 @@ class EchoModelRunner:
             embedding_size=ECHO_EMBEDDING_SIZE,
             is_generative=bool(self.options.is_generative),
         )
+            num_labels=self.options.num_labels,
 
     def available_kv_bytes(self) -> int:
         """Room for `num_available_blocks`."""
@@ -183,7 +187,7 @@ class EchoModelRunner:
         if request_id == self.options.error_request_id:
             results.errors[request_id] = "the row fails, as the options say"
         if request.pooling_params is not None and end == num_tokens and request_id not in results.errors:
-            results.pooled[request_id] = echo_vector(request.token_ids, request.pooling_params)
+            results.pooled[request_id] = self._pool(request.token_ids, request.pooling_params)
         if end < num_tokens or request.pooling_params is not None:
             results.sampled_token_ids.append([])
             return
@@ -208,6 +212,11 @@ def _echo(request: NewRequest, draft_token_ids: Sequence[int]) -> list[int]:
 
 
 def echo_vector(token_ids: Sequence[int], params: PoolingParams) -> bytes:
+    def _pool(self, token_ids: list[int], params: PoolingParams) -> bytes:
+        if params.task is PoolingTask.CLASSIFY:
+            params = PoolingParams(dimensions=self.options.num_labels)
+        return echo_vector(token_ids, params)
+
     """The prompt's length, first, greatest and last token, as far as `dimensions` goes; float32, little-endian."""
     numbers = (len(token_ids), token_ids[0], max(token_ids), token_ids[-1])[: params.dimensions]
     return struct.pack(f"<{len(numbers)}f", *numbers)
@@ -286,7 +295,7 @@ class _Probe:
     def pool(self, request_id: str, place: int, chunks: list[int]) -> list[bytes | None]:
         """What each of `chunks` of one pooling request brought."""
         prompt, params = list(self.prompt_token_ids), SamplingParams(temperature=0.0, max_tokens=0, seed=0)
-        pooling_params = PoolingParams(PoolingType.MEAN, normalize=True)
+        pooling_params = PoolingParams(PoolingType.MEAN, normalize=True, task=PoolingTask.EMBED)
         request = NewRequest(request_id, prompt, len(prompt), params, pooling_params=pooling_params)
         vectors, num_computed = [], 0
         for num_scheduled in chunks:

@@ -18,7 +18,7 @@ from llmstack_types.errors import (
 )
 from llmstack_types.model_runner import KVCacheSpec, ModelRunnerConfig
 from llmstack_types.model_runner_output import ModelRunnerOutput
-from llmstack_types.pooling_params import PoolingParams, PoolingType
+from llmstack_types.pooling_params import PoolingParams, PoolingTask, PoolingType
 from llmstack_types.sampling_params import RequestOutputKind, SamplingParams
 from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from llmstack_types.stats import SchedulerStats
@@ -46,6 +46,7 @@ __all__ = [
     "ScheduledRequest",
     "SchedulerOutput",
     "SchedulerStats",
+    "PoolingTask",
     "ServerOverloadedError",
     "StructuredOutputsParams",
     "TokenLogprobs",

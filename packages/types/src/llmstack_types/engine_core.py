@@ -81,7 +81,7 @@ class EngineCoreOutput(NamedTuple):
         stop_reason: The stop token id that ended it, None for end-of-sequence and for other reasons.
         num_cached_tokens: Prompt tokens found in the prefix cache; sent with the first token, -1 otherwise.
         error: A short description when `finish_reason` is ERROR.
-        pooled: The vector of a pooling request: float32, little-endian.
+        pooled: The vector or vectors of a pooling request, or its labels' numbers: float32, little-endian.
     """
 
     request_id: str
@@ -125,7 +125,9 @@ class EngineReady:
         backends: Operation to the implementation that runs it, for logs and `/server_info`.
         versions: Distribution name to version, of the engine core's side.
         embedding_size: Width of pooled vectors; 0 where the model runner does not pool.
-        is_generative: False for a model that only computes embeddings.
+        is_generative: False for a model that only pools.
+        is_causal: False where each token attends to the whole prompt.
+        num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
     """
 
     num_blocks: int
@@ -141,3 +143,5 @@ class EngineReady:
     versions: Mapping[str, str] = field(default_factory=dict)
     embedding_size: int = 0
     is_generative: bool = True
+    is_causal: bool = True
+    num_labels: int = 0

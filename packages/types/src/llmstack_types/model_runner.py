@@ -57,6 +57,7 @@ class KVCacheSpec:
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
     """
 
+        num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -68,3 +69,4 @@ class KVCacheSpec:
     embedding_size: int = 0
     is_generative: bool = True
     is_causal: bool = True
+    num_labels: int = 0

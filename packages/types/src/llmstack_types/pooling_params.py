@@ -1,9 +1,22 @@
-"""How the hidden states of one prompt become one vector."""
+"""What becomes of the hidden states of one prompt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+
+class PoolingTask(StrEnum):
+    """What a pooling request brings; the values are vLLM's."""
+
+    EMBED = "embed"
+    """One vector."""
+    CLASSIFY = "classify"
+    """A number for each of the model's labels."""
+    SCORE = "score"
+    """How well a pair of texts fits: `CLASSIFY` by a model of one label, which is what it becomes at admission."""
+    TOKEN_EMBED = "token_embed"  # noqa: S105 (no password)
+    """A vector for each token."""
 
 
 class PoolingType(StrEnum):
@@ -24,15 +37,27 @@ class PoolingParams:
     Pure data: values are checked, and None is replaced by what the model was trained for, in `llmstack_llm`.
 
     Attributes:
-        pooling_type: None means the model's own.
-        normalize: Whether the vector is brought to length 1; None means as the model does.
+        pooling_type: None means the model's own; `TOKEN_EMBED` has none.
+        normalize: Whether vectors are brought to length 1; None means as the model does.
         dimensions: Keep this many leading numbers and, under `normalize`, bring what is left to length 1 (Matryoshka
             embeddings); None keeps all.
+        task: None means what the model is for: `CLASSIFY` where it has labels, `EMBED` otherwise.
+        use_activation: Whether labels get probabilities (None means so), or the bare logits.
+        truncate_prompt_tokens: A longer prompt is cut to that many tokens before it is sent; -1 is the longest the
+            model takes, None cuts nothing.
+        truncation_side: The end that is cut: `right` or `left`.
+        second_text_start: Where the second text of a pair begins, for models that tell the two apart: tokens from
+            there on are of type 1. None for a single text.
     """
 
     pooling_type: PoolingType | None = None
     normalize: bool | None = None
     dimensions: int | None = None
+    task: PoolingTask | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str = "right"
+    second_text_start: int | None = None
 
     @property
     def needs_whole_prompt(self) -> bool:

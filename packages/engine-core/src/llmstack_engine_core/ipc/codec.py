@@ -128,7 +128,8 @@ _LINE = fields.text(4096)
 _READY_SCALARS: Final[dict[str, fields.Check]] = {
     "num_blocks": _POSITIVE, "block_size": _POSITIVE, "max_model_len": _POSITIVE, "vocab_size": _POSITIVE,
     "dtype": fields.text(64), "device": fields.text(64), "kv_cache_bytes": fields.integer(), "pid": fields.integer(),
-    "embedding_size": fields.integer(), "is_generative": fields.boolean,
+    "embedding_size": fields.integer(), "is_generative": fields.boolean, "is_causal": fields.boolean,
+    "num_labels": fields.integer(),
 }  # fmt: skip
 _READY_MAPPINGS: Final[dict[str, fields.Check]] = {
     "phases_s": fields.number(0.0), "backends": fields.text(1024), "versions": fields.text(256),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.structured_outputs_codec import decode_structured_outputs, encode_structured_outputs
-from llmstack_types import EngineCoreRequest, PoolingParams, PoolingType, RequestOutputKind, SamplingParams
+from llmstack_types import EngineCoreRequest, PoolingParams, PoolingTask, PoolingType, RequestOutputKind, SamplingParams
 
+_Member = TypeVar("_Member")
 MAX_REQUEST_ID_LENGTH: Final = 512
 MAX_STOP_STRINGS: Final = 1024
 
@@ -125,7 +127,10 @@ _MAX_BIAS = 1e6
 _SCALARS: Final = {str, bool, int, float, type(None)}
 _OUTPUT_KINDS: Final = {kind.value: kind for kind in RequestOutputKind}
 _POOLING_TYPES: Final = {kind.value: kind for kind in PoolingType}
+# At admission, `score` becomes `classify`.
+_POOLING_TASKS: Final = {task.value: task for task in PoolingTask if task is not PoolingTask.SCORE}
 _DIMENSIONS = fields.optional(fields.integer(1, _INT32))
+_SECOND_TEXT_START = fields.optional(fields.integer(0, _INT32))
 _STOP_STRING = fields.text()
 _STOP_STRINGS = fields.texts(max_items=MAX_STOP_STRINGS)
 _COUNT = fields.integer(0, _INT32)
@@ -200,18 +205,35 @@ def _encode_sampling_params(params: SamplingParams) -> list[Any]:
 
 
 def _encode_pooling_params(params: PoolingParams | None) -> list[Any] | None:
-    return None if params is None else [params.pooling_type, params.normalize, params.dimensions]
+    """Without what admission has done already: nothing is left to cut."""
+    if params is None:
+        return None
+    return [
+        params.pooling_type, params.normalize, params.dimensions, params.task, params.use_activation,
+        params.second_text_start,
+    ]  # fmt: skip
 
 
 def _decode_pooling_params(value: Any) -> PoolingParams | None:
     if value is None:
         return None
-    pooling_type, normalize, dimensions = fields.row(value, "pooling_params", 3)
-    if type(pooling_type) is not str or pooling_type not in _POOLING_TYPES:
-        raise CodecError(f"pooling_type must be one of {', '.join(_POOLING_TYPES)}")
+    pooling_type, normalize, dimensions, task, use_activation, start = fields.row(value, "pooling_params", 6)
+    task = _member(_POOLING_TASKS, task, "task")
+    is_whole = task is PoolingTask.TOKEN_EMBED and pooling_type is None
     return PoolingParams(
-        _POOLING_TYPES[pooling_type], fields.boolean(normalize, "normalize"), _DIMENSIONS(dimensions, "dimensions")
+        None if is_whole else _member(_POOLING_TYPES, pooling_type, "pooling_type"),
+        fields.boolean(normalize, "normalize"),
+        _DIMENSIONS(dimensions, "dimensions"),
+        task,
+        fields.boolean(use_activation, "use_activation"),
+        second_text_start=_SECOND_TEXT_START(start, "second_text_start"),
     )
+
+
+def _member(members: Mapping[str, _Member], value: Any, name: str) -> _Member:
+    if type(value) is not str or value not in members:
+        raise CodecError(f"{name} must be one of {', '.join(members)}")
+    return members[value]
 
 
 def _decode_sampling_params(value: Any) -> SamplingParams:

@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.packing import pack, packed_ints, unpack
-from llmstack_types import EngineCoreRequest, PoolingParams, PoolingType, SamplingParams, StructuredOutputsParams
+from llmstack_types import (
+    EngineCoreRequest,
+    PoolingParams,
+    PoolingTask,
+    PoolingType,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 # What only the front end reads: no decision depends on it, and it may hold a user's text.
 _NOT_RECORDED: Final = frozenset(
@@ -95,6 +102,8 @@ def _packable(value: Any) -> Any:
 def _pooling_params(named: dict[str, Any]) -> PoolingParams:
     if "pooling_type" in named:
         named["pooling_type"] = PoolingType(named["pooling_type"])
+    if "task" in named:
+        named["task"] = PoolingTask(named["task"])
     return PoolingParams(**named)
 
 
