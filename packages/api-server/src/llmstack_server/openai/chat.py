@@ -42,7 +42,8 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatAnswer:
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
     )
-    return ChatAnswer(Generation(state, fields, check_model(state, fields.model), [stream.prompt], request_id), stream)
+    generation = Generation(state, fields, check_model(state, fields.model), [stream.prompt], request_id)
+    return ChatAnswer(generation, fields, stream)
 
 
 def _conversation(fields: ChatCompletionRequest) -> Conversation:
