@@ -16,16 +16,23 @@ from llmstack_types import (
     FinishReason,
     InvalidRequestError,
     LLMStackError,
+    RequestEvent,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
     SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
     TokenLogprobs,
 )
 
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
-NAMED_TUPLES = [EngineCoreOutput, ScheduledRequest, SchedulerStats, TokenLogprobs]
+NAMED_TUPLES = [
+    EngineCoreOutput, RequestEvent, ScheduledRequest, SchedulerStats, StepPhases, StepRecord, StepRecording,
+    TokenLogprobs,
+]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.
 VLLM_DEFAULTS: dict[str, Any] = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from llmstack_core_scheduler.protocols import KVCacheManager
-from llmstack_core_scheduler.request import Request, RequestStatus
+from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_types import RequestStatus
 
 
 class Entrance(Protocol):

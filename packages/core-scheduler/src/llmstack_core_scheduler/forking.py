@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from llmstack_core_scheduler.protocols import KVCacheManager
-from llmstack_core_scheduler.request import Request, RequestStatus
+from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.step_plan import StepPlan
+from llmstack_types import RequestStatus
 
 
 class Forking:

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 
-from llmstack_types import EngineCoreRequest, TokenLogprobs
+from llmstack_types import EngineCoreRequest, RequestStatus, TokenLogprobs
 
 Rank = tuple[float, ...]
 """The place of a request among others: smaller goes first. No two requests share one."""
-
-
-class RequestStatus(Enum):
-    """The states of a request; a finished one never leaves its state."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    SWAPPED = "swapped"
-    FINISHED_STOPPED = "finished_stopped"
-    FINISHED_LENGTH_CAPPED = "finished_length_capped"
-    FINISHED_ABORTED = "finished_aborted"
-    FINISHED_ERROR = "finished_error"
 
 
 StatusListener = Callable[[str, RequestStatus], None]

@@ -15,7 +15,7 @@ from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPol
 from llmstack_core_scheduler.preemptor import Preemptor
 from llmstack_core_scheduler.promises import keeps_promises
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
-from llmstack_core_scheduler.request import Request, RequestStatus, StatusListener
+from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay
 from llmstack_core_scheduler.stop_check import append_until_stop
@@ -25,6 +25,7 @@ from llmstack_types import (
     EngineCoreRequest,
     InvalidRequestError,
     ModelRunnerOutput,
+    RequestStatus,
     ScheduledRequest,
     SchedulerOutput,
     SchedulerStats,

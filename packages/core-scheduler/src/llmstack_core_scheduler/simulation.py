@@ -17,7 +17,6 @@ from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
 from llmstack_core_scheduler.preemption import AlwaysRecompute, AlwaysSwap, CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.protocols import KVCacheManager
-from llmstack_core_scheduler.request import RequestStatus
 from llmstack_core_scheduler.scheduler import Scheduler
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 from llmstack_core_scheduler.testing import DecisionHash, FakeModelRunner, next_token
@@ -26,6 +25,7 @@ from llmstack_types import (
     FinishReason,
     InvalidRequestError,
     ModelRunnerOutput,
+    RequestStatus,
     SamplingParams,
     SchedulerOutput,
 )

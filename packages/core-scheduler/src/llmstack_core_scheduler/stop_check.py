@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmstack_core_scheduler.request import Request, RequestStatus
-from llmstack_types import FinishReason
+from llmstack_core_scheduler.request import Request
+from llmstack_types import FinishReason, RequestStatus
 
 
 @dataclass(frozen=True, slots=True)

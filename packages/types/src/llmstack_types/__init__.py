@@ -16,6 +16,13 @@ from llmstack_types.errors import (
     RequestFailedError,
     ServerOverloadedError,
 )
+from llmstack_types.events import (
+    RequestEvent,
+    RequestStatus,
+    StepPhases,
+    StepRecord,
+    StepRecording,
+)
 from llmstack_types.model_runner import KVCacheSpec, ModelRunnerConfig
 from llmstack_types.model_runner_output import ModelRunnerOutput
 from llmstack_types.pooling_params import PoolingParams, PoolingTask, PoolingType
@@ -39,15 +46,20 @@ __all__ = [
     "ModelRunnerOutput",
     "NewRequest",
     "PoolingParams",
+    "PoolingTask",
     "PoolingType",
+    "RequestEvent",
     "RequestFailedError",
     "RequestOutputKind",
+    "RequestStatus",
     "SamplingParams",
     "ScheduledRequest",
     "SchedulerOutput",
     "SchedulerStats",
-    "PoolingTask",
     "ServerOverloadedError",
+    "StepPhases",
+    "StepRecord",
+    "StepRecording",
     "StructuredOutputsParams",
     "TokenLogprobs",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from llmstack_types.events import RequestEvent, StepPhases
 from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
 from llmstack_types.stats import SchedulerStats
@@ -102,11 +103,17 @@ class EngineCoreOutputs:
     Attributes:
         timestamp_s: Monotonic seconds at the end of the step.
         scheduler_stats: The scheduler's state after the step; None where statistics are off.
+        events: States that unfinished requests have entered since the last message; empty where statistics are off.
+        phases: What took the step's time; None where statistics are off.
+        engine_index: Which of several engine cores it was.
     """
 
     outputs: list[EngineCoreOutput]
     timestamp_s: float = 0.0
     scheduler_stats: SchedulerStats | None = None
+    events: Sequence[RequestEvent] = ()
+    phases: StepPhases | None = None
+    engine_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,8 @@ class EngineReady:
         is_generative: False for a model that only pools.
         is_causal: False where each token attends to the whole prompt.
         num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
+        model_path: The folder of the model.
+        engine_index: Which of several engine cores it is.
     """
 
     num_blocks: int
@@ -145,3 +154,5 @@ class EngineReady:
     is_generative: bool = True
     is_causal: bool = True
     num_labels: int = 0
+    model_path: str = ""
+    engine_index: int = 0

@@ -36,4 +36,12 @@ class RequestFailedError(LLMStackError):
 
 
 class ServerOverloadedError(LLMStackError):
-    """A bounded queue is full; the same request may succeed later."""
+    """A bounded queue is full; the same request may succeed later.
+
+    Attributes:
+        reason: The limit that was reached, by the name of its option; a label of a metric.
+    """
+
+    def __init__(self, message: str, *, reason: str = "max_num_queued_reqs") -> None:
+        super().__init__(message)
+        self.reason = reason

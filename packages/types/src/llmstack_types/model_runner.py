@@ -23,6 +23,7 @@ class ModelRunnerConfig:
         enforce_eager: Nothing is recorded: every step goes from operation to operation.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
         quantization: `int8` or `int4` rounds the weights of linear layers on loading; None keeps their precision.
+        num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
@@ -42,6 +43,7 @@ class ModelRunnerConfig:
     logprobs_mode: str = "raw_logprobs"
     max_num_drafts: int = 0
     quantization: str | None = None
+    num_engines: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,9 @@ class KVCacheSpec:
         embedding_size: Width of pooled vectors; 0 where the runner does not pool.
         is_generative: False for a model without logits: it computes pooling requests only.
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
+        num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
     """
 
-        num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
     num_layers: int
     num_kv_heads: int
     head_dim: int

@@ -1,0 +1,78 @@
+"""What happens in an engine core, told as it happens: states of requests, and steps with their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from llmstack_types.scheduler_output import ScheduledRequest
+from llmstack_types.stats import SchedulerStats
+
+
+class RequestStatus(StrEnum):
+    """The states of a request; a finished one never leaves its state."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    SWAPPED = "swapped"
+    FINISHED_STOPPED = "finished_stopped"
+    FINISHED_LENGTH_CAPPED = "finished_length_capped"
+    FINISHED_ABORTED = "finished_aborted"
+    FINISHED_ERROR = "finished_error"
+
+
+class RequestEvent(NamedTuple):
+    """A request entered a state.
+
+    Attributes:
+        time_s: When, in monotonic seconds of the engine core's machine.
+    """
+
+    request_id: str
+    status: RequestStatus
+    time_s: float
+
+
+class StepPhases(NamedTuple):
+    """How long the parts of one step took, in seconds.
+
+    Attributes:
+        schedule_s: Choosing the batch.
+        execute_s: Computing it, with the wait for its results.
+        update_s: Taking the results over.
+    """
+
+    schedule_s: float
+    execute_s: float
+    update_s: float
+
+
+class StepRecord(NamedTuple):
+    """One step: its batch, and the state after it.
+
+    Attributes:
+        start_s: When it began, in monotonic seconds.
+        stats: Queues and blocks after it.
+        rows: The batch; under asynchronous scheduling that of the step just begun, and `stats` after the one before.
+    """
+
+    start_s: float
+    phases: StepPhases
+    stats: SchedulerStats
+    rows: Sequence[ScheduledRequest]
+
+
+class StepRecording(NamedTuple):
+    """What a recorder still has, oldest first.
+
+    Attributes:
+        now_s: Monotonic seconds when it was read, for the ages of what is in it.
+        steps: The last steps.
+        events: The last states that requests entered.
+    """
+
+    now_s: float
+    steps: Sequence[StepRecord]
+    events: Sequence[RequestEvent]
