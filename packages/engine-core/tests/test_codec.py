@@ -33,9 +33,15 @@ from llmstack_types import (
     PoolingParams,
     PoolingTask,
     PoolingType,
+    RequestEvent,
     RequestOutputKind,
+    RequestStatus,
     SamplingParams,
+    ScheduledRequest,
     SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
     StructuredOutputsParams,
     TokenLogprobs,
 )
@@ -132,7 +138,7 @@ CLIENT_MESSAGES = (
     REQUESTS
     | st.just(Hello())
     | st.builds(AbortRequests, tuples(NAME))
-    | st.builds(UtilityCall, COUNT, st.sampled_from(UtilityOperation))
+    | st.builds(UtilityCall, COUNT, st.sampled_from(UtilityOperation), COUNT)
 )
 
 
@@ -170,18 +176,31 @@ READY = st.builds(
     pid=COUNT,
     embedding_size=COUNT,
     is_generative=st.booleans(),
+    is_causal=st.booleans(),
+    num_labels=COUNT,
     phases_s=st.dictionaries(NAME, st.floats(0, 1e6), max_size=3),
     backends=st.dictionaries(NAME, TEXT, max_size=3),
     versions=st.dictionaries(NAME, TEXT, max_size=3),
 )
+TIME = st.floats(0, 1e9)
+EVENTS = st.lists(st.builds(RequestEvent, NAME, st.sampled_from(RequestStatus), TIME), min_size=1, max_size=4)
+PHASES = st.builds(StepPhases, TIME, TIME, TIME)
+ROWS = st.builds(ScheduledRequest, NAME, COUNT, COUNT, st.lists(TOKEN_ID, max_size=3), st.lists(TOKEN_ID, max_size=3))
+RECORDS = st.builds(StepRecord, TIME, PHASES, STATS, st.lists(ROWS, max_size=3))
+RECORDINGS = st.builds(StepRecording, TIME, st.lists(RECORDS, max_size=3), st.just([]) | EVENTS)
 ENGINE_MESSAGES = (
-    st.builds(EngineCoreOutputs, st.lists(OUTPUTS, max_size=6), st.floats(0, 1e9), optional(STATS))
-    is_causal=st.booleans(),
-    num_labels=COUNT,
+    st.builds(
+        EngineCoreOutputs,
+        st.lists(OUTPUTS, max_size=6),
+        TIME,
+        optional(STATS),
+        st.just(()) | EVENTS,
+        optional(PHASES),
+    )
     | READY
     | st.builds(StartFailed, TEXT)
     | st.builds(EngineFailed, TEXT)
-    | st.builds(UtilityResult, COUNT, st.booleans() | STATS)
+    | st.builds(UtilityResult, COUNT, st.booleans() | STATS | RECORDINGS)
 )
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=9) | TEXT,

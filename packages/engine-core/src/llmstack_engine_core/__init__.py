@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from llmstack_engine_core.build import build_engine_core
     from llmstack_engine_core.config import EngineConfig
     from llmstack_engine_core.engine_core import EngineCore
+    from llmstack_engine_core.protocols import EventHook
 
 _MODULES = {
     "EngineConfig": "llmstack_engine_core.config",
     "EngineCore": "llmstack_engine_core.engine_core",
+    "EventHook": "llmstack_engine_core.protocols",
     "SchedulerConfig": "llmstack_core_scheduler",
     "SpeculativeConfig": "llmstack_core_scheduler",
     "build_engine_core": "llmstack_engine_core.build",
 }
 
-__all__ = ["EngineConfig", "EngineCore", "SchedulerConfig", "SpeculativeConfig", "build_engine_core"]
+__all__ = ["EngineConfig", "EngineCore", "EventHook", "SchedulerConfig", "SpeculativeConfig", "build_engine_core"]
 
 
 def __getattr__(name: str) -> Any:

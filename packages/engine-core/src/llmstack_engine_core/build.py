@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -17,8 +17,9 @@ from llmstack_engine_core.beams import BeamScheduler
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.engine_core import EngineCore
+from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.plugins import load_model_runner
-from llmstack_engine_core.protocols import ModelRunner, Scheduler
+from llmstack_engine_core.protocols import EventHook, ModelRunner, Scheduler
 from llmstack_engine_core.step_log import FileSink, LogHeader, RecordingScheduler, RingSink, StepLog
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
 
@@ -44,8 +45,10 @@ class PhaseTimer:
         self.phases_s[name] = time.monotonic() - start_s
 
 
-def build_engine_core(config: EngineConfig) -> EngineCore:
+def build_engine_core(config: EngineConfig, event_hooks: Sequence[EventHook] = ()) -> EngineCore:
     """Loads the model and sizes its KV cache; takes as long as that does.
+
+    `event_hooks`: Hear what happens in the engine core, beside the recorder.
 
     Raises:
         EngineStartError: It cannot start as configured; the text says why in one line.
@@ -56,13 +59,17 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         runner_class = load_model_runner(config.runner)
     runner = runner_class(config.model)
     try:
-        return _build_with_runner(config, runner, timer)
+        return _build_with_runner(config, runner, timer, event_hooks)
     except BaseException:
         runner.shutdown()  # also when a signal ends the start
         raise
 
 
-def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTimer) -> EngineCore:
+def _build_with_runner(
+    config: EngineConfig, runner: ModelRunner, timer: PhaseTimer, event_hooks: Sequence[EventHook]
+) -> EngineCore:
+    recorder = StepRecorder(config.num_recorded_steps) if config.num_recorded_steps else None
+    events = make_event_bus(config, recorder, event_hooks)
     with timer.phase("load_model"):
         runner.load_model()
     with timer.phase("size_kv_cache"):
@@ -77,7 +84,7 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
         scheduler_config = replace(config.scheduler, max_model_len=max_model_len)
         if not spec.is_causal:
             scheduler_config = with_whole_prompts(scheduler_config)
-        scheduler: Scheduler = build_scheduler(scheduler_config, cache_config)
+        scheduler: Scheduler = build_scheduler(scheduler_config, cache_config, events.on_status)
         step_log = open_step_log(config, LogHeader.of(scheduler_config, cache_config, _versions()))
         if step_log is not None:
             scheduler = RecordingScheduler(scheduler, step_log)
@@ -97,6 +104,7 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
         is_generative=spec.is_generative,
         is_causal=spec.is_causal,
         num_labels=spec.num_labels,
+        model_path=config.model.model_path,
     )
     logger.info("%d blocks of %d tokens, start took %s", num_blocks, spec.block_size, _describe(timer.phases_s))
     return EngineCore(
@@ -107,7 +115,19 @@ def _build_with_runner(config: EngineConfig, runner: ModelRunner, timer: PhaseTi
         max_num_queued_requests=config.max_num_queued_requests,
         step_log=step_log,
         async_scheduling=config.async_scheduling,
+        events=events,
+        recorder=recorder,
     )
+
+
+def make_event_bus(config: EngineConfig, recorder: StepRecorder | None, event_hooks: Sequence[EventHook]) -> EventBus:
+    """What tells the recorder, the trace and the user's hooks, in this order."""
+    hooks: list[EventHook] = [] if recorder is None else [recorder]
+    if config.trace:
+        from llmstack_engine_core.trace import TraceHook
+
+        hooks.append(TraceHook())
+    return EventBus([*hooks, *event_hooks], time.monotonic)
 
 
 def open_step_log(config: EngineConfig, header: LogHeader) -> StepLog | None:

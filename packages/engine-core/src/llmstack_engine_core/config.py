@@ -28,7 +28,9 @@ class EngineConfig:
             need those tokens, so the two exclude each other.
         is_max_model_len_explicit: The user asked for this `max_model_len`: refuse to start rather than lower it when
             the KV cache cannot hold one such request.
-        log_stats: Report the scheduler's state with each step.
+        log_stats: Report the scheduler's state with each step, and the states of requests.
+        num_recorded_steps: Steps that are kept for whoever looks later; 0 keeps none.
+        trace: Print a line for each stage of each request to standard error.
         log_level: Of the engine core's process.
         max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.
         start_timeout_s: How long a client waits for the engine core to become ready.
@@ -53,6 +55,8 @@ class EngineConfig:
     step_log_bytes: int = 8 << 20
     num_host_blocks: int = 0
     async_scheduling: bool = False
+    num_recorded_steps: int = 512
+    trace: bool = False
 
     def __post_init__(self) -> None:
         self._check_shared_limits()
@@ -63,7 +67,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, but is {value}")
-        for name in ("step_log_bytes", "num_host_blocks"):
+        for name in ("step_log_bytes", "num_host_blocks", "num_recorded_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.async_scheduling and self.scheduler.max_num_drafts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_core_scheduler.request import StatusListener
 from llmstack_kv_cache import KVCacheManager
 
 
@@ -25,6 +26,8 @@ def build_cache(cache: CacheConfig) -> KVCacheManager:
     )
 
 
-def build_scheduler(scheduler: SchedulerConfig, cache: CacheConfig) -> Scheduler:
-    """A scheduler over a cache of its own."""
-    return Scheduler(scheduler, build_cache(cache))
+def build_scheduler(
+    scheduler: SchedulerConfig, cache: CacheConfig, on_status: StatusListener | None = None
+) -> Scheduler:
+    """A scheduler over a cache of its own; `on_status` hears the states of requests."""
+    return Scheduler(scheduler, build_cache(cache), on_status=on_status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.protocols import ModelRunner, PendingOutput, Scheduler
 from llmstack_engine_core.step_log import StepLog
 from llmstack_types import (
@@ -14,9 +15,12 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     InvalidRequestError,
-    SchedulerOutput,
     PoolingTask,
+    SchedulerOutput,
     SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
 )
 
 
@@ -28,6 +32,8 @@ class EngineCore:
     Attributes:
         ready: What the front end is told about it.
         step_log: The log that `scheduler` keeps, if it does; closed at shutdown.
+        recorder: What keeps the last steps, if anything does.
+        sleep_level: 0 while awake; 1 without KV storage, 2 without weights too.
     """
 
     def __init__(
@@ -40,17 +46,24 @@ class EngineCore:
         max_num_queued_requests: int = 65_536,
         step_log: StepLog | None = None,
         async_scheduling: bool = False,
+        events: EventBus | None = None,
+        recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`events` is what the scheduler tells of states, and `recorder` one of its hooks."""
         self.ready = ready
         self.step_log = step_log
+        self.recorder = recorder
+        self.sleep_level = 0
         self._scheduler = scheduler
         self._runner = runner
         self._log_stats = log_stats
         self._max_num_queued_requests = max_num_queued_requests
         self._async_scheduling = async_scheduling
         self._under_way: tuple[SchedulerOutput, PendingOutput] | None = None
+        self._events = events if events is not None else EventBus((), clock)
         self._clock = clock
+        self._executed_s = 0.0
         self._request_ids: set[str] = set()
         self._refused: list[EngineCoreOutput] = []
 
@@ -72,12 +85,16 @@ class EngineCore:
             self._request_ids.add(request_id)
 
     def _check(self, request: EngineCoreRequest) -> None:
+        if self.sleep_level:
+            raise InvalidRequestError("The engine core is asleep.")
         if len(self._request_ids) >= self._max_num_queued_requests:
             raise InvalidRequestError(f"The engine core holds {self._max_num_queued_requests} requests already.")
         if request.pooling_params is None and not self.ready.is_generative:
             raise InvalidRequestError("The model only pools.", param="model")
         if request.pooling_params is not None and not self.ready.embedding_size:
             raise InvalidRequestError("The model runner does not pool.", param="model")
+        if _asks_for_labels(request) and not self.ready.num_labels:
+            raise InvalidRequestError("The model has no labels.", param="model")
         params = request.sampling_params
         for name, token_ids in (
             ("prompt_token_ids", request.prompt_token_ids),
@@ -93,8 +110,6 @@ class EngineCore:
         ended = dict.fromkeys(request_ids)  # keeps the caller's order, which a set would not
         self._request_ids.difference_update(ended)
         self._refused = [output for output in self._refused if output.request_id not in ended]
-        if _asks_for_labels(request) and not self.ready.num_labels:
-            raise InvalidRequestError("The model has no labels.", param="model")
         self._scheduler.abort_requests(ended)
 
     def has_unfinished_requests(self) -> bool:
@@ -103,27 +118,55 @@ class EngineCore:
 
     def step(self) -> EngineCoreOutputs:
         """Computes one step of all running requests; under asynchronous scheduling, the outputs are of the last one."""
-        scheduled = self._scheduler.schedule(self._clock())
+        start_s = self._clock()
+        scheduled = self._scheduler.schedule(start_s)
+        self._events.on_scheduled(scheduled)
+        scheduled_s = self._clock()
         pending = self._runner.execute_model(scheduled)
+        step_outputs = self._land_due(scheduled, pending)
+        phases = StepPhases(scheduled_s - start_s, self._executed_s - scheduled_s, self._clock() - self._executed_s)
+        self._record(start_s, phases, step_outputs.scheduler_stats, scheduled)
+        return self._complete(step_outputs, phases)
+
+    def _land_due(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
+        """Takes over the step's results, or under asynchronous scheduling those of the one before."""
         if not self._async_scheduling:
-            return self._complete(self._land(scheduled, pending))
+            return self._land(scheduled, pending)
         landing, self._under_way = self._under_way, (scheduled, pending)
-        step_outputs = EngineCoreOutputs([], self._clock()) if landing is None else self._land(*landing)
+        self._executed_s = self._clock()
+        step_outputs = EngineCoreOutputs([], self._executed_s) if landing is None else self._land(*landing)
         if scheduled.is_empty():  # there is nothing to wait for
             self._under_way = None
             self._land(scheduled, pending)
-        return self._complete(step_outputs)
+        return step_outputs
 
     def _land(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
-        return self._scheduler.update_from_output(scheduled, pending.result(), self._clock())
+        output = pending.result()
+        self._executed_s = self._clock()
+        return self._scheduler.update_from_output(scheduled, output, self._executed_s)
 
-    def _complete(self, step_outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+    def _record(
+        self, start_s: float, phases: StepPhases, stats: SchedulerStats | None, scheduled: SchedulerOutput
+    ) -> None:
+        if self._events.has_hooks:
+            stats = self._scheduler.stats() if stats is None else stats
+            self._events.on_step(StepRecord(start_s, phases, stats, scheduled.scheduled_requests))
+
+    def _complete(self, step_outputs: EngineCoreOutputs, phases: StepPhases) -> EngineCoreOutputs:
         refused, self._refused = self._refused, []
         self._request_ids.difference_update(
             [output.request_id for output in step_outputs.outputs if output.finish_reason is not None]
         )
-        stats = step_outputs.scheduler_stats if self._log_stats else None
-        return EngineCoreOutputs([*refused, *step_outputs.outputs], step_outputs.timestamp_s, stats)
+        outputs, timestamp_s = [*refused, *step_outputs.outputs], step_outputs.timestamp_s
+        events = self._events.take()
+        if not self._log_stats:
+            return EngineCoreOutputs(outputs, timestamp_s)
+        return EngineCoreOutputs(outputs, timestamp_s, step_outputs.scheduler_stats, events, phases)
+
+    def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """What the recorder has of the steps after `after_step`; nothing without one."""
+        now_s = self._clock()
+        return StepRecording(now_s, (), ()) if self.recorder is None else self.recorder.read(now_s, after_step)
 
     def stats(self) -> SchedulerStats:
         """The scheduler's state after the last step."""
@@ -132,6 +175,30 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
         return self._scheduler.reset_prefix_cache()
+
+    def sleep(self, level: int) -> bool:
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running.
+
+        Cached prefixes are forgotten. Requests are refused until `wake_up`.
+        """
+        if not self._settle() or not self._scheduler.reset_prefix_cache():
+            return False
+        if level > self.sleep_level:
+            self._runner.sleep(level)
+            self.sleep_level = level
+        return True
+
+    def wake_up(self) -> None:
+        """Allocates and loads again what `sleep` gave back; takes as long as that does."""
+        if self.sleep_level:
+            self._runner.wake_up()
+            self.sleep_level = 0
+
+    def _settle(self) -> bool:
+        """Whether no request is left, once the runner has been told of those that ended."""
+        while not self._request_ids and not self._refused and self.has_unfinished_requests():
+            self.step()
+        return not self.has_unfinished_requests()
 
     def shutdown(self) -> None:
         """Closes the log and releases the device. Idempotent."""

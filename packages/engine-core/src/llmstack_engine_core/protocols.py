@@ -10,8 +10,10 @@ from llmstack_types import (
     EngineCoreRequest,
     KVCacheSpec,
     ModelRunnerOutput,
+    RequestEvent,
     SchedulerOutput,
     SchedulerStats,
+    StepRecord,
 )
 
 
@@ -108,6 +110,33 @@ class ModelRunner(Protocol):
         """Operation to the implementation that runs it."""
         ...
 
+    def sleep(self, level: int) -> None:
+        """Gives KV storage back, and with level 2 the weights too; may come again with a higher level.
+
+        No row is left when it comes, and no step follows before `wake_up`.
+        """
+        ...
+
+    def wake_up(self) -> None:
+        """Brings back what `sleep` gave back: the same weights, and KV storage of the same size without content."""
+        ...
+
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
         ...
+
+
+class EventHook(Protocol):
+    """Hears what happens in an engine core, on its thread, as it happens: it must not block, nor change what it gets.
+
+    An error in it is logged and ends nothing. A class that derives from this one may leave methods away.
+    """
+
+    def on_status(self, event: RequestEvent) -> None:
+        """A request has entered a state; from WAITING on to one of the finished ones."""
+
+    def on_scheduled(self, scheduled: SchedulerOutput) -> None:
+        """A step is about to be computed."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """A step is over."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llmstack_engine_core.ipc.codec import decode_engine_message
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import EngineFailed, StartFailed, UtilityResult
+from llmstack_engine_core.ipc.frames import EngineFailed, EngineMessage, SleepChanged, StartFailed, UtilityResult
 from llmstack_types import (
     EngineCoreOutputs,
     EngineDeadError,
@@ -15,6 +15,7 @@ from llmstack_types import (
     EngineStartError,
     InvalidRequestError,
     SchedulerStats,
+    StepRecording,
 )
 
 
@@ -27,6 +28,7 @@ class Mailbox:
         death: Why it is gone.
         outputs: Outputs that nobody has taken yet.
         results: Call id to the answer that nobody has taken yet.
+        sleep_level: The engine core's; 0 while it is awake.
     """
 
     def __init__(self) -> None:
@@ -34,9 +36,11 @@ class Mailbox:
         self.start_failure: str | None = None
         self.death: str | None = None
         self.outputs: deque[EngineCoreOutputs] = deque()
-        self.results: dict[int, bool | SchedulerStats] = {}
+        self.results: dict[int, bool | SchedulerStats | StepRecording] = {}
+        self.sleep_level = 0
         self._request_ids: set[str] = set()
         self._num_calls = 0
+        self._call_ids: set[int] = set()
 
     def put(self, frame: bytes) -> None:
         """Takes one frame; one that is no message counts as the engine core's end, since nothing can be relied on."""
@@ -45,13 +49,17 @@ class Mailbox:
         except CodecError as error:
             self.set_dead(f"the engine core sent what is no message: {error}")
             return
+        self.take(message)
+
+    def take(self, message: EngineMessage) -> None:
+        """Sorts one message in."""
         match message:
             case EngineCoreOutputs():
                 self._request_ids.difference_update(
                     [output.request_id for output in message.outputs if output.finish_reason is not None]
                 )
                 self.outputs.append(message)
-            case UtilityResult():
+            case UtilityResult() if message.call_id in self._call_ids:  # else its caller was cancelled
                 self.results[message.call_id] = message.value
             case EngineReady():
                 self.ready = message
@@ -60,6 +68,8 @@ class Mailbox:
                 self.set_dead(message.reason)
             case EngineFailed():
                 self.set_dead(message.reason)
+            case SleepChanged():
+                self.sleep_level = message.level
 
     def set_dead(self, reason: str) -> None:
         """Remembers the first reason."""
@@ -87,6 +97,16 @@ class Mailbox:
         self.check_alive()
         return self.ready
 
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight."""
+        return len(self._request_ids)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Their ids."""
+        return sorted(self._request_ids)
+
     def register(self, request_id: str) -> None:
         """Notes a request in flight.
 
@@ -103,7 +123,13 @@ class Mailbox:
         self._request_ids.difference_update(known)
         return known
 
-    def next_call_id(self) -> int:
-        """A number that no earlier call had."""
+    def begin_call(self) -> int:
+        """A number that no earlier call had; its result is kept until `end_call`."""
         self._num_calls += 1
+        self._call_ids.add(self._num_calls)
         return self._num_calls
+
+    def end_call(self, call_id: int) -> bool | SchedulerStats | StepRecording | None:
+        """The call's result, if it came; nothing is kept for it from here on."""
+        self._call_ids.discard(call_id)
+        return self.results.pop(call_id, None)

@@ -13,7 +13,14 @@ from llmstack_engine_core.ipc.codec import encode
 from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, Hello, UtilityCall, UtilityOperation
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
 from llmstack_engine_core.launcher import launch_engine_process
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, EngineStartError, SchedulerStats
+from llmstack_types import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    EngineStartError,
+    SchedulerStats,
+    StepRecording,
+)
 
 # A message on its way through ZeroMQ's thread when the process ends; it may carry the reason.
 LAST_WORDS_MS = 50
@@ -27,7 +34,7 @@ class SyncMPClient:
         self._mailbox = Mailbox()
         self._process = launch_engine_process(config)
         self._context = zmq.Context()
-        self._socket = connect_client_socket(self._context, self._process.directory, client_index=0)
+        self._socket = connect_client_socket(self._context, self._process.address, client_index=0)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._process.death_fd, zmq.POLLIN)
@@ -101,6 +108,19 @@ class SyncMPClient:
         value = self._call(UtilityOperation.STATS)
         return value if isinstance(value, SchedulerStats) else SchedulerStats()
 
+    def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """The last steps after number `after_step`, as far as the engine core keeps them, and the last events."""
+        value = self._call(UtilityOperation.RECENT_STEPS, after_step)
+        return value if isinstance(value, StepRecording) else StepRecording(0.0, (), ())
+
+    def sleep(self, level: int) -> bool:
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
+        return self._call(UtilityOperation.SLEEP, level) is True
+
+    def wake_up(self) -> None:
+        """Brings back what `sleep` gave back."""
+        self._call(UtilityOperation.WAKE_UP)
+
     def shutdown(self) -> None:
         """Stops the engine core and removes every process, socket and file of it. Idempotent."""
         self._mailbox.set_dead("the engine core has been shut down")
@@ -108,14 +128,17 @@ class SyncMPClient:
         self._socket.close()
         self._context.term()
 
-    def _call(self, operation: UtilityOperation) -> bool | SchedulerStats:
+    def _call(self, operation: UtilityOperation, argument: int = 0) -> bool | SchedulerStats | StepRecording | None:
         self._mailbox.check_alive()
-        call_id = self._mailbox.next_call_id()
-        self._send(UtilityCall(call_id, operation))
-        self._wait_for(lambda: call_id in self._mailbox.results or self._mailbox.death is not None)
-        if call_id not in self._mailbox.results:
+        call_id, result = self._mailbox.begin_call(), None
+        try:
+            self._send(UtilityCall(call_id, operation, argument))
+            self._wait_for(lambda: call_id in self._mailbox.results or self._mailbox.death is not None)
+        finally:
+            result = self._mailbox.end_call(call_id)
+        if result is None:
             self._mailbox.check_alive()
-        return self._mailbox.results.pop(call_id)
+        return result
 
     def _send(self, message: ClientMessage) -> None:
         frame = encode(message)

@@ -16,6 +16,7 @@ from llmstack_engine_core.ipc.frames import (
     EngineFailed,
     EngineMessage,
     Hello,
+    SleepChanged,
     StartFailed,
     Tag,
     UtilityCall,
@@ -23,8 +24,9 @@ from llmstack_engine_core.ipc.frames import (
     UtilityResult,
 )
 from llmstack_engine_core.ipc.outputs_codec import decode_outputs, decode_stats, encode_outputs, encode_stats
+from llmstack_engine_core.ipc.recording_codec import decode_recording, encode_recording
 from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, decode_request, encode_request
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, StepRecording
 
 # A request of a million tokens takes 4 MiB; prompt log-probabilities of a whole batch come in one message.
 MAX_CLIENT_FRAME_BYTES: Final = 16 * 2**20
@@ -129,53 +131,65 @@ _READY_SCALARS: Final[dict[str, fields.Check]] = {
     "num_blocks": _POSITIVE, "block_size": _POSITIVE, "max_model_len": _POSITIVE, "vocab_size": _POSITIVE,
     "dtype": fields.text(64), "device": fields.text(64), "kv_cache_bytes": fields.integer(), "pid": fields.integer(),
     "embedding_size": fields.integer(), "is_generative": fields.boolean, "is_causal": fields.boolean,
-    "num_labels": fields.integer(),
+    "num_labels": fields.integer(), "model_path": fields.text(4096),
 }  # fmt: skip
 _READY_MAPPINGS: Final[dict[str, fields.Check]] = {
     "phases_s": fields.number(0.0), "backends": fields.text(1024), "versions": fields.text(256),
 }  # fmt: skip
 _CALL_ID = fields.integer()
+_SLEEP_LEVEL = fields.integer(0, 2)
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
+
+
+def _encode_utility_call(call: UtilityCall) -> list[Any]:
+    return [call.call_id, int(call.operation), call.argument]
 
 
 def _decode_utility_call(values: list[Any]) -> UtilityCall:
     operation = fields.integer(min(UtilityOperation), max(UtilityOperation))(values[1], "operation")
-    return UtilityCall(_CALL_ID(values[0], "call_id"), UtilityOperation(operation))
+    argument = _CALL_ID(values[2], "argument")
+    return UtilityCall(_CALL_ID(values[0], "call_id"), UtilityOperation(operation), argument)
 
 
 def _encode_utility_result(result: UtilityResult) -> list[Any]:
     value = result.value
-    return [result.call_id, value if isinstance(value, bool) else encode_stats(value)]
+    if isinstance(value, StepRecording):
+        return [result.call_id, None, encode_recording(value)]
+    return [result.call_id, value if isinstance(value, bool) else encode_stats(value), None]
 
 
 def _decode_utility_result(values: list[Any]) -> UtilityResult:
-    value = values[1] if type(values[1]) is bool else decode_stats(values[1])
-    return UtilityResult(_CALL_ID(values[0], "call_id"), value)
+    call_id = _CALL_ID(values[0], "call_id")
+    if values[2] is not None:
+        return UtilityResult(call_id, decode_recording(values[2]))
+    return UtilityResult(call_id, values[1] if type(values[1]) is bool else decode_stats(values[1]))
 
 
 _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
     Hello: (Tag.HELLO, lambda _: [], MAX_CLIENT_FRAME_BYTES),
     EngineCoreRequest: (Tag.ADD_REQUEST, encode_request, MAX_CLIENT_FRAME_BYTES),
     AbortRequests: (Tag.ABORT_REQUESTS, lambda message: [list(message.request_ids)], MAX_CLIENT_FRAME_BYTES),
-    UtilityCall: (Tag.UTILITY_CALL, lambda call: [call.call_id, int(call.operation)], MAX_CLIENT_FRAME_BYTES),
+    UtilityCall: (Tag.UTILITY_CALL, _encode_utility_call, MAX_CLIENT_FRAME_BYTES),
     EngineReady: (Tag.READY, _encode_ready, MAX_ENGINE_FRAME_BYTES),
     StartFailed: (Tag.START_FAILED, lambda message: [message.reason], MAX_ENGINE_FRAME_BYTES),
     EngineCoreOutputs: (Tag.OUTPUTS, encode_outputs, MAX_ENGINE_FRAME_BYTES),
     UtilityResult: (Tag.UTILITY_RESULT, _encode_utility_result, MAX_ENGINE_FRAME_BYTES),
     EngineFailed: (Tag.ENGINE_FAILED, lambda message: [message.reason], MAX_ENGINE_FRAME_BYTES),
+    SleepChanged: (Tag.SLEEP_CHANGED, lambda message: [message.level], MAX_ENGINE_FRAME_BYTES),
 }
 
 _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage]]]] = {
     Tag.HELLO: (0, lambda _: Hello()),
     Tag.ADD_REQUEST: (10, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
-    Tag.UTILITY_CALL: (2, _decode_utility_call),
+    Tag.UTILITY_CALL: (3, _decode_utility_call),
 }
 
 _ENGINE_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], EngineMessage]]]] = {
     Tag.READY: (len(_READY_SCALARS) + len(_READY_MAPPINGS), _decode_ready),
     Tag.START_FAILED: (1, lambda values: StartFailed(_LINE(values[0], "reason"))),
-    Tag.OUTPUTS: (12, decode_outputs),
-    Tag.UTILITY_RESULT: (2, _decode_utility_result),
+    Tag.OUTPUTS: (14, decode_outputs),
+    Tag.UTILITY_RESULT: (3, _decode_utility_result),
     Tag.ENGINE_FAILED: (1, lambda values: EngineFailed(_LINE(values[0], "reason"))),
+    Tag.SLEEP_CHANGED: (1, lambda values: SleepChanged(_SLEEP_LEVEL(values[0], "level"))),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, SchedulerStats
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, SchedulerStats, StepRecording
 
 PROTOCOL_VERSION = 1
 
@@ -22,6 +22,7 @@ class Tag(IntEnum):
     OUTPUTS = 18
     UTILITY_RESULT = 19
     ENGINE_FAILED = 20
+    SLEEP_CHANGED = 21
 
 
 class UtilityOperation(IntEnum):
@@ -30,6 +31,9 @@ class UtilityOperation(IntEnum):
     RESET_PREFIX_CACHE = 1
     STATS = 2
     SHUTDOWN = 3
+    RECENT_STEPS = 4
+    SLEEP = 5
+    WAKE_UP = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,15 @@ class AbortRequests:
 
 @dataclass(frozen=True, slots=True)
 class UtilityCall:
-    """Asks for one operation; `call_id` comes back with the result."""
+    """Asks for one operation; `call_id` comes back with the result.
+
+    Attributes:
+        argument: What it means depends on the operation.
+    """
 
     call_id: int
     operation: UtilityOperation
+    argument: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class UtilityResult:
     """The answer to a `UtilityCall`; the value's type depends on the operation."""
 
     call_id: int
-    value: bool | SchedulerStats
+    value: bool | SchedulerStats | StepRecording
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +83,12 @@ class EngineFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SleepChanged:
+    """The engine core went to sleep at that level, or woke up: 0."""
+
+    level: int
+
+
 ClientMessage = Hello | EngineCoreRequest | AbortRequests | UtilityCall
-EngineMessage = EngineReady | StartFailed | EngineCoreOutputs | UtilityResult | EngineFailed
+EngineMessage = EngineReady | StartFailed | EngineCoreOutputs | UtilityResult | EngineFailed | SleepChanged

@@ -12,10 +12,21 @@ from typing import Any, Final
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH
-from llmstack_types import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats, TokenLogprobs
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    RequestEvent,
+    RequestStatus,
+    SchedulerStats,
+    StepPhases,
+    TokenLogprobs,
+)
 
 _REASONS: Final = tuple(FinishReason)
 _REASON_TO_CODE: Final = {reason: code for code, reason in enumerate(_REASONS)}
+_STATUSES: Final = tuple(RequestStatus)
+_STATUS_TO_CODE: Final = {status: code for code, status in enumerate(_STATUSES)}
 _COUNTER = fields.integer()
 _FLOAT_SIZE: Final = 4
 _TIMESTAMP = fields.number()
@@ -68,7 +79,31 @@ def encode_outputs(message: EngineCoreOutputs) -> list[Any]:
         _encode_sparse(num_cached, lambda values: fields.pack_uint32(values, "num_cached_tokens"), default=-1),
         _encode_sparse(errors, list),
         _encode_sparse(pooled, list),
+        encode_events(message.events) if message.events else None,
+        message.phases,
     ]
+
+
+def encode_events(events: Sequence[RequestEvent]) -> list[Any]:
+    """Events as columns."""
+    codes = bytes([_STATUS_TO_CODE[event.status] for event in events])
+    times = fields.pack_floats([event.time_s for event in events], "time_s")
+    return [[event.request_id for event in events], codes, times]
+
+
+def decode_events(value: Any) -> list[RequestEvent]:
+    """The inverse of `encode_events`."""
+    ids, codes, packed_times = fields.row(value, "events", 3)
+    request_ids = _REQUEST_IDS(ids, "request_id")
+    if type(codes) is not bytes or len(codes) != len(request_ids) or (codes and max(codes) >= len(_STATUSES)):
+        raise CodecError(f"status must hold a code below {len(_STATUSES)} for each event")
+    times = fields.unpack_floats(packed_times, "time_s", len(request_ids))
+    return [RequestEvent(*event) for event in zip(request_ids, map(_STATUSES.__getitem__, codes), times, strict=True)]
+
+
+def decode_phases(value: Any) -> StepPhases:
+    """The durations of one step's parts."""
+    return StepPhases(*(_TIMESTAMP(part, "phases") for part in fields.row(value, "phases", 3)))
 
 
 def _encode_sparse(column: Sequence[Any], pack: Callable[[list[Any]], Any], default: Any = None) -> list[Any] | None:
@@ -111,7 +146,9 @@ def decode_outputs(values: list[Any]) -> EngineCoreOutputs:
     )
     outputs: list[EngineCoreOutput] = list(map(tuple.__new__, repeat(EngineCoreOutput), columns))
     stats = None if values[1] is None else decode_stats(values[1])
-    return EngineCoreOutputs(outputs, _TIMESTAMP(values[0], "timestamp_s"), stats)
+    events = () if values[12] is None else decode_events(values[12])
+    phases = None if values[13] is None else decode_phases(values[13])
+    return EngineCoreOutputs(outputs, _TIMESTAMP(values[0], "timestamp_s"), stats, events, phases)
 
 
 def _decode_token_ids(packed_counts: Any, packed_ids: Any, num_rows: int) -> list[list[int]]:
