@@ -121,8 +121,8 @@ class EchoModelRunner:
             vocab_size=self.options.vocab_size,
             embedding_size=ECHO_EMBEDDING_SIZE,
             is_generative=bool(self.options.is_generative),
-        )
             num_labels=self.options.num_labels,
+        )
 
     def available_kv_bytes(self) -> int:
         """Room for `num_available_blocks`."""
@@ -199,6 +199,11 @@ class EchoModelRunner:
         if params.logprobs is not None:
             results.logprobs[request_id] = [fake_logprobs(token_id, params.logprobs) for token_id in sampled]
 
+    def _pool(self, token_ids: list[int], params: PoolingParams) -> bytes:
+        if params.task is PoolingTask.CLASSIFY:
+            params = PoolingParams(dimensions=self.options.num_labels)
+        return echo_vector(token_ids, params)
+
 
 def _echo(request: NewRequest, draft_token_ids: Sequence[int]) -> list[int]:
     """The next token, and one more for each draft that was right; they are the request's from now on."""
@@ -212,11 +217,6 @@ def _echo(request: NewRequest, draft_token_ids: Sequence[int]) -> list[int]:
 
 
 def echo_vector(token_ids: Sequence[int], params: PoolingParams) -> bytes:
-    def _pool(self, token_ids: list[int], params: PoolingParams) -> bytes:
-        if params.task is PoolingTask.CLASSIFY:
-            params = PoolingParams(dimensions=self.options.num_labels)
-        return echo_vector(token_ids, params)
-
     """The prompt's length, first, greatest and last token, as far as `dimensions` goes; float32, little-endian."""
     numbers = (len(token_ids), token_ids[0], max(token_ids), token_ids[-1])[: params.dimensions]
     return struct.pack(f"<{len(numbers)}f", *numbers)
