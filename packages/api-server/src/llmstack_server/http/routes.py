@@ -28,6 +28,7 @@ from llmstack_server.openai.protocol import (
 )
 from llmstack_server.openai.serving import GenerationResponse
 from llmstack_server.openai.tokenization import detokenize, tokenize
+from llmstack_server.responses.routes import add_responses_routes
 from llmstack_server.state import ServerState
 from llmstack_server.version import server_version
 from llmstack_types import EngineDeadError
@@ -76,6 +77,7 @@ def build_router(state: ServerState) -> APIRouter:
     _add_health_routes(router, state)
     _add_server_routes(router, state)
     _add_generation_routes(router, state)
+    add_responses_routes(router, state)
     if state.config.http.enable_control_routes:
         _add_control_routes(router, state)
     return router
