@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from llmstack_model_runner.models import CausalLM, Encoder, Model
+from llmstack_model_runner.models import CausalLM, Classifier, Encoder, Model
 from llmstack_model_runner.pooling.embedding_size import embedding_size
 from llmstack_types import KVCacheSpec
 
@@ -31,4 +31,5 @@ def make_kv_cache_spec(
         embedding_size=embedding_size(model_config),
         is_generative=isinstance(model, CausalLM),
         is_causal=not isinstance(model, Encoder),
+        num_labels=model.num_labels if isinstance(model, Classifier) else 0,
     )

@@ -21,10 +21,12 @@ from llmstack_model_runner.graph_runner import GraphRunner
 from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
-from llmstack_model_runner.models import CausalLM, Model
+from llmstack_model_runner.models import CausalLM, Classifier, Encoder, Model
+from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.models.choice import choose_model_class
 from llmstack_model_runner.numeric_contract import describe_numeric_contract
-from llmstack_model_runner.pooling.pool import pool
+from llmstack_model_runner.pooling.label_head import LabelHead
+from llmstack_model_runner.pooling.pool import PooledRows, pool
 from llmstack_model_runner.pooling.warm_up import pooling_warm_up_steps
 from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
 from llmstack_model_runner.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
@@ -73,6 +75,7 @@ class ModelRunner:
         self._model: Model | None = None
         self._spec: KVCacheSpec | None = None
         self._numeric_contract = ""
+        self._label_head: LabelHead | None = None
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._host_kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._batch: InputBatch | None = None
@@ -98,6 +101,7 @@ class ModelRunner:
         model = model_class(model_config, dtype, self._device)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
         model.limit_context(config.max_model_len)
+        self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None
         if self._device.type == "cpu":
             # Torch's own default knows affinity and OMP_NUM_THREADS, not the quota of a control group.
             num_threads = num_compute_threads(
@@ -202,7 +206,7 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
-        self._model = self._batch = self._pending = self._graphs = None
+        self._model = self._batch = self._pending = self._graphs = self._label_head = None
         self._kv_caches = []
         self._host_kv_caches = []
         if self._device.type == "cuda":
@@ -210,15 +214,16 @@ class ModelRunner:
 
     def _run(self, model: Model, batch: InputBatch, step: StepRows, inputs: ModelInputs) -> PendingStep:
         prompt_logprobs: Sequence[PromptLogprobs] = ()
-        pooled = None
+        pooled: Sequence[PooledRows] = ()
         with self.timing.phase("forward"):
             logits = self._repeat_decode(batch, inputs)
             if logits is None:
-                hidden = model.forward(inputs.token_ids, inputs.positions, inputs.attention_metadata, self._kv_caches)
+                hidden = _forward(model, inputs, self._kv_caches)
                 logits = _compute_logits(model, inputs, hidden)
                 if batch.num_prompt_logprobs and isinstance(model, CausalLM):
                     prompt_logprobs = list(compute_prompt_logprobs(batch, step, inputs, hidden, model.compute_logits))
-                pooled = pool(batch, step, inputs, hidden) if len(batch.pooling) else None
+                if len(batch.pooling):
+                    pooled = pool(batch, step, inputs, hidden, self._label_head)
         with self.timing.phase("sample"):
             sampled = None if logits is None else self._sample(batch, step, inputs, logits)
         self.timing.num_steps += 1
@@ -236,6 +241,12 @@ class ModelRunner:
         num_places = step.num_drafts[inputs.sampling_indices] + 1
         output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
         return self._sampler.sample(logits, batch.sampling.metadata(np.repeat(rows, num_places), output_indices))
+
+
+def _forward(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> torch.Tensor:
+    """Hidden states of all tokens: [num_tokens, hidden_size]."""
+    arguments = (inputs.token_ids, inputs.positions, inputs.attention_metadata, kv_caches)
+    return model.forward(*arguments, inputs.token_types) if isinstance(model, Encoder) else model.forward(*arguments)
 
 
 def _compute_logits(model: Model, inputs: ModelInputs, hidden: torch.Tensor) -> torch.Tensor | None:

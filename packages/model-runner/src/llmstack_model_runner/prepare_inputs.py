@@ -23,6 +23,7 @@ class ModelInputs:
         logits_indices: The flat tokens whose logits are needed: of each sampling row the last one that is known, and
             its drafts.
         sampling_indices: Which rows of the step sample, ascending; the others are chunks of a prefill.
+        token_types: 1 for tokens of the second text of a pair, 0 for all others; None if the batch holds no pair.
     """
 
     token_ids: torch.Tensor  # [num_tokens] int64
@@ -31,6 +32,7 @@ class ModelInputs:
     logits_indices: torch.Tensor  # [num_logits] int64
     sampling_indices: IntArray  # [num_sampling_rows]
     query_start_loc: IntArray  # [num_rows + 1]
+    token_types: torch.Tensor | None = None  # [num_tokens] int64
 
 
 def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> ModelInputs:
@@ -68,7 +70,17 @@ def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> M
         logits_indices=_to_device(logits_indices, device),
         sampling_indices=sampling_indices,
         query_start_loc=query_start_loc,
+        token_types=_token_types(batch, step.rows[row_indices], positions, device),
     )
+
+
+def _token_types(
+    batch: InputBatch, token_rows: IntArray, positions: IntArray, device: torch.device
+) -> torch.Tensor | None:
+    if not batch.pooling.num_pairs:
+        return None
+    is_second = positions >= batch.pooling.second_text_start[token_rows]
+    return _to_device(is_second.astype(np.int64), device)
 
 
 def _flatten(step: StepRows, query_start_loc: IntArray) -> tuple[IntArray, IntArray]:

@@ -33,7 +33,7 @@ class PendingStep:
     sampling_indices: IntArray
     sampled: SamplerOutput | None = None
     prompt_logprobs: Sequence[PromptLogprobs] = ()
-    pooled: PooledRows | None = None
+    pooled: Sequence[PooledRows] = ()
     _output: ModelRunnerOutput | None = field(default=None, init=False)
 
     def result(self) -> ModelRunnerOutput:
@@ -51,8 +51,9 @@ class PendingStep:
             indices = self._collect_tokens(self.sampled, sampled_token_ids, errors)
             logprobs = self._collect_logprobs(self.sampled, indices, errors)
         pooled: dict[str, bytes] = {}
-        if self.pooled is not None:
-            pooled, failed = self.pooled.to_bytes()
+        for rows in self.pooled:
+            values, failed = rows.to_bytes()
+            pooled |= values
             errors |= failed
         return ModelRunnerOutput(
             request_ids=request_ids,

@@ -115,6 +115,31 @@ class CausalLM(Model):
 class Encoder(Model):
     """A model in which each token attends to the whole prompt: it has no KV storage, and its prompts come whole."""
 
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [num_tokens] int64
+        positions: torch.Tensor,  # [num_tokens] int64
+        metadata: AttentionMetadata,
+        kv_caches: KVCaches,
+        token_types: torch.Tensor | None = None,  # [num_tokens] int64
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """Hidden states of the last layer; `token_types` tell the texts of a pair apart, None is type 0 throughout."""
+
+
+class Classifier(Model):
+    """A model that gives each prompt a number for each of its labels, from the state that `EMBED` pools as well.
+
+    Attributes:
+        num_labels: Set by the constructor.
+    """
+
+    num_labels: int
+
+    @abstractmethod
+    def compute_label_logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] to float32 [n, num_labels]."""
+
 
 def raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
     """ValueError that names the tensors, if there are any."""

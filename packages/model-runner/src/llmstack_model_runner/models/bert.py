@@ -23,6 +23,7 @@ class Bert(Encoder):
     """`BertModel`, and `BertForMaskedLM` without its head."""
 
     root: ClassVar[str] = "bert."
+    has_token_types: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         refuse(config, "position_embedding_type", "absolute")
@@ -48,7 +49,8 @@ class Bert(Encoder):
 
         self._tokens = table("word_embeddings", self.kv_spec.vocab_size)
         self._positions = table("position_embeddings", num_positions)
-        self._types = table("token_type_embeddings", read_int(config, "type_vocab_size", 2))
+        num_types = read_int(config, "type_vocab_size", 2)
+        self._types = table("token_type_embeddings", num_types) if self.has_token_types else None
         eps = read_float(config, "layer_norm_eps", 1e-12)
         self._norm = LayerNorm(f"{self.root}embeddings.LayerNorm", hidden_size, eps, dtype=dtype, device=device)
         self._layers = [
@@ -70,14 +72,21 @@ class Bert(Encoder):
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        kv_caches: KVCaches,
+        token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states of the last layer."""
         starts = metadata.query_start_loc_list
         if [end - start for start, end in pairwise(starts)] != metadata.seq_lens_list:
             raise ValueError("an encoder computes whole prompts: its tokens attend to those behind them as well")
-        hidden = self._tokens(token_ids) + self._types.weight[0] + self._positions(positions + self._first_position)
-        hidden = self._norm(hidden)
+        hidden = self._tokens(token_ids)
+        if self._types is not None:
+            hidden = hidden + (self._types.weight[0] if token_types is None else self._types(token_types))
+        hidden = self._norm(hidden + self._positions(positions + self._first_position))
         for layer in self._layers:
             hidden = layer(hidden, starts)
         return hidden

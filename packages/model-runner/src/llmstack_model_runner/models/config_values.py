@@ -36,6 +36,14 @@ def read_bool(config: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
+def read_num_labels(config: Mapping[str, Any]) -> int:
+    """How many labels a classifier has: those that are named, else two, which transformers leaves out."""
+    names = config.get("id2label")
+    if isinstance(names, Mapping) and names:
+        return len(names)
+    return read_int(config, "num_labels", 2)
+
+
 def read_head_dim(hidden_size: int, num_heads: int) -> int:
     """What a head has of the hidden size."""
     if hidden_size % num_heads:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # The first name that a configuration has counts; OPT projects its last states to `word_embed_proj_dim`.
-_NAMES = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model")
+_NAMES = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model", "dim")
 
 
 def embedding_size(model_config: Mapping[str, Any]) -> int:

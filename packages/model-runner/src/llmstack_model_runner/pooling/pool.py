@@ -1,17 +1,19 @@
-"""Takes the hidden states of a step's pooling rows, chunk by chunk, to the vectors of those whose prompts it ends."""
+"""Takes the hidden states of a step's pooling rows, chunk by chunk, to what those bring whose prompts it ends."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from llmstack_model_runner.input_batch import InputBatch, StepRows
+from llmstack_model_runner.pooling.label_head import LabelHead
 from llmstack_model_runner.pooling.rows import PoolingRows
 from llmstack_model_runner.prepare_inputs import ModelInputs
-from llmstack_types import PoolingParams, PoolingType
+from llmstack_types import PoolingParams, PoolingTask, PoolingType
 
 BAD_VECTOR = "the model gave no usable embedding"
 _SMALLEST_LENGTH = 1e-12
@@ -20,21 +22,21 @@ _SMALLEST_LENGTH = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """Vectors of the requests whose prompts a step has completed, on the device still."""
+    """What the requests whose prompts a step has completed bring, on the device still; all of one shape."""
 
     request_ids: list[str]
     params: list[PoolingParams]
-    vectors: torch.Tensor  # [num_vectors, hidden_size] float32
+    values: torch.Tensor  # float32 [num_requests, hidden_size | num_labels], or [1, num_tokens, hidden_size]
 
     def to_bytes(self) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Request id to its finished vector, float32 and little-endian; and to what went wrong with it."""
-        vectors, errors = {}, {}
-        for request_id, params, vector in zip(self.request_ids, self.params, self.vectors.cpu().numpy(), strict=True):
-            if np.isfinite(vector).all():
-                vectors[request_id] = _finish(vector, params).astype("<f4").tobytes()
+        """Request id to its finished numbers, float32 and little-endian; and to what went wrong with it."""
+        finished, errors = {}, {}
+        for request_id, params, numbers in zip(self.request_ids, self.params, self.values.cpu().numpy(), strict=True):
+            if np.isfinite(numbers).all():
+                finished[request_id] = _finish(numbers, params).astype("<f4").tobytes()
             else:
                 errors[request_id] = BAD_VECTOR
-        return vectors, errors
+        return finished, errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,60 +48,105 @@ class _Chunk:
     num_prompt_tokens: int
 
     @property
+    def end(self) -> int:
+        return self.start + len(self.hidden)
+
+    @property
     def is_last(self) -> bool:
-        return self.start + len(self.hidden) == self.num_prompt_tokens
+        return self.end == self.num_prompt_tokens
 
 
-def pool(batch: InputBatch, step: StepRows, inputs: ModelInputs, hidden: torch.Tensor) -> PooledRows | None:
-    """Adds the step to the rows that pool; the vectors of those that are complete, None if there are none.
+@dataclass(frozen=True, slots=True)
+class _Complete:
+    """A row whose prompt the step has completed."""
+
+    request_id: str
+    params: PoolingParams
+    states: torch.Tensor  # float32 [hidden_size], or [num_prompt_tokens, hidden_size]
+
+
+def pool(
+    batch: InputBatch, step: StepRows, inputs: ModelInputs, hidden: torch.Tensor, head: LabelHead | None = None
+) -> list[PooledRows]:
+    """Adds the step to the rows that pool; what those bring that are complete.
 
     `hidden` is that of all tokens of the step: [num_tokens, hidden_size].
 
     Raises:
-        ValueError: A row began behind the prompt's first token though its vector needs all of them.
+        ValueError: A row began behind the prompt's first token though it needs all of them, or asks for labels of a
+            model that has none.
     """
-    pooled: list[tuple[str, PoolingParams, torch.Tensor]] = []
+    complete = []
     for index, row in enumerate(step.rows.tolist()):
         params = batch.pooling.params(row)
         if params is None:
             continue
         first, end = inputs.query_start_loc[index : index + 2].tolist()
         chunk = _Chunk(hidden[first:end], int(step.num_computed_tokens[index]), int(batch.num_prompt_tokens[row]))
-        vector = _take(batch.pooling, row, params.pooling_type, chunk)
-        if vector is not None:
-            pooled.append((step.request_ids[index], params, vector))
-    if not pooled:
-        return None
-    request_ids, all_params, vectors = zip(*pooled, strict=True)
-    return PooledRows(list(request_ids), list(all_params), torch.stack(vectors))
+        states = _take(batch.pooling, row, params, chunk)
+        if states is not None:
+            complete.append(_Complete(step.request_ids[index], params, states))
+    return list(_group(complete, head))
 
 
-def _take(rows: PoolingRows, row: int, kind: PoolingType | None, chunk: _Chunk) -> torch.Tensor | None:
-    """The row's vector if the chunk is its prompt's last: float32 [hidden_size]."""
-    if kind is PoolingType.LAST:
+def _group(complete: list[_Complete], head: LabelHead | None) -> Iterator[PooledRows]:
+    """Rows of one shape go through the head, and to the host, together."""
+    labelled = [one for one in complete if one.params.task is PoolingTask.CLASSIFY]
+    for one in complete:
+        if one.params.task is PoolingTask.TOKEN_EMBED:
+            yield PooledRows([one.request_id], [one.params], one.states[None])
+    vectors = [one for one in complete if one.params.task not in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_EMBED)]
+    if vectors:
+        yield _stack(vectors)
+    if labelled:
+        if head is None:
+            raise ValueError("a row asks for labels, but the model has none")
+        rows = _stack(labelled)
+        is_activated = [params.use_activation is not False for params in rows.params]
+        yield replace(rows, values=head(rows.values, is_activated))
+
+
+def _stack(complete: list[_Complete]) -> PooledRows:
+    return PooledRows(
+        [one.request_id for one in complete],
+        [one.params for one in complete],
+        torch.stack([one.states for one in complete]),
+    )
+
+
+def _take(rows: PoolingRows, row: int, params: PoolingParams, chunk: _Chunk) -> torch.Tensor | None:
+    """The row's states if the chunk is its prompt's last."""
+    if not params.needs_whole_prompt:
         return chunk.hidden[-1].float() if chunk.is_last else None
     before = rows.row_to_partial.get(row)
     if (before is None) != (chunk.start == 0):
-        raise ValueError(f"a vector by {kind} pooling needs the whole prompt, but token {chunk.start} came first")
-    partial = _gather(kind, chunk, before)
+        raise ValueError(f"what the row brings needs the whole prompt, but token {chunk.start} came first")
+    partial = _gather(params, chunk, before)
     if not chunk.is_last:
         rows.row_to_partial[row] = partial
         return None
-    return partial / chunk.num_prompt_tokens if kind is PoolingType.MEAN else partial
+    return partial / chunk.num_prompt_tokens if params.pooling_type is PoolingType.MEAN else partial
 
 
-def _gather(kind: PoolingType | None, chunk: _Chunk, before: torch.Tensor | None) -> torch.Tensor:
-    if kind is PoolingType.MEAN:
+def _gather(params: PoolingParams, chunk: _Chunk, before: torch.Tensor | None) -> torch.Tensor:
+    if params.task is PoolingTask.TOKEN_EMBED:
+        size = (chunk.num_prompt_tokens, chunk.hidden.shape[1])
+        states = chunk.hidden.new_empty(size, dtype=torch.float32) if before is None else before
+        states[chunk.start : chunk.end] = chunk.hidden
+        return states
+    if params.pooling_type is PoolingType.MEAN:
         # Each row by itself: the order of a sum then depends on the row's own chunks only.
         total = chunk.hidden.float().sum(0)
         return total if before is None else before + total
-    if kind is not PoolingType.CLS:
-        raise ValueError(f"pooling type {kind} is not resolved")
+    if params.pooling_type is not PoolingType.CLS:
+        raise ValueError(f"pooling type {params.pooling_type} is not resolved")
     return chunk.hidden[0].float().clone() if before is None else before  # a view would keep the step's states alive
 
 
-def _finish(vector: npt.NDArray[np.float32], params: PoolingParams) -> npt.NDArray[np.float32]:
-    vector = vector[: params.dimensions]
+def _finish(numbers: npt.NDArray[np.float32], params: PoolingParams) -> npt.NDArray[np.float32]:
+    if params.task is PoolingTask.CLASSIFY:
+        return numbers
+    vectors = numbers[..., : params.dimensions]
     if params.normalize:
-        vector = vector / max(float(np.linalg.norm(vector)), _SMALLEST_LENGTH)
-    return vector
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _SMALLEST_LENGTH)
+    return vectors
