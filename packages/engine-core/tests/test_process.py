@@ -61,7 +61,7 @@ class Peer:
 
     def __init__(self, process: EngineProcess, index: int = 0) -> None:
         self.context = zmq.Context()
-        self.socket = connect_client_socket(self.context, process.directory, index)
+        self.socket = connect_client_socket(self.context, process.address, index)
 
     def send(self, message: object) -> None:
         self.socket.send(encode(message))

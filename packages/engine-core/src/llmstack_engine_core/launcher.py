@@ -7,21 +7,25 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 
 from llmstack_engine_core.config import EngineConfig
-from llmstack_engine_core.ipc.sockets import make_private_directory
+from llmstack_engine_core.ipc.sockets import make_private_directory, private_address
 from llmstack_engine_core.start_order import StartOrder, send_start_order
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import EngineStartError
 
 
-def launch_engine_process(config: EngineConfig) -> EngineProcess:
-    """Starts the process and returns at once; it then loads the model and answers the first client.
+def launch_engine_process(config: EngineConfig, address: str | None = None) -> EngineProcess:
+    """Starts the process and returns at once; it then loads the model and answers its clients.
+
+    `address`: Where it listens, checked before (`prepare_address`); None is a socket in a private directory.
 
     Raises:
         EngineStartError: No process or no directory could be made.
     """
     directory = make_private_directory()
+    address = address or private_address(directory)
     ours, theirs = socket.socketpair()
     try:
         with theirs:
@@ -30,19 +34,31 @@ def launch_engine_process(config: EngineConfig) -> EngineProcess:
         ours.close()
         shutil.rmtree(directory, ignore_errors=True)
         raise EngineStartError(f"the engine core's process cannot be started: {error.strerror}") from error
-    send_start_order(ours, StartOrder(config, directory, os.getpid()))
-    return EngineProcess(popen, ours, directory, config.shutdown_grace_s)
+    send_start_order(ours, StartOrder(config, directory, os.getpid(), address))
+    return EngineProcess(popen, ours, directory, config.shutdown_grace_s, address)
 
 
 def _start_process(lifeline_fd: int) -> subprocess.Popen[bytes]:
+    # A runner's OpenMP threads would spin for milliseconds after each operation, on cores that its other threads need.
+    return start_module("llmstack_engine_core.process", [lifeline_fd], {"GOMP_SPINCOUNT": "1000"})
+
+
+def start_module(
+    module: str, fds: Sequence[int], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Runs `python -m module FD...` in a session of its own: Ctrl-C is for this process, which then ends that one.
+
+    It inherits the descriptors, imports from where this process does, and gets what `environment` adds.
+
+    Raises:
+        OSError: There can be no further process.
+    """
     # -P keeps the current directory off the path; what this process imports from is handed over instead.
     python_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    # A runner's OpenMP threads would spin for milliseconds after each operation, on cores that its other threads need.
-    environment = {"GOMP_SPINCOUNT": "1000", **os.environ, "PYTHONPATH": python_path}
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "llmstack_engine_core.process", str(lifeline_fd)],
+        [sys.executable, "-P", "-m", module, *map(str, fds)],
         stdin=subprocess.DEVNULL,
-        pass_fds=(lifeline_fd,),
-        start_new_session=True,  # Ctrl-C in the terminal is for the front end, which then ends this process
-        env=environment,
+        pass_fds=fds,
+        start_new_session=True,
+        env={**(environment or {}), **os.environ, "PYTHONPATH": python_path},
     )

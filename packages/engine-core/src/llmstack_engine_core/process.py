@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 def _serve(order: StartOrder) -> int:
     context = zmq.Context()
-    bound = bind_engine_socket(context, order.directory)
+    bound = bind_engine_socket(context, order.address)
     try:
         core, reason = _start(order)
         if core is None:

@@ -22,18 +22,20 @@ class StartOrder:
     """One engine core to start.
 
     Attributes:
-        directory: Where its socket goes; removed at its end.
+        directory: A private one of its own; removed at its end.
         parent_pid: The process to end with.
+        address: Where it listens.
     """
 
     config: EngineConfig
     directory: Path
     parent_pid: int
+    address: str
 
 
 def send_start_order(lifeline: socket.socket, order: StartOrder) -> None:
     """Sends the order; a receiver that has died already is not an error here."""
-    body = msgpack.packb([order.config.to_plain(), str(order.directory), order.parent_pid])
+    body = msgpack.packb([order.config.to_plain(), str(order.directory), order.parent_pid, order.address])
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         lifeline.sendall(_LENGTH.pack(len(body)) + body)
 
@@ -48,8 +50,8 @@ def receive_start_order(lifeline: socket.socket) -> StartOrder:
     if num_bytes > MAX_ORDER_BYTES:
         raise EngineStartError(f"the start order has {num_bytes} bytes; {MAX_ORDER_BYTES} is the limit")
     match msgpack.unpackb(_receive_exactly(lifeline, num_bytes)):
-        case [config, str(directory), int(parent_pid)]:
-            return StartOrder(EngineConfig.from_plain(config), Path(directory), parent_pid)
+        case [config, str(directory), int(parent_pid), str(address)]:
+            return StartOrder(EngineConfig.from_plain(config), Path(directory), parent_pid, address)
         case _:
             raise EngineStartError("the start order is malformed")
 

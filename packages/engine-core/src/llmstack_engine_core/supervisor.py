@@ -15,14 +15,16 @@ class EngineProcess:
     """A started engine core process; whoever holds it ends it, at the latest when it is collected or at exit.
 
     Attributes:
-        directory: The private directory of its socket.
+        directory: Its private directory.
+        address: Where it listens.
         death_fd: Becomes readable when the process has ended; to be watched, not to be read.
     """
 
     def __init__(
-        self, popen: subprocess.Popen[bytes], lifeline: socket.socket, directory: Path, grace_s: float
+        self, popen: subprocess.Popen[bytes], lifeline: socket.socket, directory: Path, grace_s: float, address: str
     ) -> None:
         self.directory = directory
+        self.address = address
         self._popen = popen
         self._grace_s = grace_s
         self._pidfd = _open_pidfd(popen.pid)

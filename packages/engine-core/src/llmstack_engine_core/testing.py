@@ -102,6 +102,7 @@ class EchoModelRunner:
         self._block_size = config.block_size
         self._rows: dict[str, _Row] = {}
         self._num_steps = 0
+        self._sleep_level = 0
 
     def load_model(self) -> None:
         """Waits or fails as the options say."""
@@ -135,6 +136,16 @@ class EchoModelRunner:
         """One operation."""
         return {"echo": "python"}
 
+    def sleep(self, level: int) -> None:
+        """Refuses steps from here on; rows must have been removed before."""
+        if self._rows:
+            raise RuntimeError(f"rows are left: {', '.join(self._rows)}")
+        self._sleep_level = level
+
+    def wake_up(self) -> None:
+        """Takes steps again."""
+        self._sleep_level = 0
+
     def shutdown(self) -> None:
         """Forgets its rows."""
         self._rows.clear()
@@ -143,6 +154,8 @@ class EchoModelRunner:
         """Applies the row updates and echoes."""
         self._num_steps += 1
         self._misbehave()
+        if self._sleep_level:
+            raise RuntimeError("a step came while the runner was asleep")
         for request_id in scheduled.removed_request_ids:
             self._rows.pop(request_id, None)
         for request in scheduled.new_requests:
@@ -260,6 +273,14 @@ def check_model_runner(
         vectors = probe.pool("pooled", 3, [2, len(prompt_token_ids) - 2])
         _require(vectors[0] is None, "a chunk of a prompt brings no vector")
         _require(len(vectors[1] or b"") == 4 * spec.embedding_size, "a vector is as wide as the specification says")
+    rows = ["whole", "pooled"] if spec.embedding_size else ["whole"]
+    for level in (1, 2):
+        runner.execute_model(SchedulerOutput(probe.step, removed_request_ids=rows)).result()
+        runner.sleep(level)
+        runner.wake_up()
+        rows = [f"awake {level}"]
+        again = probe.generate(rows[0], 0, [len(prompt_token_ids)])
+        _require(again == whole, "it computes the same after having slept")
     runner.shutdown()
     runner.shutdown()
 

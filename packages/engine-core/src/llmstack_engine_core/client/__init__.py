@@ -1,7 +1,21 @@
-"""Engine cores seen from a front end: in this process, or in one of their own."""
+"""Engine cores seen from a front end: in this process, in one of their own, several as one, or run by somebody else."""
 
-from llmstack_engine_core.client.async_mp import AsyncMPClient
+from llmstack_engine_core.client.async_inproc import AsyncInprocClient
+from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient
+from llmstack_engine_core.client.balanced import BalancedClient
+from llmstack_engine_core.client.factory import attach_async_client, engine_configs, make_async_client, make_client
 from llmstack_engine_core.client.inproc import InprocClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 
-__all__ = ["AsyncMPClient", "InprocClient", "SyncMPClient"]
+__all__ = [
+    "AsyncAttachedClient",
+    "AsyncInprocClient",
+    "AsyncMPClient",
+    "BalancedClient",
+    "InprocClient",
+    "SyncMPClient",
+    "attach_async_client",
+    "engine_configs",
+    "make_async_client",
+    "make_client",
+]

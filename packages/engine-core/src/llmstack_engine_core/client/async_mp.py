@@ -1,114 +1,126 @@
-"""An engine core in a process of its own, for an event loop."""
+"""An engine core in a process of its own, for an event loop: started by this client, or by somebody else."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
 
 import zmq
 
-from llmstack_engine_core.client.mailbox import Mailbox
+from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.ipc.addresses import check_address
 from llmstack_engine_core.ipc.codec import encode
-from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, Hello, UtilityCall, UtilityOperation
+from llmstack_engine_core.ipc.frames import ClientMessage, Hello
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
 from llmstack_engine_core.launcher import launch_engine_process
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, EngineStartError, SchedulerStats
 
 # A message on its way through ZeroMQ's thread when the process ends; it may carry the reason.
 LAST_WORDS_S = 0.05
 RESEND_S = 0.002
+# Aborts that are on their way when an attached client leaves.
+FAREWELL_MS = 200
+DEFAULT_START_TIMEOUT_S = 600.0
 
 
-class AsyncMPClient:
-    """Starts the process at once, also outside a running loop; the loop of the first call is the one that uses it.
+class AsyncSocketClient(AsyncClient):
+    """A client over a socket; may be constructed outside a running loop.
 
     The loop itself watches the socket's descriptor: a round trip then takes a third less processor time here than over
     `zmq.asyncio` (100 against 145 microseconds, both loops), and a process that dies wakes everyone who waits.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._mailbox = Mailbox()
-        self._process = launch_engine_process(config)
+    def __init__(self, address: str, client_index: int, start_timeout_s: float) -> None:
+        super().__init__(start_timeout_s)
         self._context = zmq.Context()
-        self._socket = connect_client_socket(self._context, self._process.directory, client_index=0)
+        self._socket = connect_client_socket(self._context, address, client_index)
         self._socket.send(encode(Hello()), zmq.NOBLOCK)
         self._socket_fd = int(self._socket.getsockopt(zmq.FD))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
 
     @property
-    def is_dead(self) -> bool:
-        """True once the engine core is gone."""
-        return self._mailbox.death is not None
+    @abstractmethod
+    def _death_fd(self) -> int:
+        """Becomes readable when the engine core may be gone."""
+
+    @abstractmethod
+    def _find_death(self) -> str | None:
+        """Why the engine core is gone, if it is."""
+
+    async def _send(self, message: ClientMessage) -> None:
+        self._attach()
+        frame = encode(message)
+        while True:
+            try:
+                self._socket.send(frame, zmq.NOBLOCK)
+            except zmq.Again:  # the engine core is in a long step and thousands of messages wait
+                await asyncio.sleep(RESEND_S)
+                self._mailbox.check_alive()
+            else:
+                # The descriptor is edge-triggered, and a send may have swallowed the edge of a message that came.
+                self._on_readable()
+                return
+
+    def _attach(self) -> None:
+        if self._loop is None and not self._socket.closed:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._socket_fd, self._on_readable)
+            self._loop.add_reader(self._death_fd, self._on_death)
+            self._on_readable()
+            self._on_death()
+
+    def _detach(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket_fd)
+            self._loop.remove_reader(self._death_fd)
+
+    def _on_readable(self) -> None:
+        if self._socket.closed:
+            return
+        has_news = False
+        while has_message(self._socket):
+            self._mailbox.put(self._socket.recv())
+            has_news = True
+        if has_news:
+            self._wake()
+
+    def _on_death(self) -> None:
+        death = self._find_death()
+        if death is not None and self._loop is not None:
+            self._loop.remove_reader(self._death_fd)
+            self._loop.call_later(LAST_WORDS_S, self._declare_dead, death)
+
+    def _declare_dead(self, death: str) -> None:
+        self._on_readable()
+        self._mailbox.set_dead(death)
+        self._wake()
+
+    def _close_socket(self) -> None:
+        self._socket.close()
+        self._context.term()
+        self._wake()
+
+
+class AsyncMPClient(AsyncSocketClient):
+    """Starts the process at once, and ends it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._process = launch_engine_process(config)
+        super().__init__(self._process.address, 0, config.start_timeout_s)
 
     @property
     def pid(self) -> int:
         """Of the engine core's process."""
         return self._process.pid
 
-    async def wait_until_ready(self) -> EngineReady:
-        """Waits for the engine core's first message, `start_timeout_s` at most.
+    @property
+    def _death_fd(self) -> int:
+        return self._process.death_fd
 
-        Raises:
-            EngineStartError: It could not start; the text says why. The process is gone.
-        """
-        try:
-            try:
-                await asyncio.wait_for(self._wait_for(self._mailbox.is_start_over), self._config.start_timeout_s)
-            except TimeoutError:
-                limit_s = self._config.start_timeout_s
-                raise EngineStartError(f"the engine core was not ready within {limit_s:g} s") from None
-            return self._mailbox.take_ready()
-        except EngineStartError:
-            await self.shutdown()
-            raise
-
-    async def add_request(self, request: EngineCoreRequest) -> None:
-        """Sends one request.
-
-        Raises:
-            EngineDeadError: The engine core is gone.
-            InvalidRequestError: The id is in use.
-            CodecError: A value is outside what the protocol can carry.
-        """
-        self._mailbox.check_alive()
-        self._mailbox.register(request.request_id)
-        try:
-            await self._send(request)
-        except ValueError:
-            self._mailbox.forget([request.request_id])
-            raise
-
-    async def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """Ends requests; no output follows the engine core's receipt. Does nothing once the engine core is gone."""
-        known = self._mailbox.forget(request_ids)
-        if known and self._mailbox.death is None:
-            await self._send(AbortRequests(tuple(known)))
-
-    async def get_outputs(self) -> EngineCoreOutputs:
-        """Waits for the outputs of the next step.
-
-        Raises:
-            EngineDeadError: The engine core is gone.
-        """
-        outputs = self._mailbox.outputs
-        if not outputs:
-            await self._wait_for(lambda: bool(outputs) or self._mailbox.death is not None)
-        if outputs:
-            return outputs.popleft()
-        self._mailbox.check_alive()
-        return EngineCoreOutputs([])
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        return await self._call(UtilityOperation.RESET_PREFIX_CACHE) is True
-
-    async def stats(self) -> SchedulerStats:
-        """The scheduler's state after the last step; also shows that the loop turns."""
-        value = await self._call(UtilityOperation.STATS)
-        return value if isinstance(value, SchedulerStats) else SchedulerStats()
+    def _find_death(self) -> str | None:
+        if self._process.is_alive:
+            return None
+        return f"the engine core's process has ended: {self._process.describe_end()}"
 
     async def shutdown(self) -> None:
         """Stops the engine core and removes every process, socket and file of it. Idempotent."""
@@ -128,76 +140,42 @@ class AsyncMPClient:
             return
         self._detach()
         self._process.stop()
-        self._socket.close()
-        self._context.term()
-        self._wake()
+        self._close_socket()
 
-    async def _call(self, operation: UtilityOperation) -> bool | SchedulerStats:
-        self._mailbox.check_alive()
-        call_id = self._mailbox.next_call_id()
-        await self._send(UtilityCall(call_id, operation))
-        await self._wait_for(lambda: call_id in self._mailbox.results or self._mailbox.death is not None)
-        if call_id not in self._mailbox.results:
-            self._mailbox.check_alive()
-        return self._mailbox.results.pop(call_id)
 
-    async def _send(self, message: ClientMessage) -> None:
-        self._attach()
-        frame = encode(message)
-        while True:
-            try:
-                self._socket.send(frame, zmq.NOBLOCK)
-            except zmq.Again:  # the engine core is in a long step and thousands of messages wait
-                await asyncio.sleep(RESEND_S)
-                self._mailbox.check_alive()
-            else:
-                # The descriptor is edge-triggered, and a send may have swallowed the edge of a message that came.
-                self._on_readable()
-                return
+class AsyncAttachedClient(AsyncSocketClient):
+    """Uses an engine core that somebody else runs: the end of the connection counts as its end."""
 
-    async def _wait_for(self, is_done: Callable[[], bool]) -> None:
-        self._attach()
-        while not is_done():
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.discard(waiter)
+    def __init__(self, address: str, client_index: int = 0, start_timeout_s: float = DEFAULT_START_TIMEOUT_S) -> None:
+        """`client_index`: Which of several clients of one server this is; the first sees the figures of every step.
 
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        Raises:
+            EngineStartError: No engine core may listen at such an address.
+        """
+        check_address(address)
+        self._address = address
+        super().__init__(address, client_index, start_timeout_s)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
+        self._is_disconnected = False
 
-    def _attach(self) -> None:
-        if self._loop is None and not self._socket.closed:
-            self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._socket_fd, self._on_readable)
-            self._loop.add_reader(self._process.death_fd, self._on_death)
-            self._on_readable()
+    @property
+    def _death_fd(self) -> int:
+        return self._monitor_fd
 
-    def _detach(self) -> None:
-        if self._loop is not None:
-            self._loop.remove_reader(self._socket_fd)
-            self._loop.remove_reader(self._process.death_fd)
+    def _find_death(self) -> str | None:
+        if not self._is_disconnected and not self._monitor.closed and has_message(self._monitor):
+            self._is_disconnected = True
+        return f"the engine core at {self._address} is gone" if self._is_disconnected else None
 
-    def _on_readable(self) -> None:
+    async def shutdown(self) -> None:
+        """Ends this client's requests and leaves the engine core to others. Idempotent."""
         if self._socket.closed:
             return
-        has_news = False
-        while has_message(self._socket):
-            self._mailbox.put(self._socket.recv())
-            has_news = True
-        if has_news:
-            self._wake()
-
-    def _on_death(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._process.death_fd)
-        loop.call_later(LAST_WORDS_S, self._declare_dead)
-
-    def _declare_dead(self) -> None:
-        self._on_readable()
-        self._mailbox.set_dead(f"the engine core's process has ended: {self._process.describe_end()}")
-        self._wake()
+        await self.abort_requests(self._mailbox.request_ids)
+        self._mailbox.set_dead("the client has been shut down")
+        self._detach()
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.setsockopt(zmq.LINGER, FAREWELL_MS)
+        self._close_socket()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import tempfile
 from pathlib import Path
@@ -62,32 +63,55 @@ def check_private_directory(directory: Path) -> None:
         raise EngineStartError("the directory for sockets is open to other users")
 
 
-def bind_engine_socket(context: zmq.Context[zmq.Socket[bytes]], directory: Path) -> zmq.Socket[bytes]:
+def private_address(directory: Path) -> str:
+    """Where the engine core of a private directory listens."""
+    return f"ipc://{directory / ENGINE_SOCKET_NAME}"
+
+
+def bind_engine_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
     """The engine core's end: a ROUTER that answers each client by its identity.
 
     A message to a client that is gone raises `zmq.ZMQError`, and one to a client that does not read raises `zmq.Again`.
+
+    Raises:
+        EngineStartError: Others may enter the address's directory, or it cannot be listened on.
     """
     socket = context.socket(zmq.ROUTER)
     _set_limits(socket, MAX_CLIENT_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, ENGINE_LINGER_MS)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    check_private_directory(directory)
-    socket.bind(f"ipc://{directory / ENGINE_SOCKET_NAME}")
-    check_private_directory(directory)
+    try:
+        _bind(socket, address)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise EngineStartError(f"{address} cannot be listened on: {error.strerror}") from error
     return socket
 
 
+def _bind(socket: zmq.Socket[bytes], address: str) -> None:
+    if not address.startswith("ipc://"):
+        socket.bind(address)
+        return
+    directory = Path(address.removeprefix("ipc://")).parent
+    check_private_directory(directory)
+    socket.bind(address)
+    check_private_directory(directory)
+
+
 def connect_client_socket(
-    context: zmq.Context[zmq.Socket[bytes]], directory: Path, client_index: int
+    context: zmq.Context[zmq.Socket[bytes]], address: str, client_index: int
 ) -> zmq.Socket[bytes]:
-    """A client's end: a DEALER; it may connect before the engine core has bound."""
+    """A client's end: a DEALER; it may connect before the engine core has bound.
+
+    Its identity begins with its index, and is its own even where two servers share an engine core.
+    """
     socket = context.socket(zmq.DEALER)
     _set_limits(socket, MAX_ENGINE_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.ROUTING_ID, f"client-{client_index}".encode())
-    socket.connect(f"ipc://{directory / ENGINE_SOCKET_NAME}")
+    socket.setsockopt(zmq.ROUTING_ID, f"client-{client_index:04}-{secrets.token_hex(8)}".encode())
+    socket.connect(address)
     return socket
 
 

@@ -1,0 +1,180 @@
+"""What every client for an event loop does, wherever its engine core is."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from llmstack_engine_core.client.mailbox import Mailbox
+from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, UtilityCall, UtilityOperation
+from llmstack_types import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    EngineStartError,
+    SchedulerStats,
+    StepRecording,
+)
+
+
+class AsyncClient(ABC):
+    """One engine core, used by one event loop: that of the first call."""
+
+    def __init__(self, start_timeout_s: float) -> None:
+        """`start_timeout_s`: How long to wait for the engine core to become ready."""
+        self._start_timeout_s = start_timeout_s
+        self._mailbox = Mailbox()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._on_news: Callable[[], None] | None = None
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the engine core is gone."""
+        return self._mailbox.death is not None
+
+    @property
+    def engines(self) -> list[EngineReady]:
+        """What the engine core said when it was ready; empty before."""
+        return [] if self._mailbox.ready is None else [self._mailbox.ready]
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while the engine core is awake."""
+        return self._mailbox.sleep_level
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of this client in flight."""
+        return self._mailbox.num_requests
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Waits for the engine core's first message, `start_timeout_s` at most.
+
+        Raises:
+            EngineStartError: It could not start; the text says why. The client is shut down.
+        """
+        try:
+            try:
+                await asyncio.wait_for(self._wait_for(self._mailbox.is_start_over), self._start_timeout_s)
+            except TimeoutError:
+                raise EngineStartError(f"the engine core was not ready within {self._start_timeout_s:g} s") from None
+            return self._mailbox.take_ready()
+        except EngineStartError:
+            await self.shutdown()
+            raise
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Sends one request.
+
+        Raises:
+            EngineDeadError: The engine core is gone.
+            InvalidRequestError: The id is in use.
+            CodecError: A value is outside what the protocol can carry.
+        """
+        self._mailbox.check_alive()
+        self._mailbox.register(request.request_id)
+        try:
+            await self._send(request)
+        except ValueError:
+            self._mailbox.forget([request.request_id])
+            raise
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; no output follows the engine core's receipt. Does nothing once the engine core is gone."""
+        known = self._mailbox.forget(request_ids)
+        if known and self._mailbox.death is None:
+            await self._send(AbortRequests(tuple(known)))
+
+    async def get_outputs(self) -> EngineCoreOutputs:
+        """Waits for the outputs of the next step.
+
+        Raises:
+            EngineDeadError: The engine core is gone.
+        """
+        outputs = self._mailbox.outputs
+        if not outputs:
+            await self._wait_for(lambda: bool(outputs) or self._mailbox.death is not None)
+        return self.get_outputs_nowait() or EngineCoreOutputs([])
+
+    def get_outputs_nowait(self) -> EngineCoreOutputs | None:
+        """Outputs that have come, or None.
+
+        Raises:
+            EngineDeadError: There are none, and the engine core is gone.
+        """
+        if self._mailbox.outputs:
+            return self._mailbox.outputs.popleft()
+        self._mailbox.check_alive()
+        return None
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """Calls `on_news` whenever something has come, and when the engine core is gone."""
+        self._on_news = on_news
+        self._attach()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return await self._call(UtilityOperation.RESET_PREFIX_CACHE) is True
+
+    async def sleep(self, level: int) -> bool:
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
+        return await self._call(UtilityOperation.SLEEP, level) is True
+
+    async def wake_up(self) -> None:
+        """Brings back what `sleep` gave back."""
+        await self._call(UtilityOperation.WAKE_UP)
+
+    async def stats(self) -> SchedulerStats:
+        """The scheduler's state after the last step; also shows that the loop turns."""
+        value = await self._call(UtilityOperation.STATS)
+        return value if isinstance(value, SchedulerStats) else SchedulerStats()
+
+    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """The last steps after number `after_step`, as far as the engine core keeps them, and the last events."""
+        value = await self._call(UtilityOperation.RECENT_STEPS, after_step)
+        return value if isinstance(value, StepRecording) else StepRecording(0.0, (), ())
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """Gives everything back. Idempotent."""
+
+    @abstractmethod
+    async def _send(self, message: ClientMessage) -> None:
+        """Sends one message; raises EngineDeadError where there is no way left."""
+
+    @abstractmethod
+    def _attach(self) -> None:
+        """Begins to receive, on the running loop. Idempotent."""
+
+    async def _call(
+        self, operation: UtilityOperation, argument: int = 0
+    ) -> bool | SchedulerStats | StepRecording | None:
+        mailbox = self._mailbox
+        mailbox.check_alive()
+        call_id, result = mailbox.begin_call(), None
+        try:
+            await self._send(UtilityCall(call_id, operation, argument))
+            await self._wait_for(lambda: call_id in mailbox.results or mailbox.death is not None)
+        finally:
+            result = mailbox.end_call(call_id)
+        if result is None:
+            mailbox.check_alive()
+        return result
+
+    async def _wait_for(self, is_done: Callable[[], bool]) -> None:
+        self._attach()
+        while not is_done():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._on_news is not None:
+            self._on_news()

@@ -1,0 +1,175 @@
+"""Several engine cores of one model as one: each request goes to the least busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_types import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineDeadError,
+    EngineReady,
+    EngineStartError,
+    InvalidRequestError,
+    SchedulerStats,
+    StepRecording,
+)
+
+
+class BalancedClient:
+    """One client over one per engine core; outputs say by `engine_index` which engine core they are of.
+
+    How busy an engine core is: the requests that this client has there, which it knows exactly, and those that other
+    clients had there at its last report. The first of equally busy ones is taken, so what comes one by one finds its
+    prefixes cached. One engine core that dies is the end of all, as where there is only one.
+    """
+
+    def __init__(self, clients: Sequence[AsyncClient]) -> None:
+        self._clients = list(clients)
+        self._request_id_to_index: dict[str, int] = {}
+        self._num_of_others = [0] * len(self._clients)
+        self._next = 0
+        self._has_news = asyncio.Event()
+        self._is_listening = False
+
+    @property
+    def is_dead(self) -> bool:
+        """True once any of them is gone."""
+        return any(client.is_dead for client in self._clients)
+
+    @property
+    def engines(self) -> list[EngineReady]:
+        """What each said when it was ready, in order."""
+        return [
+            replace(ready, engine_index=index) for index, client in enumerate(self._clients) for ready in client.engines
+        ]
+
+    @property
+    def sleep_level(self) -> int:
+        """The deepest of theirs."""
+        return max(client.sleep_level for client in self._clients)
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Waits for all; what comes back holds for each: the smallest of their KV caches.
+
+        Raises:
+            EngineStartError: One could not start; all are shut down.
+        """
+        waiting = [asyncio.ensure_future(client.wait_until_ready()) for client in self._clients]
+        try:
+            await asyncio.gather(*waiting)
+        except (EngineStartError, EngineDeadError) as error:
+            index = next(index for index, task in enumerate(waiting) if task.done() and task.exception() is error)
+            await self.shutdown()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            raise type(error)(f"engine {index}: {error}") from error
+        return min(self.engines, key=lambda ready: (ready.max_model_len, ready.num_blocks))
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Sends one request to the least busy engine core; a fork follows its parent.
+
+        Raises:
+            EngineDeadError: An engine core is gone.
+            InvalidRequestError: The id is in use.
+        """
+        self._check_alive()
+        request_id = request.request_id
+        if request_id in self._request_id_to_index:
+            raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
+        parent = self._request_id_to_index.get(request.fork_of) if request.fork_of else None
+        index = self.least_busy() if parent is None else parent
+        self._request_id_to_index[request_id] = index
+        try:
+            await self._clients[index].add_request(request)
+        except ValueError:
+            self._request_id_to_index.pop(request_id, None)
+            raise
+
+    def least_busy(self) -> int:
+        """The engine core that the next request goes to."""
+        pairs = zip(self._clients, self._num_of_others, strict=True)
+        loads = [client.num_requests + num_of_others for client, num_of_others in pairs]
+        return loads.index(min(loads))
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; unknown ones are ignored."""
+        index_to_ids: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            index = self._request_id_to_index.pop(request_id, None)
+            if index is not None:
+                index_to_ids.setdefault(index, []).append(request_id)
+        for index, ids in index_to_ids.items():
+            await self._clients[index].abort_requests(ids)
+
+    async def get_outputs(self) -> EngineCoreOutputs:
+        """Waits for the outputs of the next step of any engine core; they take turns.
+
+        Raises:
+            EngineDeadError: One is gone.
+        """
+        self._listen()
+        while True:
+            self._has_news.clear()
+            for _ in self._clients:
+                index, self._next = self._next, (self._next + 1) % len(self._clients)
+                outputs = self._take_outputs(index)
+                if outputs is not None:
+                    return outputs
+            await self._has_news.wait()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets the cached prefixes of all that have no running requests; False where one has."""
+        return all(await asyncio.gather(*(client.reset_prefix_cache() for client in self._clients)))
+
+    async def sleep(self, level: int) -> bool:
+        """Sends all to sleep, or none: False while requests are running anywhere."""
+        results = await asyncio.gather(*(client.sleep(level) for client in self._clients))
+        if not all(results):
+            await self.wake_up()
+        return all(results)
+
+    async def wake_up(self) -> None:
+        """Wakes all."""
+        await asyncio.gather(*(client.wake_up() for client in self._clients))
+
+    async def stats(self) -> SchedulerStats:
+        """The first engine core's."""
+        return await self._clients[0].stats()
+
+    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """The first engine core's."""
+        return await self._clients[0].recent_steps(after_step)
+
+    async def shutdown(self) -> None:
+        """Shuts all down, at the same time. Idempotent."""
+        await asyncio.gather(*(client.shutdown() for client in self._clients))
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            for client in self._clients:
+                client.listen(self._has_news.set)
+
+    def _take_outputs(self, index: int) -> EngineCoreOutputs | None:
+        client = self._clients[index]
+        try:
+            outputs = client.get_outputs_nowait()
+        except EngineDeadError as error:
+            raise EngineDeadError(f"engine {index}: {error}") from error
+        if outputs is None:
+            return None
+        for output in outputs.outputs:
+            if output.finish_reason is not None:
+                self._request_id_to_index.pop(output.request_id, None)
+        stats = outputs.scheduler_stats
+        if stats is not None:
+            self._num_of_others[index] = max(0, stats.num_running + stats.num_waiting - client.num_requests)
+        return replace(outputs, engine_index=index)
+
+    def _check_alive(self) -> None:
+        for index, client in enumerate(self._clients):
+            if client.is_dead:
+                raise EngineDeadError(f"engine {index}: the engine core is gone")

@@ -1,0 +1,58 @@
+"""Makes the client that a front end asks for: in this process or in others, started here or by somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from llmstack_engine_core.client.async_inproc import AsyncInprocClient
+from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient
+from llmstack_engine_core.client.balanced import BalancedClient
+from llmstack_engine_core.client.inproc import InprocClient
+from llmstack_engine_core.client.sync_mp import SyncMPClient
+from llmstack_engine_core.config import EngineConfig
+
+AnyAsyncClient = AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | BalancedClient
+
+
+def make_client(config: EngineConfig, *, multiprocess: bool = False) -> InprocClient | SyncMPClient:
+    """A client for plain code, with an engine core of its own."""
+    return SyncMPClient(config) if multiprocess else InprocClient(config)
+
+
+def make_async_client(config: EngineConfig, *, multiprocess: bool = True) -> AnyAsyncClient:
+    """A client for an event loop, with as many engine cores of its own as the configuration says.
+
+    Raises:
+        EngineStartError: A process cannot be started.
+        ValueError: Several engine cores were asked for in this process.
+    """
+    configs = engine_configs(config)
+    if not multiprocess:
+        if len(configs) > 1:
+            raise ValueError("one process holds one engine core; several need processes of their own")
+        return AsyncInprocClient(config)
+    clients = [AsyncMPClient(one) for one in configs]
+    return clients[0] if len(clients) == 1 else BalancedClient(clients)
+
+
+def attach_async_client(
+    addresses: Sequence[str], *, client_index: int = 0, start_timeout_s: float
+) -> AsyncAttachedClient | BalancedClient:
+    """A client for an event loop over engine cores that somebody else runs.
+
+    `client_index`: Which of several clients of one server this is.
+
+    Raises:
+        EngineStartError: No engine core may listen at such an address.
+    """
+    clients = [AsyncAttachedClient(address, client_index, start_timeout_s) for address in addresses]
+    return clients[0] if len(clients) == 1 else BalancedClient(clients)
+
+
+def engine_configs(config: EngineConfig) -> list[EngineConfig]:
+    """One configuration for each engine core: they differ in the file of their log of steps only."""
+    num_engines = config.model.num_engines
+    if num_engines == 1 or config.record_steps is None:
+        return [config] * num_engines
+    return [replace(config, record_steps=f"{config.record_steps}.{index}") for index in range(num_engines)]

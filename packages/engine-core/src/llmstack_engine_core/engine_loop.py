@@ -1,0 +1,200 @@
+"""The loop around an engine core: take messages between steps, step while there is work, send what came of it."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence, Set
+from typing import Final, TypeVar
+
+from llmstack_engine_core.engine_core import EngineCore, error_output
+from llmstack_engine_core.ipc.frames import (
+    AbortRequests,
+    ClientMessage,
+    EngineFailed,
+    EngineMessage,
+    Hello,
+    SleepChanged,
+    StartFailed,
+    UtilityCall,
+    UtilityOperation,
+    UtilityResult,
+)
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    InvalidRequestError,
+    RequestEvent,
+    SchedulerStats,
+    StepRecording,
+)
+
+logger = logging.getLogger(__name__)
+
+Entry = TypeVar("Entry", EngineCoreOutput, RequestEvent)
+
+# A signal may come between the check for it and the wait, so no wait is endless.
+IDLE_WAIT_MS: Final = 500
+# Clients that a step brings nothing hear how busy the engine core is this often: one balances its load by that.
+STATS_INTERVAL_S: Final = 0.1
+MAX_CLIENTS: Final = 256
+
+
+class EngineLoop(ABC):
+    """An engine core and its clients, each known by an identity; single threaded. Messages travel as subclasses say.
+
+    A request belongs to the client that sent it: nobody else gets its outputs or can abort it.
+
+    Attributes:
+        is_stopping: A client asked for the end.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.is_stopping = False
+        self._core = core
+        # Identity to the time of the last statistics; a set would iterate in a different order each time.
+        self._clients: dict[bytes, float] = {}
+        self._request_id_to_client: dict[str, bytes] = {}
+
+    def run(self) -> None:
+        """Serves until a client asks for the end, or an exception ends it: clients are told, then it goes on up."""
+        try:
+            while not self.is_stopping:
+                self._receive(0 if self._core.has_unfinished_requests() else IDLE_WAIT_MS)
+                if self._core.has_unfinished_requests():
+                    self._send_outputs(self._core.step())
+        except Exception as error:  # whatever it was, the clients must learn of it; it is raised again
+            self._broadcast(EngineFailed(f"the engine core failed: {type(error).__name__}; its log says more"))
+            raise
+
+    @abstractmethod
+    def _receive(self, wait_ms: int) -> None:
+        """Handles the messages at hand; waits so long for the first."""
+
+    @abstractmethod
+    def _send(self, client: bytes, message: EngineMessage) -> None:
+        """Sends one message; drops a client that is gone (`_drop`)."""
+
+    def _handle(self, client: bytes, message: ClientMessage) -> None:
+        if isinstance(message, Hello):
+            self._welcome(client)
+        elif client not in self._clients:
+            logger.warning("refused a message of %s, which has not said hello", client[:64])
+        elif isinstance(message, EngineCoreRequest):
+            self._add_request(client, message)
+        elif isinstance(message, AbortRequests):
+            self._abort(request_id for request_id in message.request_ids if self._is_owner(client, request_id))
+        else:
+            self._send(client, UtilityResult(message.call_id, self._call(message)))
+
+    def _welcome(self, client: bytes) -> None:
+        if client in self._clients:  # it has begun anew, and knows nothing of what it asked for before
+            self._drop(client)
+        if len(self._clients) >= MAX_CLIENTS:
+            self._broadcast(EngineCoreOutputs([]))  # drops those that are gone
+        if len(self._clients) >= MAX_CLIENTS:
+            self._send(client, StartFailed(f"the engine core has {MAX_CLIENTS} clients already"))
+            return
+        self._clients[client] = 0.0
+        self._send(client, self._core.ready)
+        if self._core.sleep_level:
+            self._send(client, SleepChanged(self._core.sleep_level))
+
+    def _add_request(self, client: bytes, request: EngineCoreRequest) -> None:
+        try:
+            self._core.add_request(request)
+        except InvalidRequestError as error:
+            self._refuse(client, request.request_id, error.message)
+        else:
+            self._request_id_to_client[request.request_id] = client
+
+    def _refuse(self, client: bytes, request_id: str, error: str) -> None:
+        if self._is_owner(client, request_id):
+            # The client's own earlier request of that id is running, and an error would end that one.
+            logger.warning("refused a second request of id %s", request_id[:64])
+            return
+        self._send(client, EngineCoreOutputs([error_output(request_id, error)]))
+
+    def _is_owner(self, client: bytes, request_id: str) -> bool:
+        return self._request_id_to_client.get(request_id) == client
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        known = [request_id for request_id in request_ids if self._request_id_to_client.pop(request_id, None)]
+        self._core.abort_requests(known)
+
+    def _drop(self, client: bytes) -> None:
+        """Forgets a client and ends its requests."""
+        self._clients.pop(client, None)
+        self._abort([request_id for request_id, owner in self._request_id_to_client.items() if owner == client])
+
+    def _call(self, call: UtilityCall) -> bool | SchedulerStats | StepRecording:
+        match call.operation:
+            case UtilityOperation.RESET_PREFIX_CACHE:
+                return self._core.reset_prefix_cache()
+            case UtilityOperation.STATS:
+                return self._core.stats()
+            case UtilityOperation.RECENT_STEPS:
+                return self._core.recent_steps(call.argument)
+            case UtilityOperation.SHUTDOWN:
+                self.is_stopping = True
+                return True
+            case UtilityOperation.SLEEP:
+                return self._tell_sleep_level(self._core.sleep(call.argument))
+            case UtilityOperation.WAKE_UP:
+                self._core.wake_up()
+                return self._tell_sleep_level(True)
+
+    def _tell_sleep_level(self, is_done: bool) -> bool:
+        """All clients learn it, before the one that asked gets its answer."""
+        self._broadcast(SleepChanged(self._core.sleep_level))
+        return is_done
+
+    def _send_outputs(self, step: EngineCoreOutputs) -> None:
+        if len(self._clients) == 1:
+            (client,) = self._clients
+            if step.outputs or step.scheduler_stats is not None:
+                self._send(client, step)
+            self._forget_finished(step.outputs)
+            return
+        outputs_of, events_of = self._by_client(step.outputs), self._by_client(step.events)
+        self._forget_finished(step.outputs)
+        concerned = outputs_of.keys() | events_of.keys()
+        informed = self._clients_to_inform(step, concerned)
+        for client in [client for client in self._clients if client in informed or client in concerned]:
+            stats, phases = (step.scheduler_stats, step.phases) if client in informed else (None, None)
+            outputs, events = outputs_of.get(client, []), events_of.get(client, [])
+            self._send(client, EngineCoreOutputs(outputs, step.timestamp_s, stats, events, phases))
+
+    def _forget_finished(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        for request_id in [output.request_id for output in outputs if output.finish_reason is not None]:
+            self._request_id_to_client.pop(request_id, None)
+
+    def _clients_to_inform(self, step: EngineCoreOutputs, concerned: Set[bytes]) -> set[bytes]:
+        """Those that get the step's statistics.
+
+        The first by identity gets all, so that one client sees every step. The others are not woken for each step
+        that brings them nothing, but hear of the last one before the engine core is idle.
+        """
+        if step.scheduler_stats is None or not self._clients:
+            return set()
+        is_last, first = not self._core.has_unfinished_requests(), min(self._clients)
+        informed = {
+            client
+            for client, last_s in self._clients.items()
+            if is_last or client == first or client in concerned or step.timestamp_s - last_s >= STATS_INTERVAL_S
+        }
+        self._clients.update(dict.fromkeys(informed, step.timestamp_s))
+        return informed
+
+    def _by_client(self, entries: Sequence[Entry]) -> dict[bytes, list[Entry]]:
+        entries_of: dict[bytes, list[Entry]] = {}
+        for entry in entries:
+            client = self._request_id_to_client.get(entry.request_id)
+            if client is not None:
+                entries_of.setdefault(client, []).append(entry)
+        return entries_of
+
+    def _broadcast(self, message: EngineMessage) -> None:
+        for client in list(self._clients):
+            self._send(client, message)
