@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
+
 import torch
 
 from llmstack_model_runner.host_limits import available_memory_bytes
@@ -36,6 +40,15 @@ def available_kv_bytes(device: torch.device, utilization: float, working_bytes: 
         return host_kv_bytes(available_memory_bytes())
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return gpu_kv_bytes(free_bytes, total_bytes, utilization, working_bytes)
+
+
+def return_freed_memory(device: torch.device) -> None:
+    """Gives what is no longer used back to the system, rather than keeping it for later."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc's
+        libc.malloc_trim(0)
 
 
 def working_bytes(max_num_batched_tokens: int, max_num_logits: int, vocab_size: int, token_bytes: int) -> int:

@@ -27,9 +27,16 @@ def num_usable_cpus(root: Path = Path("/")) -> int:
     return max(1, min([num_cpus, *(math.ceil(quota) for quota in quotas)]))
 
 
-def num_compute_threads(num_weight_bytes: int, max_threads: int, root: Path = Path("/")) -> int:
-    """Threads that a model of this size computes on: one for a small one, else all usable ones up to `max_threads`."""
-    return 1 if num_weight_bytes <= _MAX_ONE_THREAD_BYTES else min(max_threads, num_usable_cpus(root))
+def num_compute_threads(
+    num_weight_bytes: int, max_threads: int, root: Path = Path("/"), *, num_processes: int = 1
+) -> int:
+    """Threads that a model of this size computes on: one for a small one, else all usable ones up to `max_threads`.
+
+    `num_processes`: Processes that compute at the same time; each takes its share of the processors.
+    """
+    if num_weight_bytes <= _MAX_ONE_THREAD_BYTES:
+        return 1
+    return min(max_threads, max(1, num_usable_cpus(root) // num_processes))
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:

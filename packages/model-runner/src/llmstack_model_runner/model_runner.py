@@ -16,7 +16,7 @@ from llmstack_kernels.linear import bits_per_weight
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import read_json
 from llmstack_model_runner.block_copies import apply_block_copies
-from llmstack_model_runner.device_memory import available_kv_bytes, working_bytes
+from llmstack_model_runner.device_memory import available_kv_bytes, return_freed_memory, working_bytes
 from llmstack_model_runner.graph_runner import GraphRunner
 from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
@@ -59,7 +59,8 @@ class ModelRunnerStateError(RuntimeError):
 class ModelRunner:
     """One model on one device; used by one thread.
 
-    The order of calls is `load_model`, `initialize_kv_cache`, any number of `execute_model`, `shutdown`.
+    The order of calls is `load_model`, `initialize_kv_cache`, any number of `execute_model`, `shutdown`. Between steps
+    it can `sleep` and `wake_up`.
 
     Attributes:
         timing: Where the time of the steps went so far.
@@ -81,6 +82,7 @@ class ModelRunner:
         self._batch: InputBatch | None = None
         self._graphs: GraphRunner | None = None
         self._pending: PendingStep | None = None
+        self._num_blocks = self._num_host_blocks = 0
 
     def load_model(self) -> None:
         """Reads or makes the weights.
@@ -90,6 +92,8 @@ class ModelRunner:
         """
         config = self._config
         self._device = resolve_device(config.device)
+        if self._device.type != "cpu" and config.num_engines > 1:
+            raise ValueError("several engine cores share processors only: they would take the same GPU")
         self._sampler = Sampler(config.logprobs_mode)
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
@@ -104,9 +108,8 @@ class ModelRunner:
         self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None
         if self._device.type == "cpu":
             # Torch's own default knows affinity and OMP_NUM_THREADS, not the quota of a control group.
-            num_threads = num_compute_threads(
-                num_weight_bytes(model, dtype, config.quantization), torch.get_num_threads()
-            )
+            num_bytes = num_weight_bytes(model, dtype, config.quantization)
+            num_threads = num_compute_threads(num_bytes, torch.get_num_threads(), num_processes=config.num_engines)
             torch.set_num_threads(num_threads)
             logger.info("CPU threads: %d", num_threads)
         if config.quantization is not None:
@@ -131,7 +134,8 @@ class ModelRunner:
         token_bytes = spec.bytes_per_block // spec.block_size
         num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
         step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
-        return min(needed_bytes, available_kv_bytes(self._device, config.gpu_memory_utilization, step_bytes))
+        available_bytes = available_kv_bytes(self._device, config.gpu_memory_utilization, step_bytes)
+        return min(needed_bytes, available_bytes // config.num_engines)
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower.
@@ -139,6 +143,7 @@ class ModelRunner:
         Swapped-out requests use further `num_host_blocks` in the host's memory, which they take when they are written.
         """
         config, spec = self._config, self.kv_cache_spec()
+        self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
         dtype = getattr(torch, spec.dtype)
         self._kv_caches = allocate_kv_storage(
             spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, self._device
@@ -204,13 +209,35 @@ class ModelRunner:
             model["decode"] = self._graphs.describe()
         return model | dict(backends(self._device.type))
 
+    def sleep(self, level: int) -> None:
+        """Gives KV storage back, and with level 2 the weights too: they are read, or made, once more by `wake_up`."""
+        self._release_kv_cache()
+        if level > 1:
+            self._model = self._label_head = None
+        return_freed_memory(self._device)
+
+    def wake_up(self) -> None:
+        """Brings back what `sleep` gave back: the same weights, and KV storage of the same size without content.
+
+        Raises:
+            ValueError: The model has become unusable meanwhile.
+        """
+        if self._model is None:
+            self.load_model()
+        self.initialize_kv_cache(self._num_blocks, self._num_host_blocks)
+
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
-        self._model = self._batch = self._pending = self._graphs = self._label_head = None
-        self._kv_caches = []
-        self._host_kv_caches = []
+        self._release_kv_cache()
+        self._model = self._label_head = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _release_kv_cache(self) -> None:
+        """Recorded steps and rows refer to it, so they go too."""
+        self._batch = self._pending = self._graphs = None
+        self._kv_caches = []
+        self._host_kv_caches = []
 
     def _run(self, model: Model, batch: InputBatch, step: StepRows, inputs: ModelInputs) -> PendingStep:
         prompt_logprobs: Sequence[PromptLogprobs] = ()
