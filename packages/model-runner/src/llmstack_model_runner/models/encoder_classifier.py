@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,19 +14,15 @@ from llmstack_model_runner.models.bert import Bert, Roberta
 from llmstack_model_runner.models.config_values import read_num_labels
 from llmstack_model_runner.models.distilbert import DistilBert
 
-_Activation = Callable[[torch.Tensor], torch.Tensor]
-
 
 class BertClassifier(Bert, Classifier):
     """`BertForSequenceClassification`: its pooler, then a linear layer.
 
     Attributes:
         head_names: The tensors' names of the two layers.
-        head_activation: What comes between them.
     """
 
     head_names: ClassVar[tuple[str, str]] = ("bert.pooler.dense", "classifier")
-    head_activation: ClassVar[_Activation] = staticmethod(torch.tanh)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
@@ -43,7 +39,12 @@ class BertClassifier(Bert, Classifier):
     @torch.inference_mode()
     def compute_label_logits(self, states: torch.Tensor) -> torch.Tensor:
         """Both layers."""
-        return self._out(self.head_activation(self._dense(states)))
+        return self._out(self.activate(self._dense(states)))
+
+    @staticmethod
+    def activate(x: torch.Tensor) -> torch.Tensor:
+        """What comes between the layers."""
+        return torch.tanh(x)
 
 
 class RobertaClassifier(BertClassifier, Roberta):
@@ -56,4 +57,8 @@ class DistilBertClassifier(BertClassifier, DistilBert):
     """`DistilBertForSequenceClassification`."""
 
     head_names: ClassVar[tuple[str, str]] = ("pre_classifier", "classifier")
-    head_activation: ClassVar[_Activation] = staticmethod(torch.relu)
+
+    @staticmethod
+    def activate(x: torch.Tensor) -> torch.Tensor:
+        """ReLU."""
+        return torch.relu(x)
