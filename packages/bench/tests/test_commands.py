@@ -1,5 +1,6 @@
 """The command line of `llmstack bench`."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_bench.commands import BenchCommand
 from llmstack_bench.testing import Behaviour, FakeServer
 from llmstack_command.main import main
 
@@ -34,6 +36,14 @@ def test_a_wrong_flag_of_a_subcommand_names_the_nearest(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == (
         "llmstack bench serve: error: unknown flag '--num-promts'; did you mean '--num-prompts'?\n"
     )
+
+
+def test_every_subcommand_says_its_flags_for_shell_completion() -> None:
+    for name, (line, subcommand) in BenchCommand().subcommands().items():
+        parser = argparse.ArgumentParser(prog=name)
+        subcommand.add_arguments(parser)
+        assert line
+        assert parser.format_help().count("\n  --") > 1
 
 
 def test_a_wrong_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,13 @@ from llmstack_command.protocols import Command
 
 GROUP = "llmstack.commands"
 
-BUILT_IN = {"versions": "llmstack_command.builtin:VersionsCommand"}
+BUILT_IN = {
+    "chat": "llmstack_command.client.commands:ChatCommand",
+    "collect-env": "llmstack_command.collect_env.command:CollectEnvCommand",
+    "complete": "llmstack_command.client.commands:CompleteCommand",
+    "completion": "llmstack_command.completion.command:CompletionCommand",
+    "versions": "llmstack_command.builtin:VersionsCommand",
+}
 
 # Entry points exist only where a distribution is installed; over PYTHONPATH these are looked for by name.
 FALLBACKS = {

@@ -7,7 +7,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from llmstack_command.dotted import fold_dotted_flags
 from llmstack_command.errors import CommandLineError
+from llmstack_command.settings_file import words_of_files
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -24,12 +26,20 @@ class CommandParser(argparse.ArgumentParser):
             CommandLineError: A flag or a value is wrong; the one-line text names it and the nearest valid one.
         """
         try:
-            namespace, unknown = self.parse_known_args(normalise_flags(arguments))
+            namespace, unknown = self.parse_known_args(self._folded(arguments))
         except argparse.ArgumentError as error:
             self.error(self._describe(error))
         if unknown:
             self.error(self._describe_unknown(unknown[0]))
         return namespace
+
+    def _folded(self, arguments: Sequence[str]) -> list[str]:
+        line = normalise_flags(arguments)
+        try:
+            # In front, and only what the line does not say itself.
+            return fold_dotted_flags([*words_of_files(self._actions, self._option_string_actions, line), *line])
+        except CommandLineError as error:
+            self.error(str(error))
 
     def error(self, message: str) -> NoReturn:
         """Raises `message` as a `CommandLineError`."""
@@ -49,20 +59,22 @@ class CommandParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"unexpected argument '{word}'"
         flag = word.partition("=")[0]
+        return f"unknown flag '{flag}'{did_you_mean(flag, self._shown_flags()) or f'; see {self.prog} --help'}"
+
+    def _shown_flags(self) -> list[str]:
         shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
-        flags = [option for action in shown for option in action.option_strings]
-        return f"unknown flag '{flag}'{did_you_mean(flag, flags) or f'; see {self.prog} --help'}"
+        return [option for action in shown for option in action.option_strings]
 
 
 def normalise_flags(arguments: Sequence[str]) -> list[str]:
-    """`--max_model_len=4` becomes `--max-model-len=4`; values and what follows `--` stay as they are."""
+    """`--max_model_len=4` becomes `--max-model-len=4`; values, keys behind a dot and what follows `--` stay."""
     normalised = list(arguments)
     for index, word in enumerate(arguments):
         if word == "--":
             break
         if word.startswith("--"):
-            flag, equals, value = word.partition("=")
-            normalised[index] = flag.replace("_", "-") + equals + value
+            flag = word.partition("=")[0].partition(".")[0]
+            normalised[index] = flag.replace("_", "-") + word[len(flag) :]
     return normalised
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 
 class Command(Protocol):
@@ -25,4 +26,21 @@ class Command(Protocol):
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Does the work and returns the exit code; says its own errors in one line on standard error."""
+        ...
+
+
+class Subcommand(Protocol):
+    """One word after a command that is a group, such as `serve` in `llmstack bench serve`."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares flags and positionals."""
+        ...
+
+
+@runtime_checkable
+class CommandGroup(Protocol):
+    """What a `Command` with subcommands says besides, so that shells can complete them."""
+
+    def subcommands(self) -> Mapping[str, tuple[str, Subcommand]]:
+        """Word to a line of help and the subcommand."""
         ...

@@ -45,6 +45,10 @@ class BenchCommand:
         parser.add_argument("line", nargs=argparse.PARSER, choices=tuple(SUBCOMMANDS), metavar="subcommand")
         parser.set_defaults(parser=parser)
 
+    def subcommands(self) -> dict[str, tuple[str, BenchSubcommand]]:
+        """Word to a line of help and the subcommand, all of them imported: for shells that complete them."""
+        return {name: (line, load_subcommand(target)) for name, (target, line) in SUBCOMMANDS.items()}
+
     def run(self, namespace: argparse.Namespace) -> int:
         """Parses the rest of the line for the subcommand and runs it."""
         name, *rest = namespace.line

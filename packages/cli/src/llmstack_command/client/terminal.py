@@ -1,0 +1,76 @@
+"""The user's side of a conversation: lines in, text out as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from llmstack_command.client.errors import ApiError
+
+MAX_INPUT_CHARS = 4 << 20
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+# What a model says must not move the cursor or fill the clipboard: control characters but tab and newline go.
+_CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
+
+
+class Terminal:
+    """Standard input and output, which may be a person's or a pipe's."""
+
+    def __init__(self, stdin: TextIO | None = None, stdout: TextIO | None = None) -> None:
+        self._stdin = sys.stdin if stdin is None else stdin
+        self._stdout = sys.stdout if stdout is None else stdout
+        self.is_interactive = self._stdin.isatty()
+        self._is_dim = False
+        if self.is_interactive:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 (importing it gives `input` line editing and history)
+
+    def messages(self) -> Iterator[str]:
+        """What the user says, line by line until Ctrl-D; a pipe's whole content is one message.
+
+        Raises:
+            ApiError: A pipe holds more than a request can, or no text.
+        """
+        if not self.is_interactive:
+            yield self._piped()
+            return
+        while True:
+            try:
+                line = input("> ")
+            except EOFError:
+                self._stdout.write("\n")
+                return
+            if line.strip():
+                yield line
+
+    def write(self, text: str, *, is_aside: bool = False) -> None:
+        """Shows a piece of an answer at once; an aside (reasoning) is dim, and nothing at all outside a terminal."""
+        is_terminal = self._stdout.isatty()
+        if is_aside and not is_terminal:
+            return
+        if is_terminal:
+            text = text.translate(_CONTROL)
+            if is_aside != self._is_dim:
+                text = (_DIM if is_aside else _PLAIN + "\n\n") + text
+                self._is_dim = is_aside
+        self._stdout.write(text)
+        self._stdout.flush()
+
+    def end_answer(self) -> None:
+        """Closes the line of an answer."""
+        self._stdout.write((_PLAIN if self._is_dim else "") + "\n")
+        self._stdout.flush()
+        self._is_dim = False
+
+    def _piped(self) -> str:
+        try:
+            text = self._stdin.read(MAX_INPUT_CHARS + 1)
+        except UnicodeDecodeError:
+            raise ApiError("standard input is no UTF-8 text") from None
+        if len(text) > MAX_INPUT_CHARS:
+            raise ApiError(f"standard input is longer than {MAX_INPUT_CHARS} characters")
+        if not text.strip():
+            raise ApiError("standard input is empty")
+        return text

@@ -1,0 +1,37 @@
+"""Puts the sections of the report together and lays them out."""
+
+from __future__ import annotations
+
+import os
+
+from llmstack_command.collect_env.machine import cpu_facts, gpu_facts, limit_facts, system_facts
+from llmstack_command.collect_env.software import import_facts, package_versions, python_facts, start_probe
+from llmstack_command.collect_env.variables import relevant_variables
+
+Sections = dict[str, dict[str, str]]
+
+
+def collect() -> Sections:
+    """Section to its facts, each one line of text."""
+    probe = start_probe()  # imports PyTorch in a process of its own while the rest is read
+    return {
+        "system": system_facts(),
+        "processor": cpu_facts(),
+        "limits": limit_facts(),
+        "gpu": gpu_facts(),
+        "python": python_facts(),
+        "packages": package_versions(),
+        "torch and kernels": import_facts(probe),
+        "environment variables": relevant_variables(os.environ),
+    }
+
+
+def render(sections: Sections) -> str:
+    """The report as text."""
+    return "\n\n".join(_render_section(title, facts) for title, facts in sections.items())
+
+
+def _render_section(title: str, facts: dict[str, str]) -> str:
+    width = max((len(name) for name in facts), default=0)
+    lines = [f"  {name:<{width}}  {value}" for name, value in facts.items()] or ["  (none)"]
+    return "\n".join([title, *lines])

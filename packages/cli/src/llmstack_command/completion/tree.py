@@ -1,0 +1,94 @@
+"""What can be typed after `llmstack`: commands, their subcommands, flags and values, read off the parsers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmstack_command.discovery import CommandSource
+from llmstack_command.errors import CommandLineError
+from llmstack_command.parser import CommandParser
+from llmstack_command.protocols import CommandGroup
+
+_FILE_METAVARS = frozenset({"FILE", "PATH", "DIR", "FOLDER"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        names: Its spellings, such as `-q` and `--quick`.
+        choices: The values it takes, where they are few.
+        has_value: Whether a value follows it.
+        is_file: Whether that is a file or a folder.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    choices: tuple[str, ...] = ()
+    has_value: bool = False
+    is_file: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One command, or one of its subcommands.
+
+    Attributes:
+        words: What stands after `llmstack`, such as `("bench", "serve")`.
+        values: What may follow besides flags: subcommands or choices; empty where anything may.
+        has_positional: Whether anything else than flags and `values` may follow; completed as files.
+    """
+
+    words: tuple[str, ...]
+    help: str
+    flags: tuple[Flag, ...]
+    values: tuple[str, ...] = ()
+    has_positional: bool = False
+
+
+def describe_commands(commands: Mapping[str, CommandSource]) -> list[Level]:
+    """Every level of the command line below `llmstack`; commands that cannot be loaded are left out."""
+    return [level for source in commands.values() for level in _describe_source(source)]
+
+
+def _describe_source(source: CommandSource) -> Iterator[Level]:
+    try:
+        command = source.load()
+    except CommandLineError:
+        return  # one broken package must not take the others' completion away
+    yield _describe((command.name,), command.help, command)
+    if isinstance(command, CommandGroup):
+        for name, (line, subcommand) in command.subcommands().items():
+            yield _describe((command.name, name), line, subcommand)
+
+
+def _describe(words: tuple[str, ...], line: str, command: Any) -> Level:
+    parser = CommandParser(prog=" ".join(("llmstack", *words)), description=line)
+    command.add_arguments(parser)
+    # argparse has no public way to ask a parser for its arguments.
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    positionals = [action for action in shown if not action.option_strings]
+    values = tuple(str(choice) for action in positionals for choice in action.choices or ())
+    flags = tuple(_flag(action) for action in shown if action.option_strings)
+    return Level(words, line, flags, values, has_positional=any(action.choices is None for action in positionals))
+
+
+def _flag(action: argparse.Action) -> Flag:
+    has_value = action.nargs != 0 and not isinstance(action, argparse.BooleanOptionalAction)
+    return Flag(
+        names=tuple(action.option_strings),
+        help=_one_line(action),
+        choices=tuple(str(choice) for choice in action.choices or ()),
+        has_value=has_value,
+        is_file=has_value and (action.metavar in _FILE_METAVARS or action.type is Path),
+    )
+
+
+def _one_line(action: argparse.Action) -> str:
+    text = " ".join((action.help or "").split()).replace("%%", "%")
+    return text.partition(";")[0].partition(" (default")[0]
