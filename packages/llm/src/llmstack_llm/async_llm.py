@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
@@ -14,21 +14,16 @@ from llmstack_llm.admit_pooling import AdmittedPooling
 from llmstack_llm.chat import ChatRenderer
 from llmstack_llm.chat_template import ChatTemplate, find_chat_template
 from llmstack_llm.engine_args import EngineArgs, UsageContext
+from llmstack_llm.engine_clients import make_engine_client
+from llmstack_llm.engine_front_end import EngineFrontEnd
 from llmstack_llm.input_processor import MAX_CHARS_ON_LOOP, InputProcessor, PromptInput
 from llmstack_llm.model_config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs import RequestOutput
 from llmstack_llm.pooling_outputs import PoolingRequestOutput
-from llmstack_llm.stats import StatLogger, record_all
+from llmstack_llm.stats import StatLogger
 from llmstack_llm.tokenizer import Tokenizer, load_tokenizer
-from llmstack_types import (
-    EngineCoreRequest,
-    EngineDeadError,
-    EngineReady,
-    PoolingParams,
-    SamplingParams,
-    ServerOverloadedError,
-)
+from llmstack_types import PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
     from llmstack_llm.output_collector import RequestOutputCollector
@@ -37,17 +32,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class AsyncLLM:
-    """One model behind one engine core, for many callers on one event loop.
+class AsyncLLM(EngineFrontEnd):
+    """One model behind one or several engine cores, for many callers on one event loop.
 
-    May be constructed outside of a loop; the output loop starts with the first request.
+    May be constructed outside of a loop; the loop of the first call is the one that uses it.
 
     Attributes:
-        model_config: Facts about the model.
-        input_processor: Tokenizes and admits; its `limits` follow the engine core once that is ready.
-        output_processor: The requests in flight.
+        tokenizer: None where token ids go in and out.
         chat_template: What renders conversations; `is_fallback` where the model has no template.
-        ready: What the engine core said when it was; None before.
     """
 
     def __init__(
@@ -59,32 +51,41 @@ class AsyncLLM:
         stat_loggers: Sequence[StatLogger] = (),
         chat_template: str | ChatTemplate | None = None,
         max_num_queued_reqs: int | None = None,
+        trace: bool = False,
     ) -> None:
-        self.model_config = model_config
+        input_class, output_class = processor_classes(trace)
+        super().__init__(
+            model_config,
+            client,
+            input_class(model_config, tokenizer),
+            output_class(tokenizer),
+            stat_loggers,
+            max_num_queued_reqs,
+        )
         self.tokenizer = tokenizer
-        self.input_processor = InputProcessor(model_config, tokenizer)
-        self.output_processor = OutputProcessor(tokenizer)
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
-        self.ready: EngineReady | None = None
         self._renderer = None if tokenizer is None else ChatRenderer(self.chat_template, tokenizer)
-        self._client = client
-        self._stat_loggers = list(stat_loggers)
-        self._max_num_queued_reqs = max_num_queued_reqs
-        self._starting: asyncio.Task[EngineReady] | None = None
-        self._output_loop: asyncio.Task[None] | None = None
-        self._background: set[asyncio.Task[None]] = set()
-        self._death: EngineDeadError | None = None
-        self._is_shut_down = False
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs, *, stat_loggers: Sequence[StatLogger] = ()) -> AsyncLLM:
-        """Starts the engine-core process and returns without waiting for it.
+    def from_engine_args(
+        cls,
+        args: EngineArgs,
+        *,
+        stat_loggers: Sequence[StatLogger] = (),
+        multiprocess: bool = True,
+        client_addresses: Sequence[str] = (),
+        client_index: int = 0,
+    ) -> AsyncLLM:
+        """Starts the engine cores, or attaches to running ones, and returns without waiting for them.
+
+        `multiprocess`: Whether the engine core gets a process of its own, or a thread of this one.
+        `client_addresses`: Where engine cores run that somebody else has started; they stay when this one leaves.
+        `client_index`: Which of several front ends of one server this is.
 
         Raises:
             EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError: The options or the folder are unusable.
+            EngineStartError: A process cannot be started, or an address is unusable.
         """
-        from llmstack_engine_core.client import AsyncMPClient
-
         model_config, engine_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
         tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
         chat_template = load_chat_template(
@@ -92,11 +93,12 @@ class AsyncLLM:
         )  # refused before a process exists
         return cls(
             model_config,
-            AsyncMPClient(engine_config),
+            make_engine_client(engine_config, multiprocess, client_addresses, client_index),
             tokenizer,
             stat_loggers=stat_loggers,
             chat_template=chat_template,
             max_num_queued_reqs=args.max_num_queued_reqs,
+            trace=args.trace,
         )
 
     async def admit(self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any) -> AdmittedRequest:
@@ -214,50 +216,6 @@ class AsyncLLM:
             if not is_finished:
                 self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
 
-    async def abort(self, request_ids: str | Sequence[str]) -> None:
-        """Ends requests; their streams end with finish reason `abort`. Unknown ids are ignored."""
-        ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        aborted = self.output_processor.abort_requests(ids)
-        if aborted:
-            await self._client.abort_requests(aborted)
-
-    async def wait_until_ready(self) -> EngineReady:
-        """Waits until the engine core can take requests.
-
-        Raises:
-            EngineStartError: It could not start; the text says why.
-            EngineDeadError: It is gone.
-        """
-        if self._starting is None:
-            self._check_alive()
-            self._starting = asyncio.create_task(self._client.wait_until_ready())
-        ready = await asyncio.shield(self._starting)  # one caller's cancellation is not everyone's
-        if self.ready is None:
-            self._set_ready(ready)
-        self._check_alive()
-        return ready
-
-    @property
-    def state(self) -> str:
-        """`starting`, `ready` or `dead`."""
-        if self._death is not None or self._client.is_dead or self._has_failed_to_start():
-            return "dead"
-        return "starting" if self.ready is None else "ready"
-
-    @property
-    def is_ready(self) -> bool:
-        """True while requests are taken."""
-        return self.state == "ready"
-
-    @property
-    def num_requests_in_flight(self) -> int:
-        """Requests that have not ended."""
-        return self.output_processor.num_unfinished_requests
-
-    async def check_health(self) -> None:
-        """Raises EngineDeadError once the engine core is gone."""
-        self._check_alive()
-
     async def get_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises InvalidRequestError where there is none."""
         if self.tokenizer is None:
@@ -267,22 +225,6 @@ class AsyncLLM:
     def default_sampling_params(self) -> SamplingParams:
         """The model's own defaults over vLLM's; `max_tokens` None unless the model sets one."""
         return self.model_config.default_sampling_params()
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        return await self._client.reset_prefix_cache()
-
-    async def shutdown(self) -> None:
-        """Ends every stream, the output loop and the engine core. Idempotent."""
-        if self._is_shut_down:
-            return
-        self._is_shut_down = True
-        self._die(EngineDeadError("the engine is shut down"))
-        tasks = [task for task in (self._output_loop, self._starting, *self._background) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.shutdown()
 
     async def _add_request(
         self,
@@ -305,68 +247,14 @@ class AsyncLLM:
         await self._send(request_id, requests)
         return collector
 
-    async def _send(self, request_id: str, requests: Sequence[EngineCoreRequest]) -> None:
-        is_sent = False
-        try:
-            for request in requests:
-                await self._client.add_request(request)
-            is_sent = True
-        finally:
-            if not is_sent:  # cancelled, or the engine core is gone
-                self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
 
-    def _start_output_loop(self) -> None:
-        if self._output_loop is None:
-            self._output_loop = asyncio.create_task(self._run_output_loop())
+def processor_classes(trace: bool) -> tuple[type[InputProcessor], type[OutputProcessor]]:
+    """The processors, or those that print what passes through them."""
+    if not trace:
+        return InputProcessor, OutputProcessor
+    from llmstack_llm.trace import TracedInputProcessor, TracedOutputProcessor
 
-    async def _run_output_loop(self) -> None:
-        try:
-            while True:
-                outputs = await self._client.get_outputs()
-                processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp_s)
-                if processed.request_ids_to_abort:
-                    await self._client.abort_requests(processed.request_ids_to_abort)
-                record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)
-        except EngineDeadError as error:
-            self._die(error)
-        except Exception:  # a bug: waiting streams must end rather than hang
-            logger.exception("the output loop failed")
-            self._die(EngineDeadError("the output loop failed"))
-
-    def _die(self, error: EngineDeadError) -> None:
-        self._death = self._death or error
-        self.output_processor.fail_all(error)
-
-    def _check_alive(self) -> None:
-        if self._death is not None:
-            raise EngineDeadError(str(self._death))
-        if self._client.is_dead:
-            raise EngineDeadError("the engine core is gone")
-
-    def _check_room(self, num_completions: int) -> None:
-        limit = self._max_num_queued_reqs
-        if limit is not None and self.output_processor.num_unfinished_completions + num_completions > limit:
-            raise ServerOverloadedError("too many requests are in flight")
-
-    def _set_ready(self, ready: EngineReady) -> None:
-        self.ready = ready
-        self.input_processor.set_ready(ready)
-        for stat_logger in self._stat_loggers:
-            stat_logger.log_engine_initialized(ready)
-
-    def _has_failed_to_start(self) -> bool:
-        task = self._starting
-        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
-
-    def _abort_in_background(self, request_ids: Sequence[str]) -> None:
-        """The caller may be cancelled or closing, so it cannot wait."""
-        if request_ids and not self._is_shut_down:
-            self._spawn(self._client.abort_requests(request_ids))
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    return TracedInputProcessor, TracedOutputProcessor
 
 
 def load_chat_template(

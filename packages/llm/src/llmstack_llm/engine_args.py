@@ -67,8 +67,10 @@ class EngineArgs:
         chat_template: A path, or the template itself; None is the model's.
         runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
         record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
+        data_parallel_size: Engine cores that share the requests, each with the whole model and a share of the machine.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
         log_level: Of the engine core's process.
+        trace: Print a line for each stage of each request to standard error.
         logits_processors: Custom logits processors: classes, or their names as `module:Class`.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
@@ -104,11 +106,13 @@ class EngineArgs:
     chat_template: str | None = None
     disable_log_stats: bool = False
     runner: str = "default"
+    data_parallel_size: int = 1
     max_num_queued_reqs: int | None = None
     log_level: str = "INFO"
     record_steps: str | None = None
     logits_processors: Sequence[str | type] | None = None
     logprobs_mode: str = "raw_logprobs"
+    trace: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -120,6 +124,7 @@ class EngineArgs:
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
             "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_num_queued_reqs",
+            "data_parallel_size",
         ):  # fmt: skip
             _check_positive(name, getattr(self, name))
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -161,6 +166,7 @@ class EngineArgs:
             "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
             "gpu_memory_utilization": float(self.gpu_memory_utilization), "logprobs_mode": self.logprobs_mode,
             "quantization": self.quantization, "enforce_eager": self.enforce_eager,
+            "num_engines": self.data_parallel_size,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,
         }  # fmt: skip
@@ -175,7 +181,7 @@ class EngineArgs:
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
-            "num_host_blocks": self.num_host_blocks, "async_scheduling": self.async_scheduling,
+            "num_host_blocks": self.num_host_blocks, "async_scheduling": self.async_scheduling, "trace": self.trace,
             # Absolute: the engine core's process may stand in another folder.
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip

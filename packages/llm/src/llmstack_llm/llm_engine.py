@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from llmstack_llm.admit import AdmittedRequest
 from llmstack_llm.admit_pooling import AdmittedPooling
-from llmstack_llm.async_llm import load_chat_template
+from llmstack_llm.async_llm import load_chat_template, processor_classes
 from llmstack_llm.chat_template import ChatTemplate
-from llmstack_llm.engine_args import EngineArgs, UsageContext
-from llmstack_llm.input_processor import InputProcessor, PromptInput
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
+from llmstack_llm.input_processor import PromptInput
 from llmstack_llm.model_config import ModelConfig
 from llmstack_llm.output_collector import RequestOutputCollector
-from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs import CompletionOutput, RequestOutput
 from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.seeds import completion_seed
@@ -29,9 +28,11 @@ from llmstack_types import (
     PoolingParams,
     RequestFailedError,
     SamplingParams,
+    StepRecording,
 )
 
 if TYPE_CHECKING:
+    from llmstack_engine_core.protocols import EventHook
     from llmstack_llm.pooling_states import PoolingCollector
     from llmstack_llm.protocols import SyncEngineCoreClient
 
@@ -56,16 +57,16 @@ class LLMEngine:
         seed: int = 0,
         chat_template: str | ChatTemplate | None = None,
         stat_loggers: Sequence[StatLogger] = (),
+        trace: bool = False,
     ) -> None:
         self.model_config = model_config
         self.client = client
         self.tokenizer = tokenizer
         numbers = itertools.count(1)
         # Requests without a seed get one from the engine's, so that a script gives the same texts when it runs again.
-        self.input_processor = InputProcessor(
-            model_config, tokenizer, draw=lambda: completion_seed(seed, next(numbers))
-        )
-        self.output_processor = OutputProcessor(tokenizer)
+        input_class, output_class = processor_classes(trace)
+        self.input_processor = input_class(model_config, tokenizer, draw=lambda: completion_seed(seed, next(numbers)))
+        self.output_processor = output_class(tokenizer)
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
         self._stat_loggers = list(stat_loggers)
         self._request_id_to_collector: dict[str, RequestOutputCollector | PoolingCollector] = {}
@@ -83,20 +84,27 @@ class LLMEngine:
         *,
         multiprocess: bool = False,
         stat_loggers: Sequence[StatLogger] = (),
+        event_hooks: Sequence[EventHook] = (),
     ) -> LLMEngine:
         """Builds the engine core in this process, or in one of its own, and waits until it is ready.
+
+        `event_hooks`: Hear states and steps as they happen; only in this process.
 
         Raises:
             EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError, EngineStartError: It cannot be built.
         """
         from llmstack_engine_core.client import InprocClient, SyncMPClient
 
+        if multiprocess and event_hooks:
+            raise EngineArgsError("event_hooks: they run beside the engine core, which multiprocess moves elsewhere")
         model_config, engine_config = args.create_engine_config(usage_context)
         tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
         chat_template = load_chat_template(
             model_config, tokenizer, args.chat_template
         )  # refused before anything is built
-        client: SyncEngineCoreClient = SyncMPClient(engine_config) if multiprocess else InprocClient(engine_config)
+        client: SyncEngineCoreClient = (
+            SyncMPClient(engine_config) if multiprocess else InprocClient(engine_config, event_hooks)
+        )
         try:
             return cls(
                 model_config,
@@ -105,6 +113,7 @@ class LLMEngine:
                 seed=args.seed,
                 chat_template=chat_template,
                 stat_loggers=stat_loggers,
+                trace=args.trace,
             )
         except LLMStackError:
             client.shutdown()
@@ -167,7 +176,9 @@ class LLMEngine:
         if not self.output_processor.num_unfinished_requests:
             return ended
         outputs = self.client.get_outputs()
-        processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp_s)
+        processed = self.output_processor.process_outputs(
+            outputs.outputs, outputs.timestamp_s, outputs.events, outputs.phases
+        )
         if processed.request_ids_to_abort:
             self.client.abort_requests(processed.request_ids_to_abort)
         record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)
@@ -187,9 +198,21 @@ class LLMEngine:
         found = (self._take(request_id) for request_id in ids if request_id in self._request_id_to_collector)
         self._ended += [output for output in found if output is not None]
 
+    def sleep(self, level: int = 1) -> bool:
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
+        return self.client.sleep(level)
+
+    def wake_up(self) -> None:
+        """Brings back what `sleep` gave back; requests are refused before."""
+        self.client.wake_up()
+
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
         return self.client.reset_prefix_cache()
+
+    def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """The last steps after number `after_step` and the last events, as far as the engine core keeps them."""
+        return self.client.recent_steps(after_step)
 
     def shutdown(self) -> None:
         """Stops the engine core. Idempotent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, StepRecording
 
 
 class AsyncEngineCoreClient(Protocol):
@@ -48,6 +48,32 @@ class AsyncEngineCoreClient(Protocol):
         """Forgets cached prefixes; False while requests are running."""
         ...
 
+    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """The last steps after number `after_step` and the last events, as far as the engine core keeps them."""
+        ...
+
+    @property
+    def engines(self) -> Sequence[EngineReady]:
+        """What each engine core said when it was ready."""
+        ...
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while the engine core is awake."""
+        ...
+
+    async def sleep(self, level: int) -> bool:
+        """Gives KV storage back, and with level 2 the weights too; False while requests are running."""
+        ...
+
+    async def wake_up(self) -> None:
+        """Brings back what `sleep` gave back.
+
+        Raises:
+            EngineDeadError: That failed.
+        """
+        ...
+
     async def shutdown(self) -> None:
         """Stops the engine core and removes every process, socket and file of it. Idempotent."""
         ...
@@ -74,6 +100,18 @@ class SyncEngineCoreClient(Protocol):
 
     def reset_prefix_cache(self) -> bool:
         """As `AsyncEngineCoreClient.reset_prefix_cache`."""
+        ...
+
+    def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """As `AsyncEngineCoreClient.recent_steps`."""
+        ...
+
+    def sleep(self, level: int) -> bool:
+        """As `AsyncEngineCoreClient.sleep`."""
+        ...
+
+    def wake_up(self) -> None:
+        """As `AsyncEngineCoreClient.wake_up`."""
         ...
 
     def shutdown(self) -> None:

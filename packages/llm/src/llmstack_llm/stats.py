@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmstack_types import EngineReady, SchedulerStats
+from llmstack_types import EngineReady, SchedulerStats, StepPhases
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,12 @@ class FinishedRequestStats:
         e2e_latency_s: From arrival to the last token.
         time_to_first_token_s: From arrival; None if it ended without a token.
         mean_time_per_output_token_s: After the first; None with fewer than two tokens.
+        queue_time_s: From arrival to its first place in a step; this one and those below are None where the engine
+            core keeps no statistics.
+        prefill_time_s: From there to the first token.
+        decode_time_s: From the first token to the last.
+        inference_time_s: The two together.
+        num_preemptions: How often it lost its blocks to others.
     """
 
     finish_reason: str
@@ -30,9 +36,13 @@ class FinishedRequestStats:
     num_generation_tokens: int
     num_cached_tokens: int = 0
     max_tokens: int | None = None
-    n: int = 1
     time_to_first_token_s: float | None = None
     mean_time_per_output_token_s: float | None = None
+    queue_time_s: float | None = None
+    prefill_time_s: float | None = None
+    decode_time_s: float | None = None
+    inference_time_s: float | None = None
+    num_preemptions: int = 0
 
 
 @dataclass(slots=True)
@@ -41,12 +51,18 @@ class IterationStats:
 
     Attributes:
         timestamp_s: End of the step, in monotonic seconds.
+        engine_index: Which of several engine cores it was.
         num_prompt_tokens: Prompt tokens of the requests whose first token came in this step.
         num_cached_tokens: How many of those were found in the prefix cache.
         num_generation_tokens: Tokens sampled.
         time_to_first_tokens_s: One per request whose first token came.
         inter_token_latencies_s: One per further token of a request.
-        finished_requests: The completions that ended.
+        finished_requests: The completions that ended by themselves.
+        whole_requests: For each request whose last completion has ended so, `n` and the tokens of its longest one.
+        num_aborted: Completions that were aborted since the last step.
+        num_failed: Completions that ended with an error.
+        num_corrupted: Those of them for which the model brought no usable numbers.
+        phases: What took the step's time; None where the engine core keeps no statistics.
     """
 
     timestamp_s: float = 0.0
@@ -56,6 +72,12 @@ class IterationStats:
     time_to_first_tokens_s: list[float] = field(default_factory=list)
     inter_token_latencies_s: list[float] = field(default_factory=list)
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
+    whole_requests: list[tuple[int, int]] = field(default_factory=list)
+    num_aborted: int = 0
+    num_failed: int = 0
+    num_corrupted: int = 0
+    phases: StepPhases | None = None
+    engine_index: int = 0
 
 
 class StatLogger(Protocol):
@@ -81,6 +103,7 @@ class LoggingStatLogger:
         self._num_generation_tokens = 0
         self._hits_before = 0
         self._queries_before = 0
+        self._scheduler_stats = SchedulerStats()
 
     def log_engine_initialized(self, ready: EngineReady) -> None:
         """Says what the engine core came up with."""
@@ -94,10 +117,18 @@ class LoggingStatLogger:
         """Adds up; logs once the interval is over."""
         self._num_prompt_tokens += iteration_stats.num_prompt_tokens
         self._num_generation_tokens += iteration_stats.num_generation_tokens
+        if scheduler_stats is not None:
+            self._scheduler_stats = scheduler_stats
+        self.tick()
+
+    def tick(self) -> None:
+        """Logs once the interval is over; called between steps too, so that the last line of a burst comes in time."""
         now_s = self._clock()
-        if now_s - self._since_s >= self._interval_s:
-            self._log(scheduler_stats or SchedulerStats(), now_s - self._since_s)
-            self._since_s = now_s
+        if now_s - self._since_s < self._interval_s:
+            return
+        if self._num_prompt_tokens or self._num_generation_tokens:
+            self._log(self._scheduler_stats, now_s - self._since_s)
+        self._since_s = now_s
 
     def _log(self, stats: SchedulerStats, elapsed_s: float) -> None:
         num_queries = stats.prefix_cache_queries - self._queries_before

@@ -21,6 +21,7 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     SchedulerStats,
+    StepRecording,
     TokenLogprobs,
 )
 
@@ -161,6 +162,7 @@ class FakeEngineCoreClient:
         added: Every request it was sent.
         aborted_request_ids: Every id it was told to abort.
         step_delay_s: How long each step takes.
+        sleep_level: What `sleep` has set.
     """
 
     def __init__(self, ready: EngineReady | None = None, *, engine: EchoEngine | None = None, is_ready: bool = True):
@@ -170,6 +172,7 @@ class FakeEngineCoreClient:
         self.aborted_request_ids: list[str] = []
         self.step_delay_s = 0.0
         self.is_shut_down = False
+        self.sleep_level = 0
         self._is_dead = False
         self._has_work = asyncio.Event()
         self._readiness = asyncio.Event()
@@ -222,6 +225,26 @@ class FakeEngineCoreClient:
     async def reset_prefix_cache(self) -> bool:
         """True while idle."""
         return not self.engine.request_id_to_state
+
+    @property
+    def engines(self) -> list[EngineReady]:
+        """One."""
+        return [self.ready]
+
+    async def sleep(self, level: int) -> bool:
+        """True while idle."""
+        if self.engine.request_id_to_state:
+            return False
+        self.sleep_level = level
+        return True
+
+    async def wake_up(self) -> None:
+        """Ends the sleep."""
+        self.sleep_level = 0
+
+    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """It keeps none."""
+        return StepRecording(time.monotonic(), (), ())
 
     async def shutdown(self) -> None:
         """Ends it."""

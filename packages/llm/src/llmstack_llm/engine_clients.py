@@ -1,0 +1,45 @@
+"""The engine cores behind a front end: started here, or found at the addresses of running ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmstack_llm.engine_args import EngineArgsError
+from llmstack_llm.model_config import ModelConfig
+from llmstack_types import EngineReady, EngineStartError
+
+if TYPE_CHECKING:
+    from llmstack_engine_core import EngineConfig
+    from llmstack_llm.protocols import AsyncEngineCoreClient
+
+
+def make_engine_client(
+    config: EngineConfig, multiprocess: bool, addresses: Sequence[str], client_index: int
+) -> AsyncEngineCoreClient:
+    """The client that the options ask for; returns without waiting for the engine cores.
+
+    Raises:
+        EngineArgsError: Options contradict each other.
+        EngineStartError: A process cannot be started, or an address is unusable.
+    """
+    from llmstack_engine_core.client import attach_async_client, make_async_client
+
+    if addresses:
+        return attach_async_client(addresses, client_index=client_index, start_timeout_s=config.start_timeout_s)
+    try:
+        return make_async_client(config, multiprocess=multiprocess)
+    except ValueError as error:
+        raise EngineArgsError(str(error)) from error
+
+
+def check_model(model_config: ModelConfig, engine: EngineReady) -> None:
+    """Refuses an engine core that runs another model: its token ids would mean something else.
+
+    Raises:
+        EngineStartError: Names both.
+    """
+    ours = str(model_config.path)
+    if engine.model_path and os.path.realpath(engine.model_path) != os.path.realpath(ours):
+        raise EngineStartError(f"the engine core runs {engine.model_path}, but this front end was given {ours}")

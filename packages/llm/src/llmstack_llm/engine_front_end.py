@@ -1,0 +1,234 @@
+"""What a front end does with its engine cores whatever is asked of it: their start, their outputs, their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from llmstack_llm.engine_clients import check_model
+from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.output_processor import OutputProcessor
+from llmstack_llm.stats import StatLogger, record_all
+from llmstack_types import (
+    EngineCoreRequest,
+    EngineDeadError,
+    EngineReady,
+    ServerOverloadedError,
+    StepRecording,
+)
+
+if TYPE_CHECKING:
+    from llmstack_llm.protocols import AsyncEngineCoreClient
+
+logger = logging.getLogger(__name__)
+
+
+class EngineFrontEnd:
+    """Engine cores behind one client, on one event loop; an asynchronous context manager.
+
+    Attributes:
+        model_config: Facts about the model.
+        input_processor: Tokenizes and admits; its `limits` follow the engine core once that is ready.
+        output_processor: The requests in flight.
+        ready: What the engine core said when it was; None before.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        client: AsyncEngineCoreClient,
+        input_processor: InputProcessor,
+        output_processor: OutputProcessor,
+        stat_loggers: Sequence[StatLogger],
+        max_num_queued_reqs: int | None,
+    ) -> None:
+        self.model_config = model_config
+        self.input_processor = input_processor
+        self.output_processor = output_processor
+        self.ready: EngineReady | None = None
+        self._client = client
+        self._stat_loggers = list(stat_loggers)
+        self._max_num_queued_reqs = max_num_queued_reqs
+        self._starting: asyncio.Task[EngineReady] | None = None
+        self._output_loop: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._death: EngineDeadError | None = None
+        self._is_shut_down = False
+        self._last_step_s = time.monotonic()
+
+    async def abort(self, request_ids: str | Sequence[str]) -> None:
+        """Ends requests; their streams end with finish reason `abort`. Unknown ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        aborted = self.output_processor.abort_requests(ids)
+        if aborted:
+            await self._client.abort_requests(aborted)
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Waits until the engine core can take requests.
+
+        Raises:
+            EngineStartError: It could not start; the text says why.
+            EngineDeadError: It is gone.
+        """
+        if self._starting is None:
+            self._check_alive()
+            self._starting = asyncio.create_task(self._client.wait_until_ready())
+        ready = await asyncio.shield(self._starting)  # one caller's cancellation is not everyone's
+        if self.ready is None:
+            self._set_ready(ready)
+        self._check_alive()
+        return ready
+
+    @property
+    def state(self) -> str:
+        """`starting`, `ready` or `dead`."""
+        if self._death is not None or self._client.is_dead or self._has_failed_to_start():
+            return "dead"
+        return "starting" if self.ready is None else "ready"
+
+    @property
+    def is_ready(self) -> bool:
+        """True while requests are taken."""
+        return self.state == "ready"
+
+    @property
+    def num_requests_in_flight(self) -> int:
+        """Requests that have not ended."""
+        return self.output_processor.num_unfinished_requests
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError once the engine core is gone."""
+        self._check_alive()
+
+    @property
+    def engines(self) -> Sequence[EngineReady]:
+        """What each engine core said when it was ready."""
+        return self._client.engines
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while the engine core is awake; requests are refused otherwise."""
+        return self._client.sleep_level
+
+    async def sleep(self, level: int = 1) -> bool:
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
+        return await self._client.sleep(level)
+
+    async def wake_up(self) -> None:
+        """Brings back what `sleep` gave back.
+
+        Raises:
+            EngineDeadError: That failed.
+        """
+        await self._client.wake_up()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return await self._client.reset_prefix_cache()
+
+    def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
+        """Ids of the requests without progress for so long, and whether that is since the engine core stands still.
+
+        A request that waits for its first place in a step is stuck only where no step ends.
+        """
+        now_s = time.monotonic()
+        is_engine_stuck = now_s - self._last_step_s > timeout_s
+        request_ids = self.output_processor.find_stalled(now_s - timeout_s, counts_waiting=is_engine_stuck)
+        return request_ids, is_engine_stuck and bool(request_ids)
+
+    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """The last steps after number `after_step` and the last events, as far as the engine core keeps them."""
+        return await self._client.recent_steps(after_step)
+
+    async def shutdown(self) -> None:
+        """Ends every stream, the output loop and the engine core. Idempotent."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self._die(EngineDeadError("the engine is shut down"))
+        tasks = [task for task in (self._output_loop, self._starting, *self._background) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.shutdown()
+
+    async def _send(self, request_id: str, requests: Sequence[EngineCoreRequest]) -> None:
+        is_sent = False
+        try:
+            for request in requests:
+                await self._client.add_request(request)
+            is_sent = True
+        finally:
+            if not is_sent:  # cancelled, or the engine core is gone
+                self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
+
+    def _start_output_loop(self) -> None:
+        if self._output_loop is None:
+            self._output_loop = asyncio.create_task(self._run_output_loop())
+
+    async def _run_output_loop(self) -> None:
+        try:
+            while True:
+                outputs = await self._client.get_outputs()
+                self._last_step_s = time.monotonic()
+                processed = self.output_processor.process_outputs(
+                    outputs.outputs, outputs.timestamp_s, outputs.events, outputs.phases
+                )
+                if processed.request_ids_to_abort:
+                    await self._client.abort_requests(processed.request_ids_to_abort)
+                processed.iteration_stats.engine_index = outputs.engine_index
+                record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)
+        except EngineDeadError as error:
+            self._die(error)
+        except Exception:  # a bug: waiting streams must end rather than hang
+            logger.exception("the output loop failed")
+            self._die(EngineDeadError("the output loop failed"))
+
+    def _die(self, error: EngineDeadError) -> None:
+        self._death = self._death or error
+        self.output_processor.fail_all(error)
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(str(self._death))
+        if self._client.is_dead:
+            raise EngineDeadError("the engine core is gone")
+
+    def _check_room(self, num_completions: int) -> None:
+        limit = self._max_num_queued_reqs
+        if limit is not None and self.output_processor.num_unfinished_completions + num_completions > limit:
+            raise ServerOverloadedError("too many requests are in flight")
+
+    def _set_ready(self, ready: EngineReady) -> None:
+        for engine in self._client.engines:
+            check_model(self.model_config, engine)
+        self.ready = ready
+        self.input_processor.set_ready(ready)
+        self._start_output_loop()  # an engine core with other clients sends its figures from here on
+        for engine in self._client.engines:
+            for stat_logger in self._stat_loggers:
+                stat_logger.log_engine_initialized(engine)
+
+    def _has_failed_to_start(self) -> bool:
+        task = self._starting
+        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+
+    def _abort_in_background(self, request_ids: Sequence[str]) -> None:
+        """The caller may be cancelled or closing, so it cannot wait."""
+        if request_ids and not self._is_shut_down:
+            self._spawn(self._client.abort_requests(request_ids))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
