@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from llmstack_kernels.native import library
 from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.graph_runner import DecodeOutput
 from llmstack_model_runner.layers.weight_slot import WeightSlot
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import CausalLM, load_model_class
@@ -123,12 +124,12 @@ class Recorder(CausalLM):
         """The model's."""
         return self._model.compute_logits(hidden)
 
-    def keep_repeated(self, run: Callable[[ModelInputs], torch.Tensor | None], inputs: ModelInputs) -> Any:
+    def keep_repeated(self, run: Callable[[ModelInputs], DecodeOutput | None], inputs: ModelInputs) -> Any:
         """Runs a step of decodes that may be repeated natively, past `forward`."""
-        logits = run(inputs)
-        if logits is not None:
-            self._keep(inputs.token_ids, inputs.attention_metadata, logits.clone())
-        return logits
+        decoded = run(inputs)
+        if decoded is not None:
+            self._keep(inputs.token_ids, inputs.attention_metadata, decoded.logits.clone())
+        return decoded
 
     def _keep(self, token_ids: torch.Tensor, metadata: AttentionMetadata, logits: torch.Tensor) -> None:
         self._slots.view(-1)[metadata.slot_mapping] = token_ids

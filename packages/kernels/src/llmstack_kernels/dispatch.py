@@ -21,6 +21,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "activation": {"cpu": ("native",)},
     "embedding": {"cpu": ("native",)},
     "bidirectional_attention": {},
+    "first_maximum": {"cpu": ("native",)},
     "layer_norm": {"cpu": ("native",)},
     "linear": {"cpu": ("native", "cpu")},
     "paged_attention": {"cpu": ("native", "cpu")},

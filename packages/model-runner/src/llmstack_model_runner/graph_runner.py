@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from llmstack_kernels.first_maximum import first_maximum
 from llmstack_kernels.native import library
 from llmstack_kernels.native.recording import Arena, NotRecordable, Recording, record
 from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.models.base import CausalLM, KVCaches
 from llmstack_model_runner.prepare_inputs import ModelInputs
+from llmstack_model_runner.sampling import SamplerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -20,17 +23,33 @@ _MAX_NUM_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeOutput:
+    """What a decode step computed; overwritten by the next one."""
+
+    logits: torch.Tensor  # [num_rows, vocab_size] float32
+    best: torch.Tensor  # [num_rows] float32: the largest of each row
+    best_token_ids: torch.Tensor  # [num_rows] int64: the first that has it
+
+    def greedy_choice(self) -> SamplerOutput:
+        """What the sampler gives where every row is greedy and nothing changes its logits.
+
+        After a step has streamed all weights through the caches, each of PyTorch's operations takes some 50 µs.
+        """
+        return SamplerOutput(self.best_token_ids, torch.from_numpy(np.isfinite(self.best.numpy())))
+
+
+@dataclass(frozen=True, slots=True)
 class _Graph:
-    """A recorded step: inputs are written to `inputs`, and a repetition leaves the logits in `logits`."""
+    """A recorded step: inputs are written to `inputs`, and a repetition leaves its results in `output`."""
 
     inputs: ModelInputs
-    logits: torch.Tensor  # [num_rows, vocab_size] float32
+    output: DecodeOutput
     recording: Recording
 
-    def run(self, inputs: ModelInputs) -> torch.Tensor:
+    def run(self, inputs: ModelInputs) -> DecodeOutput:
         _copy_inputs(inputs, self.inputs)
         self.recording.repeat()
-        return self.logits
+        return self.output
 
 
 class GraphRunner:
@@ -45,11 +64,8 @@ class GraphRunner:
         self._arena = Arena()
         self._reason_for_none = "" if library() is not None else "the native kernels are not built"
 
-    def run(self, inputs: ModelInputs) -> torch.Tensor | None:
-        """Logits [num_rows, vocab_size] of a step in which each row computes one token and samples; None to decline.
-
-        They are overwritten by the next step.
-        """
+    def run(self, inputs: ModelInputs) -> DecodeOutput | None:
+        """Runs a step in which each row computes one token and samples; None to decline."""
         num_rows = len(inputs.sampling_indices)
         if self._reason_for_none or len(inputs.token_ids) != num_rows or not 0 < num_rows <= _MAX_NUM_ROWS:
             return None
@@ -63,7 +79,7 @@ class GraphRunner:
             logger.info("decode steps are not recorded: %s", error)
             return None
         self._num_rows_to_graph[num_rows] = graph
-        return graph.logits
+        return graph.output
 
     def describe(self) -> str:
         """For logs."""
@@ -77,7 +93,8 @@ class GraphRunner:
         with record(self._arena) as recording:
             hidden = self._model.forward(own.token_ids, own.positions, own.attention_metadata, self._kv_caches)
             logits = self._model.compute_logits(hidden)
-        return _Graph(own, logits, recording)
+            output = DecodeOutput(logits, *first_maximum(logits))
+        return _Graph(own, output, recording)
 
 
 def _make_inputs(num_rows: int, max_num_blocks: int) -> ModelInputs:

@@ -118,12 +118,13 @@ class InputBatch:
         self.num_prompt_logprobs.pop(row, None)
         self._free_rows.append(row)
 
-    def append_tokens(self, rows: IntArray, token_ids: IntArray, num_appended: IntArray) -> None:
-        """Appends `num_appended` of the tokens to each of the rows, which are distinct, one row after the other."""
-        columns = ragged_aranges(self.num_tokens[rows], num_appended)
-        token_rows = np.repeat(rows, num_appended)
+    def append_tokens(self, rows: IntArray, token_ids: IntArray, num_appended: IntArray | None = None) -> None:
+        """Appends `num_appended` tokens to each of the rows, which are distinct, in order; one to each if None."""
+        columns, token_rows = self.num_tokens[rows], rows
+        if num_appended is not None:
+            columns, token_rows = ragged_aranges(columns, num_appended), np.repeat(rows, num_appended)
         self.token_ids[token_rows, columns] = token_ids
-        self.num_tokens[rows] += num_appended
+        self.num_tokens[rows] += 1 if num_appended is None else num_appended
         self.sampling.count_tokens(token_rows, token_ids)
 
     def request_token_ids(self, request_id: str) -> list[int]:

@@ -17,7 +17,7 @@ from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import read_json
 from llmstack_model_runner.block_copies import apply_block_copies
 from llmstack_model_runner.device_memory import available_kv_bytes, return_freed_memory, working_bytes
-from llmstack_model_runner.graph_runner import GraphRunner
+from llmstack_model_runner.graph_runner import DecodeOutput, GraphRunner
 from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
@@ -243,8 +243,9 @@ class ModelRunner:
         prompt_logprobs: Sequence[PromptLogprobs] = ()
         pooled: Sequence[PooledRows] = ()
         with self.timing.phase("forward"):
-            logits = self._repeat_decode(batch, inputs)
-            if logits is None:
+            decoded = self._repeat_decode(batch, inputs)
+            logits = None if decoded is None else decoded.logits
+            if decoded is None:
                 hidden = _forward(model, inputs, self._kv_caches)
                 logits = _compute_logits(model, inputs, hidden)
                 if batch.num_prompt_logprobs and isinstance(model, CausalLM):
@@ -252,13 +253,16 @@ class ModelRunner:
                 if len(batch.pooling):
                     pooled = pool(batch, step, inputs, hidden, self._label_head)
         with self.timing.phase("sample"):
-            sampled = None if logits is None else self._sample(batch, step, inputs, logits)
+            if decoded is not None and batch.sampling.is_all_greedy:
+                sampled: SamplerOutput | None = decoded.greedy_choice()
+            else:
+                sampled = None if logits is None else self._sample(batch, step, inputs, logits)
         self.timing.num_steps += 1
         self.timing.num_tokens += len(inputs.token_ids)
         return PendingStep(batch, step, inputs.sampling_indices, sampled, prompt_logprobs, pooled)
 
-    def _repeat_decode(self, batch: InputBatch, inputs: ModelInputs) -> torch.Tensor | None:
-        """The logits of a step that only decodes, if it could be repeated; others need hidden states too."""
+    def _repeat_decode(self, batch: InputBatch, inputs: ModelInputs) -> DecodeOutput | None:
+        """What a step that only decodes gives, if it could be repeated; others need hidden states too."""
         if self._graphs is None or batch.num_prompt_logprobs or len(batch.pooling):
             return None
         return self._graphs.run(inputs)

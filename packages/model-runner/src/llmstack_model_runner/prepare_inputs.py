@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmstack_kv_cache.slot_mapping import compute_slot_mapping
 from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.input_batch import InputBatch, StepRows
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
@@ -50,18 +49,15 @@ def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> M
     sampling_indices = np.flatnonzero(is_sampling)
     num_logits = step.num_drafts[sampling_indices] + 1
     logits_indices = ragged_aranges(query_start_loc[1:][sampling_indices] - num_logits, num_logits)
-    device_positions = _to_device(positions, device)
-    block_tables = _to_device(_block_tables(batch, step, seq_lens), device)
+    block_tables = _block_tables(batch, step, seq_lens)
     return ModelInputs(
         token_ids=_to_device(token_ids, device),
-        positions=device_positions,
+        positions=_to_device(positions, device),
         attention_metadata=AttentionMetadata(
             query_start_loc=_to_device(query_start_loc.astype(np.int32), device),
             seq_lens=_to_device(seq_lens.astype(np.int32), device),
-            block_tables=block_tables,
-            slot_mapping=compute_slot_mapping(
-                block_tables, _to_device(row_indices, device), device_positions, batch.block_size
-            ),
+            block_tables=_to_device(block_tables, device),
+            slot_mapping=_to_device(_slot_mapping(block_tables, row_indices, positions, batch.block_size), device),
             query_start_loc_list=query_start_loc.tolist(),
             seq_lens_list=seq_lens.tolist(),
             max_query_len=int(num_scheduled.max()),
@@ -97,6 +93,14 @@ def _block_tables(batch: InputBatch, step: StepRows, seq_lens: IntArray) -> npt.
     max_blocks = -(-int(seq_lens.max()) // batch.block_size)
     is_needed = np.arange(max_blocks) * batch.block_size < seq_lens[:, None]
     return np.where(is_needed, batch.block_tables[step.rows, :max_blocks], np.int32(0))
+
+
+def _slot_mapping(
+    block_tables: npt.NDArray[np.int32], row_indices: IntArray, positions: IntArray, block_size: int
+) -> IntArray:
+    """Where each token's KV goes, as `llmstack_kv_cache.slot_mapping` says it; in numpy, whose calls are shorter."""
+    block_indices, offsets = np.divmod(positions, block_size)
+    return block_tables[row_indices, block_indices].astype(np.int64) * block_size + offsets
 
 
 def _to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

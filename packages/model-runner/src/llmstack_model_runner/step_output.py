@@ -69,25 +69,28 @@ class PendingStep:
     ) -> IntArray:
         """Takes over the tokens; the row of the step that each of `sampled` belongs to, -1 for dropped ones."""
         token_ids, is_good = sampled.token_ids.cpu().numpy(), sampled.is_good.cpu().numpy()
-        num_kept = self._verify(token_ids, is_good)
-        num_places = self.step.num_drafts[self.sampling_indices] + 1
-        is_kept = ragged_aranges(np.zeros_like(num_places), num_places) < np.repeat(num_kept, num_places)
-        indices = np.where(is_kept, np.repeat(self.sampling_indices, num_places), -1)
         # A row that failed gets a token as well: the step after this one may have been scheduled for it already.
-        kept_token_ids = np.where(is_good, token_ids, 0)[is_kept]
-        self.batch.append_tokens(self.step.rows[self.sampling_indices], kept_token_ids, num_kept)
-        for index in indices[is_kept & ~is_good].tolist():
+        good_token_ids = np.where(is_good, token_ids, 0)
+        num_drafts = self.step.num_drafts[self.sampling_indices]
+        rows = self.step.rows[self.sampling_indices]
+        if num_drafts.any():
+            num_kept = self._verify(token_ids, is_good, num_drafts)
+            places = ragged_aranges(np.zeros_like(num_drafts), num_drafts + 1)
+            is_kept = places < np.repeat(num_kept, num_drafts + 1)
+            indices = np.where(is_kept, np.repeat(self.sampling_indices, num_drafts + 1), -1)
+            self.batch.append_tokens(rows, good_token_ids[is_kept], num_kept)
+        else:
+            indices = self.sampling_indices
+            self.batch.append_tokens(rows, good_token_ids)
+        for index in indices[(indices >= 0) & ~is_good].tolist():
             errors[self.step.request_ids[index]] = BAD_LOGITS
-        for index, token_id in zip(indices[is_kept].tolist(), kept_token_ids.tolist(), strict=True):
-            if self.step.request_ids[index] not in errors:
+        for index, token_id in zip(indices.tolist(), token_ids.tolist(), strict=True):
+            if index >= 0 and self.step.request_ids[index] not in errors:
                 sampled_token_ids[index].append(token_id)
         return indices
 
-    def _verify(self, token_ids: IntArray, is_good: npt.NDArray[np.bool_]) -> IntArray:
+    def _verify(self, token_ids: IntArray, is_good: npt.NDArray[np.bool_], num_drafts: IntArray) -> IntArray:
         """How many of each sampling row's tokens are kept."""
-        num_drafts = self.step.num_drafts[self.sampling_indices]
-        if not num_drafts.any():
-            return np.ones_like(num_drafts)
         rows, num_places = self.step.rows[self.sampling_indices], num_drafts + 1
         columns = ragged_aranges(self.batch.num_tokens[rows], num_places)
         draft_token_ids = self.batch.token_ids[np.repeat(rows, num_places), columns].astype(np.int64)

@@ -35,6 +35,10 @@ class PenaltyRows:
         self._num_counted[row] = len(token_ids)
         self._sizes[:, row] = sizes
 
+    def has_row(self, row: int) -> bool:
+        """True if the row's request has a penalty."""
+        return bool(self._is_penalised[row])
+
     def clear_row(self, row: int) -> None:
         """Forgets a row's request."""
         self._is_penalised[row] = False

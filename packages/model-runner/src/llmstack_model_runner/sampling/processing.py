@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from llmstack_kernels.first_maximum import first_maximum
 from llmstack_model_runner.sampling import logit_masks
 from llmstack_model_runner.sampling.bitmask import apply_token_bitmask
-from llmstack_model_runner.sampling.fast_cpu import first_maximum
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessors, LogitsRows
 from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
 from llmstack_model_runner.sampling.penalties import apply_penalties

@@ -43,6 +43,12 @@ class SamplingRows:
         self._extras: dict[int, RowExtras] = {}
         self._batch_extras = BatchExtras()
         self._batch_rows: bytes | None = None
+        self._rows_beyond_greedy: set[int] = set()
+
+    @property
+    def is_all_greedy(self) -> bool:
+        """True if every row takes the most likely token and asks for nothing else."""
+        return not self._rows_beyond_greedy and not self._processors
 
     def set_row(
         self,
@@ -67,12 +73,15 @@ class SamplingRows:
         if extras is not None:
             self._extras[row] = extras
             self._batch_rows = None
+        if extras is not None or not params.is_greedy or self._penalties.has_row(row):
+            self._rows_beyond_greedy.add(row)
         if self._processors:
             self._processors.add_row(row, params, self._token_ids[row], num_prompt_tokens)
 
     def clear_row(self, row: int) -> None:
         """Forgets a row's request."""
         self._penalties.clear_row(row)
+        self._rows_beyond_greedy.discard(row)
         if self._extras.pop(row, None) is not None:
             self._batch_rows = None
         if self._processors:
