@@ -1,0 +1,210 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's encoding of a chat."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_server.anthropic.content import ContentBuilder
+from llmstack_server.anthropic.errors import in_anthropic_form
+from llmstack_server.anthropic.input import continues_last_message, read_messages
+from llmstack_server.anthropic.protocol import (
+    IGNORED,
+    UNSUPPORTED,
+    CountTokensRequest,
+    MessagesRequest,
+    PromptFields,
+)
+from llmstack_server.anthropic.tools import chat_tool_choice, chat_tools, structured_outputs, template_kwargs
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.chat.deltas import ChatDelta
+from llmstack_server.chat.prepare import prepare_chat_generation, render_conversation
+from llmstack_server.chat.stream import ChatStream
+from llmstack_server.chat.turns import about_input
+from llmstack_server.http.errors import ErrorAnswer, missing_parameter
+from llmstack_server.http.request_id import current_request_id
+from llmstack_server.openai.common import check_fields
+from llmstack_server.openai.events import frame_named
+from llmstack_server.openai.models import check_model
+from llmstack_server.openai.protocol import parse
+from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
+from llmstack_server.openai.unsupported import unsupported
+from llmstack_server.state import ServerState
+from llmstack_types import InvalidRequestError, SamplingParams
+
+MAX_TEMPERATURE = 1.0
+
+_PARAM_NAMES = PARAM_NAMES | {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+
+async def prepare_messages(state: ServerState, body: dict[str, Any]) -> MessagesAnswer:
+    """Checks a request, renders its conversation and tokenizes it.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    fields = parse(MessagesRequest, body)
+    conversation = _conversation(fields)
+    check_fields(state, body, fields, {**UNSUPPORTED, **IGNORED})
+    _check(fields)
+    message_id = f"msg_{uuid.uuid4().hex}"
+    try:
+        stream = await prepare_chat_generation(
+            state,
+            conversation,
+            _params(state, fields),
+            request_id=message_id,
+            param_names=_PARAM_NAMES,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+        )
+    except InvalidRequestError as error:
+        raise about_input(error, "messages") from None
+    return MessagesAnswer(message_id, check_model(state, fields.model), fields, stream)
+
+
+async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer:
+    """Counts what `prepare_messages` would have the model read; raises as it does."""
+    fields = parse(CountTokensRequest, body)
+    conversation = _conversation(fields)
+    check_fields(state, body, fields, {**UNSUPPORTED, **IGNORED})
+    try:
+        rendered = await render_conversation(state, conversation)
+    except InvalidRequestError as error:
+        raise about_input(error, "messages") from None
+    return CountAnswer(len(rendered["prompt_token_ids"]))
+
+
+def _conversation(fields: PromptFields) -> Conversation:
+    messages = read_messages(fields.system, fields.messages)
+    choice, _is_parallel = chat_tool_choice(fields.tool_choice)
+    if chat_tools(fields.tools) and choice != "none":
+        raise unsupported("tools")
+    is_continued = continues_last_message(messages)
+    effort = fields.output_config.effort if fields.output_config else None
+    return Conversation(
+        messages,
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
+        chat_template_kwargs=template_kwargs(fields.thinking, effort) | (fields.chat_template_kwargs or {}),
+    )
+
+
+def _check(fields: MessagesRequest) -> None:
+    if fields.max_tokens is None:
+        raise missing_parameter("max_tokens")
+    if fields.temperature is not None and fields.temperature > MAX_TEMPERATURE:
+        raise request_errors.above_max("temperature", MAX_TEMPERATURE, fields.temperature, is_integer=False)
+
+
+def _params(state: ServerState, fields: MessagesRequest) -> SamplingParams:
+    overrides = {} if fields.stop_sequences is None else {"stop": fields.stop_sequences}
+    params = sampling_params(fields, state.engine.default_sampling_params(), **overrides)
+    constraint = structured_outputs(fields.output_config.format if fields.output_config else None)
+    return params if constraint is None else replace(params, structured_outputs=constraint)
+
+
+class CountAnswer:
+    """How long a prompt is."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    async def whole(self) -> dict[str, Any]:
+        """The object of the API."""
+        return {"input_tokens": self._num_tokens}
+
+
+class MessagesAnswer:
+    """The answer to one request for a message.
+
+    Attributes:
+        end: What follows the last event: nothing.
+    """
+
+    end = b""
+
+    def __init__(self, message_id: str, model: str, fields: MessagesRequest, stream: ChatStream) -> None:
+        self._id = message_id
+        self._model = model
+        self._fields = fields
+        self._stream = stream
+        self._content = ContentBuilder(hides_thinking=(fields.thinking or {}).get("display") == "omitted")
+        self._last: ChatDelta | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        return bool(self._fields.stream)
+
+    async def whole(self) -> dict[str, Any]:
+        """The message object."""
+        async with aclosing(self._stream.deltas()) as deltas:
+            async for delta in deltas:
+                self._last = delta
+                for _ in self._content.add(delta):
+                    pass
+        for _ in self._content.finish():
+            pass
+        return self._message(self._content.blocks(), self._stop())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """From `message_start` to `message_stop`."""
+        async with aclosing(self._stream.deltas()) as deltas:
+            async for delta in deltas:
+                if self._last is None:
+                    yield frame_named({"type": "message_start", "message": self._message([], _NOT_STOPPED)})
+                self._last = delta
+                for event in self._content.add(delta):
+                    yield frame_named(event)
+        for event in (*self._content.finish(), *self._closing()):
+            yield frame_named(event)
+
+    def error_event(self, error: ErrorAnswer) -> bytes:
+        """The last event of a stream that cannot go on."""
+        body = in_anthropic_form(error, current_request_id.get()).body()
+        return frame_named(body)
+
+    def _closing(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        yield {"type": "message_stop"}
+
+    def _message(self, blocks: list[dict[str, Any]], stop: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": blocks,
+            **stop,
+            "usage": self._usage(),
+        }
+
+    def _stop(self) -> dict[str, Any]:
+        """Why the model stopped, and the stop sequence if that was it."""
+        last = self._last
+        if last is None or last.finish_reason is None:
+            return _NOT_STOPPED
+        if last.finish_reason == "stop" and isinstance(last.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_reason}
+        reason = _STOP_REASONS.get(last.finish_reason, "tool_use" if self._content.has_calls else "end_turn")
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        """Tokens read from the prefix cache are counted apart there."""
+        counts = self._stream.usage.as_object()
+        num_cached = counts["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": counts["prompt_tokens"] - num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
+            "output_tokens": counts["completion_tokens"],
+        }
+
+
+_NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}

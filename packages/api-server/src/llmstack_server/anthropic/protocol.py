@@ -1,0 +1,76 @@
+"""The fields of requests for messages and their types, and those that are known and not available."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmstack_server.openai.protocol import GenerationFields
+from llmstack_server.openai.unsupported import Predicate, one_of
+
+
+class OutputConfigFields(BaseModel):
+    """How the text of an answer is to look."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class PromptFields(BaseModel):
+    """What makes the prompt: shared by messages and the counting of their tokens."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    messages: list[dict[str, Any]] | None = None
+    system: Any = Field(None, description="a string, or an array of text blocks")
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfigFields | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(PromptFields, GenerationFields):
+    """Body of `POST /v1/messages`."""
+
+    stop_sequences: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class CountTokensRequest(PromptFields):
+    """Body of `POST /v1/messages/count_tokens`."""
+
+    model: str | None = None
+
+
+_NEVER = one_of()
+
+UNSUPPORTED: Mapping[str, Predicate] = {
+    "container": _NEVER,
+    "context_management": _NEVER,
+    "mcp_servers": one_of([]),
+    "output_format": _NEVER,
+    "speed": one_of("standard"),
+    "stop": one_of([]),
+    "stream_options": _NEVER,
+    "n": one_of(1),
+    "best_of": one_of(1),
+    "use_beam_search": one_of(False),
+    "prompt_logprobs": _NEVER,
+    "return_token_ids": one_of(False),
+    "prompt_embeds": one_of([]),
+    "chat_template": _NEVER,
+}
+
+# Fields of the API that have nothing to change here.
+IGNORED: Mapping[str, Predicate] = {
+    name: lambda value: True
+    for name in (
+        "anthropic_beta", "betas", "cache_control", "diagnostics", "inference_geo", "service_tier", "user_profile_id",
+        "workspace_id",
+    )
+}  # fmt: skip
