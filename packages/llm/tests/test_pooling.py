@@ -14,7 +14,7 @@ import pytest
 
 from llmstack_llm import LLM, AsyncLLM, EmbeddingRequestOutput, LLMEngine, PoolingRequestOutput, SamplingParams
 from llmstack_llm.admit import AdmissionLimits, admit_sampling_params
-from llmstack_llm.admit_pooling import admit_pooling, admit_pooling_params
+from llmstack_llm.admit_pooling import MAX_NUMBERS_PER_PROMPT, admit_pooling, admit_pooling_params
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.model_config import load_model_config
 from llmstack_llm.pooling_config import PoolingConfig, PoolingConfigError, load_pooling_config
@@ -28,6 +28,7 @@ from llmstack_types import (
     FinishReason,
     InvalidRequestError,
     PoolingParams,
+    PoolingTask,
     PoolingType,
     RequestFailedError,
     ServerOverloadedError,
@@ -105,7 +106,7 @@ def test_a_prompt_that_fails_in_the_engine_is_named(folder: Path) -> None:
             return replace(outputs, outputs=rows)
 
         llm.llm_engine.client.get_outputs = failing  # type: ignore[method-assign]
-        with pytest.raises(RequestFailedError, match=r"prompts\[1\] gave no vector: error"):
+        with pytest.raises(RequestFailedError, match=r"prompts\[1\] gave no numbers: error"):
             llm.encode(["a", "b", "c"], use_tqdm=False)
         assert not llm.llm_engine.has_unfinished_requests()
 
@@ -241,12 +242,73 @@ async def test_beyond_the_limit_requests_are_refused(engine: AsyncLLM, client: F
         (PoolingParams(dimensions=2.0), "dimensions", "invalid_type"),  # type: ignore[arg-type]
         (PoolingParams(normalize=1), "normalize", "invalid_type"),  # type: ignore[arg-type]
         (PoolingParams("max"), "pooling_type", "invalid_value"),  # type: ignore[arg-type]
+        (PoolingParams(task="mystery"), "task", "invalid_value"),  # type: ignore[arg-type]
+        (PoolingParams(use_activation=1), "use_activation", "invalid_type"),  # type: ignore[arg-type]
+        (PoolingParams("mean", task="token_embed"), "pooling_type", "invalid_value"),  # type: ignore[arg-type]
     ],
 )
 def test_values_out_of_range_are_refused_by_name(params: PoolingParams, param: str, code: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         admit_pooling_params(params, LIMITS, PoolingConfig())
     assert (caught.value.param, caught.value.code) == (param, code)
+
+
+@pytest.mark.parametrize("field", [{"dimensions": 2}, {"normalize": True}, {"pooling_type": PoolingType.MEAN}])
+def test_labels_have_nothing_of_a_vector(field: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="labels are asked for") as caught:
+        admit_pooling_params(PoolingParams(**field), replace(LIMITS, num_labels=2), PoolingConfig())
+    assert caught.value.param == next(iter(field))
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "asked", "expected"),
+    [
+        (0, None, PoolingTask.EMBED),
+        (2, None, PoolingTask.CLASSIFY),
+        (2, "embed", PoolingTask.EMBED),
+        (2, "token_embed", PoolingTask.TOKEN_EMBED),
+        (1, "score", PoolingTask.CLASSIFY),
+        (0, "classify", "Classification API: it has no labels"),
+        (0, "score", "Score API: a cross encoder has 1 label, and it has 0"),
+        (3, "score", "Score API: a cross encoder has 1 label, and it has 3"),
+    ],
+)
+def test_a_task_is_what_the_model_is_for_or_refused(num_labels: int, asked: Any, expected: Any) -> None:
+    limits = replace(LIMITS, num_labels=num_labels)
+    if isinstance(expected, PoolingTask):
+        assert admit_pooling_params(PoolingParams(task=asked), limits, PoolingConfig()).task is expected
+        return
+    with pytest.raises(InvalidRequestError, match=expected) as caught:
+        admit_pooling_params(PoolingParams(task=asked), limits, PoolingConfig())
+    assert caught.value.param == "model"
+
+
+def test_a_head_reads_the_state_it_was_trained_on_whatever_the_folder_says_of_vectors() -> None:
+    config = PoolingConfig(PoolingType.MEAN, False)
+    for is_causal, kind in ((True, PoolingType.LAST), (False, PoolingType.CLS)):
+        limits = replace(LIMITS, num_labels=2, is_causal=is_causal)
+        assert admit_pooling_params(PoolingParams(), limits, config).pooling_type is kind
+
+
+def test_the_activation_of_a_vector_is_its_length() -> None:
+    for asked in (True, False):
+        params = admit_pooling_params(PoolingParams(use_activation=asked), LIMITS, PoolingConfig())
+        assert params.normalize is asked
+
+
+def test_vectors_of_all_tokens_are_bounded() -> None:
+    limits = AdmissionLimits(100_000, 257, embedding_size=MAX_NUMBERS_PER_PROMPT // 1000)
+    params = PoolingParams(task=PoolingTask.TOKEN_EMBED)
+    admit_pooling(None, [1] * 1000, params, limits, PoolingConfig())
+    with pytest.raises(InvalidRequestError, match="at most 1000 tokens"):
+        admit_pooling(None, [1] * 1001, params, limits, PoolingConfig())
+
+
+def test_a_second_text_begins_inside_the_prompt_of_a_model_that_knows_of_it() -> None:
+    for limits, start in ((LIMITS, 1), (replace(LIMITS, num_token_types=2), 4)):
+        with pytest.raises(InvalidRequestError) as caught:
+            admit_pooling(None, [1, 2, 3], PoolingParams(second_text_start=start), limits, PoolingConfig())
+        assert caught.value.param == "second_text_start"
 
 
 def test_prompts_are_checked_as_those_of_completions_are() -> None:
@@ -257,7 +319,7 @@ def test_prompts_are_checked_as_those_of_completions_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_generative", "config", "asked", "expected"),
+    ("is_causal", "config", "asked", "expected"),
     [
         (True, PoolingConfig(), PoolingParams(), (PoolingType.LAST, True)),
         (False, PoolingConfig(), PoolingParams(), (PoolingType.CLS, True)),
@@ -266,9 +328,9 @@ def test_prompts_are_checked_as_those_of_completions_are() -> None:
     ],
 )
 def test_what_is_not_asked_for_is_as_the_model_was_trained(
-    is_generative: bool, config: PoolingConfig, asked: PoolingParams, expected: tuple[PoolingType, bool]
+    is_causal: bool, config: PoolingConfig, asked: PoolingParams, expected: tuple[PoolingType, bool]
 ) -> None:
-    params = admit_pooling_params(asked, replace(LIMITS, is_generative=is_generative), config)
+    params = admit_pooling_params(asked, replace(LIMITS, is_causal=is_causal), config)
     assert (params.pooling_type, params.normalize) == expected
     assert type(params.pooling_type) is PoolingType
 
@@ -283,6 +345,12 @@ def test_a_model_without_vectors_and_one_without_completions_say_so() -> None:
 def test_a_vector_keeps_its_bytes() -> None:
     vector = struct.pack("<3f", 1.5, -2.0, 0.1)
     assert PoolingOutput.from_bytes(vector).to_bytes() == vector
+
+
+def test_vectors_of_all_tokens_are_a_list_each() -> None:
+    numbers = struct.pack("<6f", *range(6))
+    assert PoolingOutput.from_bytes(numbers, 3).tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    assert PoolingOutput.from_bytes(numbers).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 # --- what the folder says -----------------------------------------------------------------------------------------

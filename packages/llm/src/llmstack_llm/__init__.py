@@ -16,13 +16,18 @@ if TYPE_CHECKING:
     from llmstack_llm.model_config import ModelConfig
     from llmstack_llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from llmstack_llm.pooling_outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
         PoolingOutput,
         PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
+    from llmstack_llm.pooling_prompt import TextPair
     from llmstack_llm.stats import FinishedRequestStats, IterationStats, LoggingStatLogger, StatLogger
-    from llmstack_types import PoolingParams, RequestOutputKind, SamplingParams
+    from llmstack_types import PoolingParams, PoolingTask, RequestOutputKind, SamplingParams
 
 # Public name to the module that has it, imported on first use: a server needs no progress bar, a script no event loop.
 _MODULES = {
@@ -34,6 +39,8 @@ _MODULES = {
     "BeamSearchOutput": "beam_search",
     "BeamSearchParams": "beam_search",
     "BeamSearchSequence": "beam_search",
+    "ClassificationOutput": "pooling_outputs",
+    "ClassificationRequestOutput": "pooling_outputs",
     "CompletionOutput": "outputs",
     "EmbeddingOutput": "pooling_outputs",
     "EmbeddingRequestOutput": "pooling_outputs",
@@ -48,13 +55,16 @@ _MODULES = {
     "PoolingRequestOutput": "pooling_outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "ScoringOutput": "pooling_outputs",
+    "ScoringRequestOutput": "pooling_outputs",
     "StatLogger": "stats",
+    "TextPair": "pooling_prompt",
     "UsageContext": "engine_args",
     "admit_request": "admit",
     "admit_sampling_params": "admit",
     "check_fan_out": "admit",
 }
-_TYPES = ("PoolingParams", "RequestOutputKind", "SamplingParams")
+_TYPES = ("PoolingParams", "PoolingTask", "RequestOutputKind", "SamplingParams")
 
 __all__ = [
     "LLM",
@@ -65,6 +75,8 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -78,11 +90,15 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PoolingTask",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StatLogger",
+    "TextPair",
     "UsageContext",
     "admit_request",
     "admit_sampling_params",

@@ -27,7 +27,10 @@ class AdmissionLimits:
         num_kv_tokens: Tokens the whole KV cache holds; None before that is known.
         max_num_completions: Prompts times `n` in one request.
         embedding_size: Width of the model's vectors; 0 where it has none.
-        is_generative: False for a model that only computes embeddings.
+        is_generative: False for a model that only pools.
+        is_causal: False for an encoder.
+        num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
+        num_token_types: 2 for a model that is told which text of a pair a token belongs to.
     """
 
     max_model_len: int
@@ -36,6 +39,9 @@ class AdmissionLimits:
     max_num_completions: int = 1024
     embedding_size: int = 0
     is_generative: bool = True
+    is_causal: bool = True
+    num_labels: int = 0
+    num_token_types: int = 1
 
     @property
     def max_request_tokens(self) -> int:

@@ -20,6 +20,13 @@ from llmstack_llm.admit_pooling import AdmittedPooling, admit_pooling
 from llmstack_llm.admit_rules import check_text
 from llmstack_llm.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.pooling_prompt import (
+    PoolingPrompt,
+    TextPair,
+    check_truncation,
+    cut_token_ids,
+    encode_pooling_prompt,
+)
 from llmstack_llm.seeds import completion_seed
 from llmstack_llm.tokenizer import Tokenizer
 from llmstack_types import EngineCoreRequest, EngineReady, PoolingParams, SamplingParams
@@ -54,7 +61,9 @@ class InputProcessor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
-        self.limits = AdmissionLimits(model_config.max_model_len, model_config.vocab_size)
+        self.limits = AdmissionLimits(
+            model_config.max_model_len, model_config.vocab_size, num_token_types=model_config.num_token_types
+        )
         self.eos_token_ids = _eos_token_ids(model_config, tokenizer)
         self._start_token_id = _start_token_id(model_config, tokenizer)
         self._bad_words = BadWordSpelling(tokenizer)
@@ -71,6 +80,8 @@ class InputProcessor:
             num_kv_tokens=ready.num_blocks * ready.block_size,
             embedding_size=ready.embedding_size,
             is_generative=ready.is_generative,
+            is_causal=ready.is_causal,
+            num_labels=ready.num_labels,
         )
 
     def admit(
@@ -118,27 +129,42 @@ class InputProcessor:
 
     def admit_pooling(
         self,
-        prompt: PromptInput,
+        prompt: PromptInput | TextPair,
         pooling_params: PoolingParams,
         *,
         param: str = "prompt",
         param_names: Mapping[str, str] = _NO_NAMES,
         add_special_tokens: bool = True,
     ) -> AdmittedPooling:
-        """Tokenizes and checks one prompt to pool; see `admit_pooling.admit_pooling` for the arguments.
+        """Tokenizes, cuts and checks one prompt to pool; see `admit_pooling.admit_pooling` for the arguments.
 
         Raises:
             InvalidRequestError: Names the field at fault.
         """
-        text, token_ids = self._text_and_ids(prompt, param)
-        if token_ids is None:
-            token_ids = self._encode(text or "", param, add_special_tokens)
+        limits = self.limits
+        field_name = param_names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
+        max_tokens = check_truncation(pooling_params, limits.max_request_tokens, param=field_name)
+        side = pooling_params.truncation_side
+        text, given = (None, None) if isinstance(prompt, TextPair) else self._text_and_ids(prompt, param)
+        if given is not None:
+            encoded = PoolingPrompt(cut_token_ids(given, max_tokens, side))
+        elif max_tokens is None and text is not None:
+            encoded = PoolingPrompt(self._encode(text, param, add_special_tokens))
+        else:
+            texts = prompt if isinstance(prompt, TextPair) else text or ""
+            tokenizer = self._tokenizer_for(texts, param, is_cut=max_tokens is not None)
+            encoded = encode_pooling_prompt(
+                tokenizer, texts, add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens, side=side, param=field_name,
+            )  # fmt: skip
+        if encoded.second_text_start is not None and limits.num_token_types > 1:
+            pooling_params = dataclasses.replace(pooling_params, second_text_start=encoded.second_text_start)
         return admit_pooling(
-            text, token_ids, pooling_params, self.limits, self._pooling_config, param=param, param_names=param_names
+            text, encoded.token_ids, pooling_params, limits, self._pooling_config, param=param, param_names=param_names
         )
 
     async def admit_pooling_async(
-        self, prompt: PromptInput, pooling_params: PoolingParams, **options: Any
+        self, prompt: PromptInput | TextPair, pooling_params: PoolingParams, **options: Any
     ) -> AdmittedPooling:
         """`admit_pooling`, in a thread where the text is long, so that other streams go on."""
         if _num_chars(prompt) > MAX_CHARS_ON_LOOP:
@@ -206,15 +232,21 @@ class InputProcessor:
         raise request_errors.invalid_type(param, "a string or an array of token ids", prompt)
 
     def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        if self.tokenizer is None:
-            raise request_errors.unsupported_value(param, "this server has no tokenizer, so it takes token ids only")
-        check_text(param, text)
-        if len(text) > MAX_CHARS_ON_LOOP:  # below that, tokenizing costs less than the bound
-            check_prompt_chars(text, self.limits, self.tokenizer.max_chars_per_token, param=param)
-        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        tokenizer = self._tokenizer_for(text, param)
+        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if not token_ids and self._start_token_id is not None:
             return [self._start_token_id]  # an empty prompt starts a text, as at OpenAI
         return token_ids
+
+    def _tokenizer_for(self, text: str | TextPair, param: str, *, is_cut: bool = False) -> Tokenizer:
+        """The tokenizer, once the text is known to be one that it can take; `is_cut` says that any length will do."""
+        if self.tokenizer is None:
+            raise request_errors.unsupported_value(param, "this server has no tokenizer, so it takes token ids only")
+        for part in (text.first, text.second) if isinstance(text, TextPair) else (text,):
+            check_text(param, part)
+            if len(part) > MAX_CHARS_ON_LOOP and not is_cut:  # below that, tokenizing costs less than the bound
+                check_prompt_chars(part, self.limits, self.tokenizer.max_chars_per_token, param=param)
+        return self.tokenizer
 
 
 def _from_mapping(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:
@@ -231,7 +263,9 @@ def _from_mapping(prompt: Mapping[str, Any], param: str) -> tuple[str | None, li
     return text, None if token_ids is None else list(token_ids)
 
 
-def _num_chars(prompt: PromptInput) -> int:
+def _num_chars(prompt: PromptInput | TextPair) -> int:
+    if isinstance(prompt, TextPair):
+        return len(prompt.first) + len(prompt.second)
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
     return len(prompt) if isinstance(prompt, str) else 0

@@ -21,11 +21,13 @@ from llmstack_llm.chat_template import ChatTemplate, find_chat_template
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.input_processor import PromptInput
 from llmstack_llm.llm_engine import LLMEngine
+from llmstack_llm.offline_pooling import OfflinePooling
 from llmstack_llm.outputs import RequestOutput
-from llmstack_llm.pooling_outputs import EmbeddingRequestOutput, PoolingRequestOutput
+from llmstack_llm.pooling_outputs import PoolingRequestOutput
+from llmstack_llm.prompt_list import prompt_list
 from llmstack_llm.stats import StatLogger
 from llmstack_llm.tokenizer import Tokenizer
-from llmstack_types import PoolingParams, RequestFailedError, RequestOutputKind, SamplingParams
+from llmstack_types import RequestOutputKind, SamplingParams
 
 Message = Mapping[str, Any]
 _Admitted = TypeVar("_Admitted")
@@ -44,7 +46,7 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class LLM:
+class LLM(OfflinePooling):
     """One model for offline work. A context manager; `close` gives everything back.
 
     The engine core runs in this process, where a debugger can reach it, unless `multiprocess` is set.
@@ -104,7 +106,7 @@ class LLM:
         Raises:
             InvalidRequestError: Of any prompt, before the first is computed.
         """
-        all_prompts = _prompt_list(prompts)
+        all_prompts = prompt_list(prompts)
         params = self._params_list(sampling_params, len(all_prompts))
         admitted = [
             self._admit(prompt, one, f"prompts[{index}]")
@@ -159,52 +161,11 @@ class LLM:
         admit, sampling_params = self.llm_engine.input_processor.admit, params.to_sampling_params()
         admitted = [
             admit(prompt, sampling_params, param=f"prompts[{index}]", param_names=BEAM_PARAM_NAMES)
-            for index, prompt in enumerate(_prompt_list(prompts))
+            for index, prompt in enumerate(prompt_list(prompts))
         ]
         return [
             to_beam_search_output(output, self._prompt_text(output)) for output in self._complete(admitted, use_tqdm)
         ]
-
-    def encode(
-        self,
-        prompts: PromptInput | Sequence[PromptInput],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
-    ) -> list[PoolingRequestOutput]:
-        """Pools the hidden states of each prompt to one vector, in the prompts' order.
-
-        `pooling_params`: One for all, or one each; None pools as the model was trained for, or else takes the last
-          token of a decoder and the first of an encoder, brought to length 1.
-
-        Raises:
-            InvalidRequestError: Of any prompt, before the first is computed.
-            RequestFailedError: A prompt gave no vector.
-        """
-        all_prompts = _prompt_list(prompts)
-        params = _one_each(PoolingParams() if pooling_params is None else pooling_params, len(all_prompts))
-        admit = self.llm_engine.input_processor.admit_pooling
-        admitted = [
-            admit(prompt, one, param=f"prompts[{index}]")
-            for index, (prompt, one) in enumerate(zip(all_prompts, params, strict=True))
-        ]
-        outputs = self._run(admitted, self._add_pooling_request, use_tqdm)
-        found = [output for output in outputs if isinstance(output, PoolingRequestOutput)]
-        failed = next((index for index, output in enumerate(found) if output.finish_reason != "stop"), None)
-        if failed is not None:
-            raise RequestFailedError(f"prompts[{failed}] gave no vector: {found[failed].finish_reason}")
-        return found
-
-    def embed(
-        self,
-        prompts: PromptInput | Sequence[PromptInput],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
-    ) -> list[EmbeddingRequestOutput]:
-        """`encode` with the vectors as lists of numbers."""
-        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
-        return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises InvalidRequestError where there is none."""
@@ -278,6 +239,12 @@ class LLM:
     def _add_request(self, request_id: str, request: AdmittedRequest) -> None:
         self.llm_engine.add_request(request_id, request, request.sampling_params)
 
+    def _run_pooling(
+        self, admitted: Sequence[AdmittedPooling], use_tqdm: bool | Callable[..., tqdm[Any]]
+    ) -> list[PoolingRequestOutput]:
+        outputs = self._run(admitted, self._add_pooling_request, use_tqdm)
+        return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
+
     def _add_pooling_request(self, request_id: str, request: AdmittedPooling) -> None:
         self.llm_engine.add_pooling_request(request_id, request, request.pooling_params)
 
@@ -330,25 +297,6 @@ class _Progress:
 def _bar(use_tqdm: bool | Callable[..., tqdm[Any]], total: int) -> tqdm[Any]:
     make = use_tqdm if callable(use_tqdm) else tqdm
     return make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
-
-
-def _one_each(params: PoolingParams | Sequence[PoolingParams], num_prompts: int) -> list[PoolingParams]:
-    if isinstance(params, PoolingParams):
-        return [params] * num_prompts
-    if len(params) != num_prompts:
-        raise request_errors.invalid_value(
-            "pooling_params", f"{len(params)} pooling parameters for {num_prompts} prompts"
-        )
-    return list(params)
-
-
-def _prompt_list(prompts: Any) -> list[PromptInput]:
-    """One prompt becomes a list of one; a list of integers is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
-        return [prompts]
-    if prompts and all(isinstance(entry, int) for entry in prompts):
-        return [list(prompts)]
-    return list(prompts)
 
 
 def _conversation_list(messages: Any) -> list[Sequence[Message]]:

@@ -62,6 +62,19 @@ class ModelConfig:
     hf_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
+    @property
+    def num_token_types(self) -> int:
+        """2 for a model that is told which text of a pair a token belongs to."""
+        found = self.hf_config.get("type_vocab_size", 2 if self.model_type == "bert" else 1)
+        return found if type(found) is int else 1
+
+    @property
+    def label_names(self) -> Mapping[int, str]:
+        """Names of a classifier's labels, as far as it has any."""
+        named = self.hf_config.get("id2label")
+        items = named.items() if isinstance(named, Mapping) else ()
+        return {int(key): str(name) for key, name in items if str(key).isdecimal()}
+
     def default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults under the model's own; `max_tokens` None unless the model sets one."""
         return SamplingParams(**({"max_tokens": None} | dict(self.default_sampling)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmstack_llm.output_collector import OutputCollector
 from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.stats import FinishedRequestStats, IterationStats
-from llmstack_types import EngineCoreOutput, EngineCoreRequest, FinishReason, RequestFailedError
+from llmstack_types import EngineCoreOutput, EngineCoreRequest, FinishReason, PoolingTask, RequestFailedError
 
 PoolingCollector = OutputCollector[PoolingRequestOutput]
 
@@ -19,12 +19,18 @@ class _State:
     prompt: str | None
     collector: PoolingCollector
 
+    @property
+    def _num_vectors(self) -> int | None:
+        params = self.request.pooling_params
+        is_per_token = params is not None and params.task is PoolingTask.TOKEN_EMBED
+        return len(self.request.prompt_token_ids) if is_per_token else None
+
     def output(self, pooled: bytes | None, finish_reason: FinishReason, num_cached_tokens: int) -> PoolingRequestOutput:
         return PoolingRequestOutput(
             self.request.request_id,
             self.prompt,
             self.request.prompt_token_ids,
-            PoolingOutput(array("f")) if pooled is None else PoolingOutput.from_bytes(pooled),
+            PoolingOutput(array("f")) if pooled is None else PoolingOutput.from_bytes(pooled, self._num_vectors),
             finish_reason.value,
             num_cached_tokens=num_cached_tokens,
         )

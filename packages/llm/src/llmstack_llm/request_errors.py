@@ -74,10 +74,17 @@ def unsupported_value(param: str, reason: str) -> InvalidRequestError:
 def generation_not_supported() -> InvalidRequestError:
     """Code `unsupported_value`, about the model: it has no output head. The words are those that clients look for."""
     message = (
-        "The model does not support Completions API or Chat Completions API: it only computes embeddings. "
-        "Please use /v1/embeddings."
+        "The model does not support Completions API or Chat Completions API: it only computes embeddings or labels. "
+        "Please use /v1/embeddings, /score or /classify."
     )
     return InvalidRequestError(message, param="model", code="unsupported_value")
+
+
+def pooling_not_supported(api: str, reason: str) -> InvalidRequestError:
+    """Code `unsupported_value`, about the model; `reason` is a sentence of ours without its full stop."""
+    return InvalidRequestError(
+        f"The model does not support {api} API: {reason}.", param="model", code="unsupported_value"
+    )
 
 
 def unsupported_parameter(param: str, reason: str) -> InvalidRequestError:

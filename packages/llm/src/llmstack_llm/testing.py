@@ -20,6 +20,8 @@ from llmstack_types import (
     EngineDeadError,
     EngineReady,
     FinishReason,
+    PoolingParams,
+    PoolingTask,
     SchedulerStats,
     StepRecording,
     TokenLogprobs,
@@ -87,10 +89,12 @@ class EchoEngine:
 
     Attributes:
         output_token_ids: What to say instead of the echo, then end of sequence does not apply; None echoes.
+        num_labels: How many of a vector's numbers the labels of a prompt get.
         failing_request_ids: Requests that end with `FinishReason.ERROR` at their first step.
     """
 
     output_token_ids: Sequence[int] | None = None
+    num_labels: int = 1
     failing_request_ids: set[str] = field(default_factory=set)
     request_id_to_state: dict[str, _EchoState] = field(default_factory=dict)
     num_steps: int = 0
@@ -119,7 +123,7 @@ class EchoEngine:
         if request.request_id in self.failing_request_ids:
             return EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error="made to fail")
         if request.pooling_params is not None:
-            vector = fake_vector(request.prompt_token_ids, request.pooling_params.dimensions)
+            vector = self._pool(request.prompt_token_ids, request.pooling_params)
             return EngineCoreOutput(
                 request.request_id, [], finish_reason=FinishReason.STOP, num_cached_tokens=0, pooled=vector
             )
@@ -141,6 +145,12 @@ class EchoEngine:
             stop_reason=stop_reason,
             num_cached_tokens=0 if is_first else -1,
         )
+
+    def _pool(self, token_ids: Sequence[int], params: PoolingParams) -> bytes:
+        if params.task is PoolingTask.TOKEN_EMBED:
+            return b"".join(fake_vector([token_id], params.dimensions) for token_id in token_ids)
+        is_labelling = params.task is PoolingTask.CLASSIFY
+        return fake_vector(token_ids, self.num_labels if is_labelling else params.dimensions)
 
     def _finish(self, state: _EchoState, token_id: int) -> tuple[FinishReason | None, int | None]:
         params = state.request.sampling_params

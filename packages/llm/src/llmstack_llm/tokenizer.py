@@ -86,6 +86,32 @@ class Tokenizer:
         """
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def num_special_tokens(self, *, is_pair: bool = False) -> int:
+        """How many tokens the post-processor adds to one text, or to a pair."""
+        return self.backend.num_special_tokens_to_add(is_pair)
+
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_text_tokens: int | None = None,
+        side: str = "right",
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of one text, or of two as a pair, and the type of each token, which tells the two apart.
+
+        With `max_text_tokens` the texts are cut at `side` to that many tokens together, the longer one first; special
+        tokens are not counted and stay.
+        """
+        parts = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        if max_text_tokens is not None:
+            lengths = _shares([len(part) for part in parts], max_text_tokens)
+            for part, length in zip(parts, lengths, strict=True):
+                part.truncate(length, direction=side)
+        second = parts[1] if len(parts) > 1 else None
+        whole = self.backend.post_process(parts[0], second, add_special_tokens=add_special_tokens)
+        return whole.ids, whole.type_ids
+
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text in which nothing is a special token."""
         return self.plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -171,6 +197,17 @@ def _byte_level_bpe(folder: Path, config: Mapping[str, Any]) -> tokenizers.Token
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, vocab[bos])]
         )
     return backend
+
+
+def _shares(lengths: Sequence[int], maximum: int) -> list[int]:
+    """What is left of each of at most two lengths when the longer one is cut until the sum is `maximum`."""
+    if sum(lengths) <= maximum:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [maximum]
+    first, second = lengths
+    shorter = min(first, second, maximum // 2)
+    return [shorter, maximum - shorter] if first <= second else [maximum - shorter, shorter]
 
 
 def _merge(line: str) -> tuple[str, str]:
