@@ -8,6 +8,7 @@ import pytest
 
 from llmstack_server.config import HTTPConfig
 from llmstack_server.http.app import build_app
+from llmstack_server.http_options import CORSConfig
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.secret import Secret
 from llmstack_server.state import ServerState
@@ -155,7 +156,7 @@ async def test_origins_are_allowed_by_flag_only():
     headers = {"origin": "http://page.example"}
     closed = await call(build_app(ready_state(FakeEngineClient())), "GET", "/v1/models", headers=headers)
     assert "access-control-allow-origin" not in closed.headers
-    http = HTTPConfig(allowed_origins=("http://page.example",), api_keys=(Secret("k"),))
+    http = HTTPConfig(cors=CORSConfig(("http://page.example",)), api_keys=(Secret("k"),))
     app = build_app(ready_state(FakeEngineClient(), http))
     preflight = {**headers, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     answer = await call(app, "OPTIONS", COMPLETIONS, headers=preflight)

@@ -11,7 +11,7 @@ import pytest
 from llmstack_server.config import ServeConfig
 from llmstack_server.errors import ServeError
 from llmstack_server.launcher import StageTimer, demo_model_path, one_line, resolve_engine_args
-from llmstack_server.secret import Secret, matches_any
+from llmstack_server.secret import Secret, matching_index
 from llmstack_server.serve import EarlySignals
 
 
@@ -55,5 +55,5 @@ def test_errors_become_one_line():
 
 def test_secrets_compare_and_do_not_show():
     keys = (Secret("a"), Secret("b"))
-    assert [matches_any(keys, key) for key in (b"a", b"b", b"c", b"")] == [True, True, False, False]
+    assert [matching_index(keys, key) for key in (b"a", b"b", b"c", b"")] == [0, 1, None, None]
     assert repr(keys[0]) == "Secret(***)"

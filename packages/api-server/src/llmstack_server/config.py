@@ -10,8 +10,21 @@ from typing import Any
 
 from llmstack_server.environment import Environment
 from llmstack_server.errors import ServeError
+from llmstack_server.flag_types import port as parse_port
 from llmstack_server.flags import LOG_LEVELS
-from llmstack_server.flags import port as parse_port
+from llmstack_server.http_options import (
+    AnswerConfig,
+    CORSConfig,
+    RateLimits,
+    RequestLogConfig,
+    TLSConfig,
+    answer_config,
+    cors_config,
+    rate_limits,
+    request_log_config,
+    root_path,
+    tls_config,
+)
 from llmstack_server.secret import Secret
 
 logger = logging.getLogger(__name__)
@@ -42,12 +55,16 @@ class HTTPConfig:
         shutdown_timeout_s: How long running requests may go on after SIGTERM; 0 ends them at once.
         max_body_bytes: Larger bodies are refused unread.
         receive_timeout_s: How long a request may take to arrive.
+        uds: Path of a unix socket, which takes the place of host and port.
+        uds_mode: Its permission bits.
+        root_path: Prefix under which a proxy shows the server; empty for none.
+        middleware: `module:name` of ASGI middleware, the last one outermost.
+        log_config_file: Takes the place of our own set-up of logging.
     """
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     api_keys: tuple[Secret, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
     shutdown_timeout_s: float = 30.0
     is_strict_params: bool = False
     enable_control_routes: bool = False
@@ -57,6 +74,20 @@ class HTTPConfig:
     log_level: str = "info"
     uvicorn_log_level: str = "info"
     has_access_log: bool = True
+    uds: str | None = None
+    uds_mode: int = 0o600
+    tls: TLSConfig | None = None
+    cors: CORSConfig = field(default_factory=CORSConfig)
+    root_path: str = ""
+    middleware: tuple[str, ...] = ()
+    max_header_bytes: int = 64 << 10
+    max_num_headers: int = 128
+    has_docs: bool = True
+    has_tokenizer_info: bool = False
+    request_log: RequestLogConfig = field(default_factory=RequestLogConfig)
+    rate_limits: RateLimits = field(default_factory=RateLimits)
+    answers: AnswerConfig = field(default_factory=AnswerConfig)
+    log_config_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +156,27 @@ def _http_config(namespace: argparse.Namespace, environment: Environment) -> HTT
         host=namespace.host or environment.host or DEFAULT_HOST,
         port=namespace.port if namespace.port is not None else _environment_port(environment),
         api_keys=tuple(Secret(key) for key in keys),
-        allowed_origins=tuple(namespace.allowed_origins or ()),
         shutdown_timeout_s=namespace.shutdown_timeout,
         is_strict_params=namespace.strict_params,
-        enable_control_routes=namespace.enable_control_routes,
+        enable_control_routes=namespace.enable_control_routes or namespace.uds is not None,
         has_metrics_aliases=not namespace.no_metrics_aliases,
         log_level=namespace.log_level or _environment_log_level(environment),
         uvicorn_log_level=namespace.uvicorn_log_level,
         has_access_log=not namespace.disable_uvicorn_access_log,
+        uds=namespace.uds,
+        uds_mode=namespace.uds_mode,
+        tls=tls_config(namespace),
+        cors=cors_config(namespace),
+        root_path=root_path(namespace.root_path),
+        middleware=tuple(namespace.middleware),
+        max_header_bytes=namespace.h11_max_incomplete_event_size,
+        max_num_headers=namespace.h11_max_header_count,
+        has_docs=not namespace.disable_fastapi_docs,
+        has_tokenizer_info=namespace.enable_tokenizer_info_endpoint,
+        request_log=request_log_config(namespace),
+        rate_limits=rate_limits(namespace),
+        answers=answer_config(namespace),
+        log_config_file=namespace.log_config_file,
     )
 
 
@@ -158,7 +202,9 @@ def _warnings(namespace: argparse.Namespace, environment: Environment, http: HTT
         found.append(f"serving {namespace.model_tag}: --model {namespace.model} is ignored")
     if namespace.api_key:
         found.append("--api-key shows in the list of processes; LLMSTACK_API_KEY does not")
-    if not http.api_keys and not is_loopback(http.host):
+    if http.uds is not None and (namespace.host is not None or namespace.port is not None):
+        found.append(f"listening on the unix socket {http.uds} alone: --host and --port are ignored")
+    if not http.api_keys and http.uds is None and not is_loopback(http.host):
         found.append(
             f"ANYBODY who can reach {http.host} may use this server: set LLMSTACK_API_KEY, or listen on 127.0.0.1 only"
         )

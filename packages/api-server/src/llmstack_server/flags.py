@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
+from llmstack_server.config_file import ConfigFileAction
+from llmstack_server.flag_types import at_least, count, json_object, port, quantization, seconds, share
+from llmstack_server.flags_http import add_http_arguments
 from llmstack_server.unavailable_flags import NOT_AVAILABLE
 
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
-QUANTIZATIONS = ("int8", "int4")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
-
-_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class _NotAvailable(argparse.Action):
@@ -33,88 +32,13 @@ class _NotAvailable(argparse.Action):
         parser.error(f"{option_string} is a flag of vLLM that llmstack knows but does not have: not available yet")
 
 
-def count(text: str) -> int:
-    """An integer with an optional suffix, as vLLM reads it: `4k` is 4000, `4K` is 4096; `-1` is allowed."""
-    scale = _SUFFIXES.get(text[-1:], 1)
-    digits = text[:-1] if scale > 1 else text
-    try:
-        number = float(digits) * scale if "." in digits and scale > 1 else int(digits) * scale
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number such as 4096, 4k or 4K") from None
-    return int(number)
-
-
-def at_least(minimum: int, parse: Callable[[str], int] = int) -> Callable[[str], int]:
-    """A type of argument: an integer not below `minimum`."""
-
-    def parse_bounded(text: str) -> int:
-        try:
-            number = parse(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-        if number < minimum:
-            raise argparse.ArgumentTypeError(f"{number} is below the minimum of {minimum}")
-        return number
-
-    return parse_bounded
-
-
-def port(text: str) -> int:
-    """A port number; 0 lets the system choose."""
-    number = at_least(0)(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"{number} is above the maximum of 65535")
-    return number
-
-
-def share(text: str) -> float:
-    """A number in (0, 1]."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
-    if not 0.0 < number <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return number
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"'{text[:64]}' is no JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise argparse.ArgumentTypeError(f"'{text[:64]}' is no JSON object")
-    return parsed
-
-
-def seconds(text: str) -> float:
-    """A number of seconds, 0 or more."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
-    if not 0.0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 up")
-    return number
-
-
-def quantization(text: str) -> str:
-    """A scheme that weights are quantized by on loading."""
-    if text not in QUANTIZATIONS:
-        raise argparse.ArgumentTypeError(
-            f"'{text[:64]}' is not supported: {' and '.join(QUANTIZATIONS)} are, from a checkpoint in full precision"
-        )
-    return text
-
-
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares every flag of `llmstack serve`."""
     _add_model_arguments(parser)
     _add_engine_arguments(parser)
     _add_sampling_arguments(parser)
-    _add_http_arguments(parser)
+    _add_server_arguments(parser)
+    add_http_arguments(parser)
     for flag in sorted(NOT_AVAILABLE):
         parser.add_argument(flag, action=_NotAvailable, nargs="?", help=argparse.SUPPRESS)
         parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): argparse.SUPPRESS})
@@ -250,13 +174,12 @@ def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_http_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("HTTP").add_argument
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("server").add_argument
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=port, help="port to listen on; 0 lets the system choose and prints it (default: 8000)")
     add("--api-key", nargs="+", action="extend", metavar="KEY", help="accepted keys; better in LLMSTACK_API_KEY")
     add("--require-auth", action="store_true", help="refuse to start without an API key")
-    add("--allowed-origins", nargs="+", action="extend", metavar="ORIGIN", help="origins that browsers may call from")
     add(
         "--shutdown-timeout",
         type=seconds,
@@ -264,12 +187,12 @@ def _add_http_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds that running requests get after SIGTERM; 0 aborts them (default: 30)",
     )
+    add("--config", action=ConfigFileAction, metavar="FILE", help="flags from a YAML file; those given here win")
     add("--strict-params", action="store_true", help="refuse unknown request fields instead of ignoring them")
     add("--enable-control-routes", action="store_true", help="open POST /reset_prefix_cache")
     add("--enable-server-load-tracking", action="store_true", help="accepted; /load always counts")
     add("--enable-prompt-tokens-details", action="store_true", help="accepted; cached tokens are always reported")
     add("--no-metrics-aliases", action="store_true", help="export metrics as llmstack: only, without vllm: names")
-    add("--disable-log-requests", action="store_true", help="accepted; requests are not logged")
     add("--log-level", choices=LOG_LEVELS, help="level of llmstack's log (default: info)")
     add("--uvicorn-log-level", choices=LOG_LEVELS, default="info", help="level of uvicorn's log (default: info)")
     add("--disable-uvicorn-access-log", action="store_true", help="no line per HTTP request")

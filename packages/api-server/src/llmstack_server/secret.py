@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 
 class Secret:
@@ -24,9 +24,9 @@ class Secret:
         return hmac.compare_digest(self._digest, hashlib.sha256(candidate).digest())
 
 
-def matches_any(secrets: Iterable[Secret], candidate: bytes) -> bool:
-    """True if `candidate` is one of `secrets`; all are compared, so the time does not tell which."""
-    found = False
-    for secret in secrets:
-        found |= secret.matches(candidate)
+def matching_index(secrets: Sequence[Secret], candidate: bytes) -> int | None:
+    """The place of `candidate` in `secrets`; all are compared, so the time does not tell which it is."""
+    found = None
+    for index, secret in enumerate(secrets):
+        found = index if secret.matches(candidate) else found
     return found

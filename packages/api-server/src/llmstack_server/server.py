@@ -14,11 +14,13 @@ import uvicorn
 
 from llmstack_server.errors import ServeError
 from llmstack_server.http.app import build_app
-from llmstack_server.http.protocol import LimitedProtocol
+from llmstack_server.http.protocol import limited_protocol
 from llmstack_server.launcher import one_line
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.logs import level_number
+from llmstack_server.request_log import logged_engine
 from llmstack_server.state import ServerState
+from llmstack_server.tls import make_tls_context, refresh_certificates
 from llmstack_types import EngineDeadError, LLMStackError
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ class Server:
         self._state = state
         self._opening = opening
         self._listener = listener
-        self._uvicorn = _Uvicorn(_uvicorn_config(state))
+        self._config = _uvicorn_config(state)
+        self._uvicorn = _Uvicorn(self._config)
         self._stop = asyncio.Event()
         self._forced_by: int | None = None
 
@@ -62,13 +65,25 @@ class Server:
             ServeError: The engine could not start.
         """
         serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
-        with self._signal_handlers():
+        with self._signal_handlers(), self._refreshed_certificates():
             try:
                 return await self._run_until_end(serving, on_ready)
             finally:
                 self._state.lifecycle.advance(LifecycleState.STOPPED)
                 self._uvicorn.should_exit = True
                 await asyncio.gather(serving, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _refreshed_certificates(self) -> Iterator[None]:
+        tls, context = self._state.config.http.tls, self._config.ssl
+        if tls is None or context is None or not tls.is_refreshed:
+            yield
+            return
+        refreshing = asyncio.create_task(refresh_certificates(context, tls))
+        try:
+            yield
+        finally:
+            refreshing.cancel()
 
     async def _run_until_end(self, serving: asyncio.Task[None], on_ready: Callable[[], None]) -> int:
         if not await self._race(self._start(on_ready), serving):
@@ -102,7 +117,7 @@ class Server:
     async def _start(self, on_ready: Callable[[], None]) -> None:
         state = self._state
         if self._opening is not None:
-            state.opened_engine = await asyncio.shield(self._opening)
+            state.opened_engine = logged_engine(await asyncio.shield(self._opening), state.config.http.request_log)
         try:
             state.ready = await state.engine.wait_until_ready()
         except LLMStackError as error:
@@ -154,9 +169,9 @@ class Server:
 
 def _uvicorn_config(state: ServerState) -> uvicorn.Config:
     http = state.config.http
-    return uvicorn.Config(
+    config = uvicorn.Config(
         build_app(state),
-        http=LimitedProtocol,
+        http=limited_protocol(http.max_header_bytes, http.max_num_headers),
         ws="none",
         lifespan="off",
         loop="none",
@@ -167,3 +182,6 @@ def _uvicorn_config(state: ServerState) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=int(FLUSH_TIMEOUT_S),
     )
+    config.load()
+    config.ssl = None if http.tls is None else make_tls_context(http.tls)
+    return config

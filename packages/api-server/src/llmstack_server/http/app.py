@@ -9,32 +9,59 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 
+from llmstack_server.http.custom_middleware import add_custom_middleware
 from llmstack_server.http.errors import HTTPError, method_not_supported, unknown_url
-from llmstack_server.http.middleware import AuthenticationMiddleware, GateMiddleware, RequestContextMiddleware
+from llmstack_server.http.middleware import (
+    AuthenticationMiddleware,
+    ErrorMiddleware,
+    GateMiddleware,
+    RequestContextMiddleware,
+)
+from llmstack_server.http.rate_limit import RateLimitMiddleware
 from llmstack_server.http.routes import build_router
+from llmstack_server.http_options import RateLimits
 from llmstack_server.state import ServerState
 from llmstack_server.version import server_version
 
 
 def build_app(state: ServerState) -> FastAPI:
     """The application: middleware around routes. Starts nothing; `state` decides what is answered."""
-    # No `/docs` yet: FastAPI's page loads its assets from a CDN.
-    app = FastAPI(title="llmstack", version=server_version(), docs_url=None, redoc_url=None, redirect_slashes=False)
+    http = state.config.http
+    app = FastAPI(
+        title="llmstack",
+        version=server_version(),
+        docs_url=None,  # FastAPI's own page loads its assets from a CDN; ours is a route
+        redoc_url=None,
+        openapi_url="/openapi.json" if http.has_docs else None,
+        redirect_slashes=False,
+        root_path=http.root_path,
+    )
     app.include_router(build_router(state))
     app.add_exception_handler(HTTPException, _translate)
-    # The last one added is the outermost.
+    _add_middleware(app, state)
+    return app
+
+
+def _add_middleware(app: FastAPI, state: ServerState) -> None:
+    """The last one added is the outermost."""
+    http = state.config.http
     app.add_middleware(GateMiddleware, state=state)
+    if http.rate_limits != RateLimits():
+        app.add_middleware(RateLimitMiddleware, state=state)
     app.add_middleware(AuthenticationMiddleware, state=state)
-    if state.config.http.allowed_origins:
+    if http.middleware:
+        app.add_middleware(ErrorMiddleware)
+        add_custom_middleware(app, http.middleware)
+    if http.cors.origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(state.config.http.allowed_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
+            allow_origins=list(http.cors.origins),
+            allow_methods=list(http.cors.methods),
+            allow_headers=list(http.cors.headers),
+            allow_credentials=http.cors.allows_credentials,
             expose_headers=["x-request-id"],
         )
     app.add_middleware(RequestContextMiddleware, state=state)
-    return app
 
 
 async def _translate(request: Request, error: Exception) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1024
 INVALID_REQUEST = "invalid_request_error"
+RATE_LIMIT = "rate_limit_error"
 UNAVAILABLE = "service_unavailable_error"
 SERVER_ERROR = "server_error"
 
@@ -125,6 +127,12 @@ def request_timeout() -> ErrorAnswer:
     """Row 10."""
     message = "The request was not received in time."
     return ErrorAnswer(408, INVALID_REQUEST, "request_timeout", message, headers=_CLOSE)
+
+
+def rate_limit_exceeded(reason: str, wait_s: float) -> ErrorAnswer:
+    """Row 39; `wait_s` is when the same request would pass."""
+    headers = {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
+    return ErrorAnswer(429, RATE_LIMIT, "rate_limit_exceeded", reason, headers=headers)
 
 
 def server_shutting_down() -> ErrorAnswer:

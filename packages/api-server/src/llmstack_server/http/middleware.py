@@ -18,7 +18,8 @@ from llmstack_server.http.errors import (
     missing_api_key,
     server_shutting_down,
 )
-from llmstack_server.secret import matches_any
+from llmstack_server.http.request_id import current_request_id
+from llmstack_server.secret import matching_index
 from llmstack_server.state import ServerState
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -27,8 +28,9 @@ MAX_REQUEST_ID_CHARS = 128
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 # What is answered whatever the engine's state: everything about the server itself.
 UNGATED_PATHS = OPEN_PATHS | {
-    "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/v1/models",
+    "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
 }  # fmt: skip
+UNGATED_FOLDERS = ("/v1/models/", "/docs/")
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -38,6 +40,14 @@ def request_id_of(headers: Headers) -> str:
     if given and len(given) <= MAX_REQUEST_ID_CHARS and all("!" <= char <= "~" for char in given):
         return given
     return uuid.uuid4().hex
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the routes know it: below `--root-path`, whether or not the proxy has taken that prefix away."""
+    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
+    if prefix and path.startswith(f"{prefix}/"):
+        return path[len(prefix) :]
+    return path
 
 
 class RequestContextMiddleware:
@@ -54,6 +64,7 @@ class RequestContextMiddleware:
             return
         request_id = request_id_of(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
+        current_request_id.set(request_id)
         sender = _Sender(send, request_id)
         try:
             await self._app(scope, receive, sender)
@@ -104,6 +115,29 @@ async def send_error(answer: ErrorAnswer, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": b""})
 
 
+class ErrorMiddleware:
+    """Turns errors into answers for middleware of the user's own outside of it, which then sees their statuses."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope["state"]["request_id"]
+        sender = _Sender(send, request_id)
+        try:
+            await self._app(scope, receive, sender)
+        except ClientDisconnected:
+            raise
+        except Exception as error:
+            if sender.has_started:
+                raise
+            await send_error(answer_to(error, request_id), receive, sender)
+
+
 class AuthenticationMiddleware:
     """Lets in who has a key; every path but the open ones needs one."""
 
@@ -113,16 +147,18 @@ class AuthenticationMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or refuses it."""
-        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
-            self._check(Headers(scope=scope).get("authorization"))
+        if scope["type"] == "http" and self._keys and route_path(scope) not in OPEN_PATHS:
+            scope["state"]["api_key_index"] = self._key_index(Headers(scope=scope).get("authorization"))
         await self._app(scope, receive, send)
 
-    def _check(self, authorization: str | None) -> None:
+    def _key_index(self, authorization: str | None) -> int:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise HTTPError(missing_api_key())
-        if not matches_any(self._keys, key.strip().encode("latin-1", "replace")):
+        index = matching_index(self._keys, key.strip().encode("latin-1", "replace"))
+        if index is None:
             raise HTTPError(invalid_api_key())
+        return index
 
 
 class GateMiddleware:
@@ -134,12 +170,12 @@ class GateMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or refuses it."""
-        if scope["type"] == "http" and not self._is_ungated(scope["path"]):
+        if scope["type"] == "http" and not self._is_ungated(route_path(scope)):
             self._check()
         await self._app(scope, receive, send)
 
     def _is_ungated(self, path: str) -> bool:
-        return path in UNGATED_PATHS or path.startswith("/v1/models/")
+        return path in UNGATED_PATHS or path.startswith(UNGATED_FOLDERS)
 
     def _check(self) -> None:
         lifecycle = self._state.lifecycle

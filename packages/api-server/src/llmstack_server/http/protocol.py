@@ -21,6 +21,8 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection. uvicorn's own limits exist for its h11 protocol only: 20 MB of headers pass httptools."""
 
     headers_timeout_s = HEADERS_TIMEOUT_S
+    max_header_bytes = MAX_HEADER_BYTES
+    max_num_headers = MAX_NUM_HEADERS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,7 +48,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_in_headers:
             self._num_header_bytes += len(data)
         super().data_received(data)
-        if self._is_in_headers and self._num_header_bytes > MAX_HEADER_BYTES:
+        if self._is_in_headers and self._num_header_bytes > self.max_header_bytes:
             self._refuse(headers_too_large())
 
     def on_message_begin(self) -> None:
@@ -63,7 +65,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._stop_timer()
         num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if num_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_NUM_HEADERS:
+        if num_bytes > self.max_header_bytes or len(self.headers) > self.max_num_headers:
             self._refuse(headers_too_large())
             raise httptools.HttpParserInvalidMethodError("headers beyond the limit")
         super().on_headers_complete()
@@ -105,3 +107,9 @@ class LimitedProtocol(HttpToolsProtocol):
         # Closed at once, what the client still sends would reset the connection before it has read the answer.
         self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def limited_protocol(max_header_bytes: int, max_num_headers: int) -> type[LimitedProtocol]:
+    """The protocol with limits of its own."""
+    limits = {"max_header_bytes": max_header_bytes, "max_num_headers": max_num_headers}
+    return type("LimitedProtocol", (LimitedProtocol,), limits)

@@ -15,10 +15,14 @@ Position = Mapping[int, TokenLogprob]
 
 
 class CompletionLogprobs:
-    """Builds the `logprobs` objects of one choice of a completion; keeps the text offset between chunks."""
+    """Builds the `logprobs` objects of one choice of a completion; keeps the text offset between chunks.
 
-    def __init__(self, num_top: int) -> None:
+    With `shows_ids`, tokens are `token_id:N` rather than their texts, which need not be unique.
+    """
+
+    def __init__(self, num_top: int, *, shows_ids: bool = False) -> None:
         self._num_top = num_top
+        self._shows_ids = shows_ids
         self._offset = 0
 
     def build(
@@ -35,7 +39,7 @@ class CompletionLogprobs:
         for index, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
             chosen = None if position is None else position.get(token_id)
             token = prompt_texts[index] if position is None else _text(chosen, token_id)
-            tokens.append(token)
+            tokens.append(token_name(token_id) if self._shows_ids else token)
             token_logprobs.append(None if chosen is None else floor(chosen.logprob))
             top_logprobs.append(None if position is None else self._top(position))
             offsets.append(self._offset)
@@ -50,27 +54,34 @@ class CompletionLogprobs:
     def _top(self, position: Position) -> dict[str, float]:
         # The chosen token comes first in `position`, so with 0 asked for it is the one entry.
         entries = islice(position.items(), self._num_top + 1)
-        return {_text(entry, token_id): floor(entry.logprob) for token_id, entry in entries}
+        return {
+            token_name(token_id) if self._shows_ids else _text(entry, token_id): floor(entry.logprob)
+            for token_id, entry in entries
+        }
 
 
-def chat_logprobs(token_ids: Sequence[int], positions: Sequence[Position], num_top: int) -> dict[str, Any]:
-    """The `logprobs` object of one choice of a chat."""
+def chat_logprobs(
+    token_ids: Sequence[int], positions: Sequence[Position], num_top: int, *, shows_ids: bool = False
+) -> dict[str, Any]:
+    """The `logprobs` object of one choice of a chat; `shows_ids` as in `CompletionLogprobs`."""
     content = [
-        _chat_entry(token_id, position, num_top) for token_id, position in zip(token_ids, positions, strict=True)
+        _chat_entry(token_id, position, num_top, shows_ids)
+        for token_id, position in zip(token_ids, positions, strict=True)
     ]
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(token_id: int, position: Position, num_top: int) -> dict[str, Any]:
+def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> dict[str, Any]:
     best = sorted(position.items(), key=lambda item: -item[1].logprob)[:num_top]
-    entry = _chat_token(token_id, position[token_id])
-    entry["top_logprobs"] = [_chat_token(other_id, other) for other_id, other in best]
+    entry = _chat_token(token_id, position[token_id], shows_ids)
+    entry["top_logprobs"] = [_chat_token(other_id, other, shows_ids) for other_id, other in best]
     return entry
 
 
-def _chat_token(token_id: int, entry: TokenLogprob) -> dict[str, Any]:
-    token = _text(entry, token_id)
-    return {"token": token, "logprob": floor(entry.logprob), "bytes": list(token.encode())}
+def _chat_token(token_id: int, entry: TokenLogprob, shows_ids: bool) -> dict[str, Any]:
+    text = _text(entry, token_id)
+    token = token_name(token_id) if shows_ids else text
+    return {"token": token, "logprob": floor(entry.logprob), "bytes": list(text.encode())}
 
 
 def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[dict[str, Any] | None] | None:
@@ -94,5 +105,10 @@ def floor(logprob: float) -> float:
 
 def _text(entry: TokenLogprob | None, token_id: int) -> str:
     if entry is None or entry.decoded_token is None:
-        return f"token_id:{token_id}"
+        return token_name(token_id)
     return entry.decoded_token
+
+
+def token_name(token_id: int) -> str:
+    """A token by its id, where its text is not known or not wanted."""
+    return f"token_id:{token_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from llmstack_server.http.errors import model_not_found
@@ -30,7 +31,25 @@ def model_object(state: ServerState, name: str) -> dict[str, Any]:
         "root": state.config.model or state.served_model_name,
         "parent": None,
         "max_model_len": None if state.ready is None else state.ready.max_model_len,
-        "permission": [],
+        "permission": [_permission(state, name)],
+    }
+
+
+def _permission(state: ServerState, name: str) -> dict[str, Any]:
+    """Everybody who gets here may do everything but what is not offered; clients of older days look for it."""
+    return {
+        "id": "modelperm-" + hashlib.sha256(name.encode()).hexdigest()[:24],
+        "object": "model_permission",
+        "created": state.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
     }
 
 

@@ -1,0 +1,72 @@
+"""Limits of each API key: requests per minute, and requests at one time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmstack_server.http.errors import HTTPError, rate_limit_exceeded
+from llmstack_server.http_options import RateLimits
+from llmstack_server.state import ServerState
+
+
+class KeyLimiter:
+    """What one key has used; a bucket that fills evenly and holds a minute's worth."""
+
+    def __init__(self, limits: RateLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._num_allowed = float(limits.max_requests_per_minute or 0)
+        self._filled_s = clock()
+        self.num_running = 0
+
+    def check(self) -> None:
+        """Counts one request.
+
+        Raises:
+            HTTPError: 429; it may come again after the time in its headers.
+        """
+        self._check_concurrency()
+        self._check_rate()
+
+    def _check_concurrency(self) -> None:
+        limit = self._limits.max_concurrent_requests
+        if limit is not None and self.num_running >= limit:
+            raise HTTPError(rate_limit_exceeded(f"At most {limit} requests may run at one time with one API key.", 1.0))
+
+    def _check_rate(self) -> None:
+        limit = self._limits.max_requests_per_minute
+        if limit is None:
+            return
+        now_s = self._clock()
+        self._num_allowed = min(limit, self._num_allowed + (now_s - self._filled_s) * limit / 60.0)
+        self._filled_s = now_s
+        if self._num_allowed < 1.0:
+            wait_s = (1.0 - self._num_allowed) * 60.0 / limit
+            raise HTTPError(rate_limit_exceeded(f"At most {limit} requests per minute with one API key.", wait_s))
+        self._num_allowed -= 1.0
+
+
+class RateLimitMiddleware:
+    """Holds every key to its limits; only POST counts, so that health and metrics never do."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
+        limits = state.config.http.rate_limits
+        self._app = app
+        # One more for those who need no key.
+        self._limiters = [KeyLimiter(limits, clock) for _ in range(len(state.config.http.api_keys) + 1)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, or refuses it."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        limiter = self._limiters[scope["state"].get("api_key_index", -1)]
+        limiter.check()
+        limiter.num_running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            limiter.num_running -= 1
