@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from llmstack_server.config import ServeConfig
 from llmstack_server.errors import ServeError
-from llmstack_server.launcher import StageTimer, bind_socket, resolve_engine_args, start_engine, url_of
+from llmstack_server.launcher import StageTimer, resolve_engine_args, start_engine
 from llmstack_server.lifecycle import LifecycleState
+from llmstack_server.listening import address_of, listening
 from llmstack_server.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -61,11 +62,12 @@ def run_serve(config: ServeConfig) -> int:
     for line in config.warnings:
         logger.warning("%s", line)
     timer, signals = StageTimer(), EarlySignals()
-    with signals.installed():
+    with signals.installed(), contextlib.ExitStack() as stack:
         with timer.stage("bind socket"):
-            listener = bind_socket(config.http.host, config.http.port)
-        with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            logger.info("listening on %s, loading %s", url_of(listener), config.model or "the embedded demo model")
+            listener = stack.enter_context(listening(config.http))
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            address = address_of(config.http, listener)
+            logger.info("listening on %s, loading %s", address, config.model or "the embedded demo model")
             return runner.run(_serve_and_shut_down(config, timer, listener, signals))
 
 
@@ -177,7 +179,7 @@ def _note_ready(state: ServerState, timer: StageTimer, listener: socket.socket) 
     device = "" if ready is None else f", {ready.dtype} on {ready.device}, up to {ready.max_model_len} tokens"
     logger.info(
         "llmstack is ready on %s after %.1f s (model %s%s)\n%s",
-        url_of(listener), timer.total_s, state.served_model_name, device, table,
+        address_of(state.config.http, listener), timer.total_s, state.served_model_name, device, table,
     )  # fmt: skip
     gc.collect()
     gc.freeze()  # what the start has made stays; no later collection walks it again
