@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
@@ -28,6 +29,9 @@ from llmstack_llm.prompt_list import prompt_list
 from llmstack_llm.stats import StatLogger
 from llmstack_llm.tokenizer import Tokenizer
 from llmstack_types import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.protocols import EventHook
 
 Message = Mapping[str, Any]
 _Admitted = TypeVar("_Admitted")
@@ -52,6 +56,7 @@ class LLM(OfflinePooling):
     The engine core runs in this process, where a debugger can reach it, unless `multiprocess` is set.
 
     `model`: A folder, or a repository id.
+    `event_hooks`: Hear the states of requests and every step, as they happen (`llmstack_engine_core.EventHook`).
     `engine_kwargs`: Any other option of `EngineArgs`.
 
     Raises:
@@ -69,6 +74,7 @@ class LLM(OfflinePooling):
         gpu_memory_utilization: float = 0.9,
         multiprocess: bool = False,
         stat_loggers: Sequence[StatLogger] = (),
+        event_hooks: Sequence[EventHook] = (),
         **engine_kwargs: Any,
     ) -> None:
         engine_kwargs = {
@@ -77,6 +83,7 @@ class LLM(OfflinePooling):
         unknown = sorted(set(engine_kwargs) - set(EngineArgs.field_names()))
         if unknown:
             raise EngineArgsError(f"unknown or not yet supported options: {', '.join(unknown)}")
+        engine_kwargs.setdefault("trace", os.environ.get("LLMSTACK_TRACE", "") not in ("", "0"))
         args = EngineArgs(
             model=model,
             tokenizer=tokenizer,
@@ -86,7 +93,9 @@ class LLM(OfflinePooling):
             gpu_memory_utilization=gpu_memory_utilization,
             **engine_kwargs,
         )
-        self.llm_engine = LLMEngine.from_engine_args(args, multiprocess=multiprocess, stat_loggers=stat_loggers)
+        self.llm_engine = LLMEngine.from_engine_args(
+            args, multiprocess=multiprocess, stat_loggers=stat_loggers, event_hooks=event_hooks
+        )
         self._numbers = itertools.count()
 
     def generate(
@@ -177,6 +186,24 @@ class LLM(OfflinePooling):
         """The model's own defaults (`generation_config.json`) over vLLM's."""
         params = self.llm_engine.model_config.default_sampling_params()
         return params if params.max_tokens is not None else dataclasses.replace(params, max_tokens=DEFAULT_MAX_TOKENS)
+
+    def sleep(self, level: int = 1) -> bool:
+        """Gives memory back until `wake_up`: of the KV cache, and with level 2 of the weights too.
+
+        Returns False, and does nothing, while requests are running. Cached prefixes are forgotten.
+        """
+        if level not in (1, 2):
+            raise EngineArgsError(f"level {level}: expected 1 or 2")
+        return self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Allocates and loads again what `sleep` gave back.
+
+        `tags`: What to bring back; only all of it at once is offered: None, or both `weights` and `kv_cache`.
+        """
+        if tags is not None and set(tags) != {"weights", "kv_cache"}:
+            raise EngineArgsError("tags: weights and kv_cache are brought back together; leave tags away")
+        self.llm_engine.wake_up()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""

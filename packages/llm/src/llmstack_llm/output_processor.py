@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from llmstack_llm.detokenizer import Detokenizer, make_detokenizer
 from llmstack_llm.output_collector import RequestOutputCollector
 from llmstack_llm.pooling_states import PoolingCollector, PoolingStates
-from llmstack_llm.request_state import CompletionState, RequestState, logprobs_dict
+from llmstack_llm.request_state import CompletionState, RequestState, StepTimes, logprobs_dict
 from llmstack_llm.stats import FinishedRequestStats, IterationStats
 from llmstack_llm.stop_strings import StopStringMatcher, StopStringStream
 from llmstack_llm.tokenizer import Tokenizer
@@ -18,8 +18,10 @@ from llmstack_types import (
     EngineCoreRequest,
     FinishReason,
     InvalidRequestError,
+    RequestEvent,
     RequestFailedError,
     SamplingParams,
+    StepPhases,
     TokenLogprobs,
 )
 
@@ -52,6 +54,8 @@ class OutputProcessor:
         self.pooling = PoolingStates()
         self.request_id_to_state: dict[str, RequestState] = {}
         self.request_id_to_completion: dict[str, CompletionState] = {}
+        self._step_times = StepTimes()
+        self._num_aborted = 0
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -77,7 +81,7 @@ class OutputProcessor:
         """
         self._check_ids(request_id, *(request.request_id for request in requests))
         collector = RequestOutputCollector(sampling_params.output_kind)
-        parent = RequestState(request_id, prompt, requests, sampling_params, collector)
+        parent = RequestState(request_id, prompt, requests, sampling_params, collector, self._step_times)
         matcher = StopStringMatcher(sampling_params.stop_strings) if sampling_params.stop_strings else None
         self.request_id_to_state[request_id] = parent
         for index, request in enumerate(requests):
@@ -89,9 +93,18 @@ class OutputProcessor:
         self._check_ids(request.request_id)
         return self.pooling.add(prompt, request)
 
-    def process_outputs(self, outputs: Iterable[EngineCoreOutput], timestamp_s: float) -> ProcessedOutputs:
+    def process_outputs(
+        self,
+        outputs: Iterable[EngineCoreOutput],
+        timestamp_s: float,
+        events: Iterable[RequestEvent] = (),
+        phases: StepPhases | None = None,
+    ) -> ProcessedOutputs:
         """Takes over one step's outputs. What goes wrong with one request ends that request alone."""
-        processed = ProcessedOutputs(iteration_stats=IterationStats(timestamp_s=timestamp_s))
+        stats = IterationStats(timestamp_s=timestamp_s, phases=phases, num_aborted=self._num_aborted)
+        self._num_aborted = 0
+        self._take_events(events, phases)
+        processed = ProcessedOutputs(iteration_stats=stats)
         touched: dict[str, None] = {}
         for output in outputs:
             completion = self.request_id_to_completion.get(output.request_id)
@@ -127,6 +140,7 @@ class OutputProcessor:
                 continue
             for completion in self._unfinished(parent):
                 aborted.append(completion.request_id)
+                self._num_aborted += 1
                 completion.finish(FinishReason.ABORT.value, None)
                 self._drop(completion)
                 output = None if is_silent else completion.output()
@@ -134,11 +148,32 @@ class OutputProcessor:
                     parent.deliver(output)
         return aborted
 
+    def find_stalled(self, since_s: float, *, counts_waiting: bool) -> list[str]:
+        """Requests that nothing has happened to since then, in monotonic seconds.
+
+        `counts_waiting`: Those too that have had no place in a step yet.
+        """
+        return [
+            request_id
+            for request_id, state in self.request_id_to_state.items()
+            if state.last_progress_s < since_s and (counts_waiting or state.scheduled_time_s is not None)
+        ]
+
     def fail_all(self, error: Exception) -> None:
         """Ends every stream with an error, as when the engine core is gone."""
         for parent in list(self.request_id_to_state.values()):
             self._fail(parent, error, ProcessedOutputs())
         self.pooling.fail_all(error)
+
+    def _take_events(self, events: Iterable[RequestEvent], phases: StepPhases | None) -> None:
+        for request_id, status, time_s in events:
+            completion = self.request_id_to_completion.get(request_id)
+            if completion is not None:
+                completion.note_status(status, time_s)
+            else:
+                self.pooling.note_status(request_id, status, time_s)
+        if phases is not None:
+            self._step_times.add(phases)
 
     def _check_ids(self, *ids: str) -> None:
         in_use = (self.request_id_to_state, self.request_id_to_completion, self.pooling)
@@ -169,6 +204,8 @@ class OutputProcessor:
         """True if the request's stream has something new."""
         parent = completion.parent
         if output.finish_reason is FinishReason.ERROR:
+            # The engine core ends a request that runs only where the model brought no numbers.
+            processed.iteration_stats.num_corrupted += completion.scheduled_time_s is not None
             self._fail(parent, RequestFailedError(output.error or "the request failed"), processed)
             return True
         self._take_prompt_facts(parent, output, processed.iteration_stats)
@@ -184,7 +221,7 @@ class OutputProcessor:
             completion.finish(reason.value, output.stop_reason)
         if completion.finish_reason is not None:
             self._drop(completion)
-            processed.iteration_stats.finished_requests.append(_finished_stats(completion, timestamp_s))
+            _count_finished(completion, timestamp_s, processed.iteration_stats)
         elif parent.output_kind == "final_only":
             return False
         news = completion.output()
@@ -216,6 +253,7 @@ class OutputProcessor:
     def _fail(self, parent: RequestState, error: Exception, processed: ProcessedOutputs) -> None:
         for completion in self._unfinished(parent):
             processed.request_ids_to_abort.append(completion.request_id)
+            processed.iteration_stats.num_failed += 1
             self._drop(completion)
         parent.collector.put_error(error)
 
@@ -246,6 +284,14 @@ def _count_tokens(completion: CompletionState, num_tokens: int, timestamp_s: flo
     completion.last_token_time_s = parent.last_token_time_s = timestamp_s
 
 
+def _count_finished(completion: CompletionState, timestamp_s: float, stats: IterationStats) -> None:
+    parent = completion.parent
+    stats.finished_requests.append(_finished_stats(completion, timestamp_s))
+    parent.max_num_generation_tokens = max(parent.max_num_generation_tokens, len(completion.token_ids))
+    if not parent.num_unfinished:
+        stats.whole_requests.append((parent.sampling_params.n, parent.max_num_generation_tokens))
+
+
 def _finished_stats(completion: CompletionState, timestamp_s: float) -> FinishedRequestStats:
     parent, num_tokens = completion.parent, len(completion.token_ids)
     first_s = completion.first_token_time_s
@@ -256,9 +302,17 @@ def _finished_stats(completion: CompletionState, timestamp_s: float) -> Finished
         num_generation_tokens=num_tokens,
         num_cached_tokens=parent.num_cached_tokens or 0,
         max_tokens=parent.sampling_params.max_tokens,
-        n=parent.sampling_params.n,
         time_to_first_token_s=None if first_s is None else first_s - parent.arrival_time_s,
         mean_time_per_output_token_s=None
         if first_s is None or num_tokens < 2
         else (timestamp_s - first_s) / (num_tokens - 1),
+        queue_time_s=_between(parent.arrival_time_s, completion.scheduled_time_s),
+        prefill_time_s=_between(completion.scheduled_time_s, first_s),
+        decode_time_s=_between(first_s, completion.last_token_time_s),
+        inference_time_s=_between(completion.scheduled_time_s, completion.last_token_time_s),
+        num_preemptions=completion.num_preemptions,
     )
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else max(end_s - start_s, 0.0)

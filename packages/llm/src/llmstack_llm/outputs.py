@@ -28,12 +28,22 @@ class RequestMetrics(NamedTuple):
         first_token_time_s: The step that made its first token had ended; None before.
         last_token_time_s: The same for the newest token.
         num_generation_tokens: Tokens of all completions so far.
+        queued_time_s: The engine core had taken it over; None before, and where statistics are off.
+        scheduled_time_s: It got its blocks and its place in a step, for the first time; None as above.
+        num_preemptions: How often its completions had to give up their blocks.
+        scheduler_time_s: Time since then that the engine core spent choosing what to compute and taking results over.
+        model_time_s: The same for the model's part, whoever else was in its steps.
     """
 
     arrival_time_s: float
     first_token_time_s: float | None = None
     last_token_time_s: float | None = None
     num_generation_tokens: int = 0
+    queued_time_s: float | None = None
+    scheduled_time_s: float | None = None
+    num_preemptions: int = 0
+    scheduler_time_s: float = 0.0
+    model_time_s: float = 0.0
 
 
 @dataclass(slots=True)

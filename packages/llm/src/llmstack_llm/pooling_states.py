@@ -8,16 +8,24 @@ from dataclasses import dataclass
 from llmstack_llm.output_collector import OutputCollector
 from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.stats import FinishedRequestStats, IterationStats
-from llmstack_types import EngineCoreOutput, EngineCoreRequest, FinishReason, PoolingTask, RequestFailedError
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    PoolingTask,
+    RequestFailedError,
+    RequestStatus,
+)
 
 PoolingCollector = OutputCollector[PoolingRequestOutput]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _State:
     request: EngineCoreRequest
     prompt: str | None
     collector: PoolingCollector
+    scheduled_time_s: float | None = None
 
     @property
     def _num_vectors(self) -> int | None:
@@ -60,14 +68,22 @@ class PoolingStates:
         if state is None:
             return False
         if output.finish_reason is FinishReason.ERROR:
+            stats.num_failed += 1
+            stats.num_corrupted += state.scheduled_time_s is not None
             state.collector.put_error(RequestFailedError(output.error or "the request failed"))
         elif output.pooled is None:
             state.collector.put_error(RequestFailedError("the engine core brought no vector"))
         else:
             num_cached_tokens = max(output.num_cached_tokens, 0)
             state.collector.put(state.output(output.pooled, FinishReason.STOP, num_cached_tokens))
-            _count(state.request, num_cached_tokens, timestamp_s, stats)
+            _count(state, num_cached_tokens, timestamp_s, stats)
         return True
+
+    def note_status(self, request_id: str, status: RequestStatus, time_s: float) -> None:
+        """The engine core says that a request entered a state; an unknown one is ignored."""
+        state = self._request_id_to_state.get(request_id)
+        if state is not None and status is RequestStatus.RUNNING and state.scheduled_time_s is None:
+            state.scheduled_time_s = time_s
 
     def abort(self, request_id: str, *, is_silent: bool) -> bool:
         """Ends a request; its collector gets an output without a vector, unless nobody listens. False if unknown."""
@@ -83,7 +99,8 @@ class PoolingStates:
         self._request_id_to_state.clear()
 
 
-def _count(request: EngineCoreRequest, num_cached_tokens: int, timestamp_s: float, stats: IterationStats) -> None:
+def _count(state: _State, num_cached_tokens: int, timestamp_s: float, stats: IterationStats) -> None:
+    request, scheduled_s = state.request, state.scheduled_time_s
     num_prompt_tokens = len(request.prompt_token_ids)
     stats.num_prompt_tokens += num_prompt_tokens
     stats.num_cached_tokens += num_cached_tokens
@@ -94,5 +111,8 @@ def _count(request: EngineCoreRequest, num_cached_tokens: int, timestamp_s: floa
             num_prompt_tokens=num_prompt_tokens,
             num_generation_tokens=0,
             num_cached_tokens=num_cached_tokens,
+            queue_time_s=None if scheduled_s is None else scheduled_s - request.arrival_time_s,
+            prefill_time_s=None if scheduled_s is None else timestamp_s - scheduled_s,
+            inference_time_s=None if scheduled_s is None else timestamp_s - scheduled_s,
         )
     )

@@ -10,7 +10,14 @@ from llmstack_llm.output_collector import RequestOutputCollector
 from llmstack_llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmstack_llm.stop_strings import StopStringStream
 from llmstack_llm.tokenizer import Tokenizer
-from llmstack_types import EngineCoreRequest, RequestOutputKind, SamplingParams, TokenLogprobs
+from llmstack_types import (
+    EngineCoreRequest,
+    RequestOutputKind,
+    RequestStatus,
+    SamplingParams,
+    StepPhases,
+    TokenLogprobs,
+)
 
 LOWEST_LOGPROB = -9999.0
 """JSON has no negative infinity; vLLM cuts here too."""
@@ -31,12 +38,30 @@ def _logprob(token_id: int, logprob: float, rank: int, tokenizer: Tokenizer | No
     return Logprob(max(logprob, LOWEST_LOGPROB), rank, text)
 
 
+class StepTimes:
+    """What all steps so far have taken, in seconds.
+
+    Attributes:
+        scheduler_s: Choosing batches and taking over their results.
+        model_s: Computing them.
+    """
+
+    def __init__(self) -> None:
+        self.scheduler_s = 0.0
+        self.model_s = 0.0
+
+    def add(self, phases: StepPhases) -> None:
+        """Takes in one step."""
+        self.scheduler_s += phases.schedule_s + phases.update_s
+        self.model_s += phases.execute_s
+
+
 class RequestState:
     """One request as the user sees it: its prompt, its stream, and how many of its completions go on.
 
     Attributes:
         completion_ids: Engine request ids of its completions, by index.
-        has_first_output: Something of it has been computed.
+        max_num_generation_tokens: Tokens of the longest of its completions that have ended.
     """
 
     def __init__(
@@ -46,6 +71,7 @@ class RequestState:
         requests: Sequence[EngineCoreRequest],
         sampling_params: SamplingParams,
         collector: RequestOutputCollector,
+        step_times: StepTimes | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -61,6 +87,12 @@ class RequestState:
         self.first_token_time_s: float | None = None
         self.last_token_time_s: float | None = None
         self.num_generation_tokens = 0
+        self.max_num_generation_tokens = 0
+        self.queued_time_s: float | None = None
+        self.scheduled_time_s: float | None = None
+        self.num_preemptions = 0
+        self._step_times = step_times or StepTimes()
+        self._scheduler_base_s = self._model_base_s = 0.0
         self.finished_completions: dict[int, CompletionOutput] = {}
 
     @property
@@ -83,6 +115,31 @@ class RequestState:
             self._put([completion])
         return True
 
+    @property
+    def last_progress_s(self) -> float:
+        """When something last happened to it."""
+        return max(self.arrival_time_s, self.scheduled_time_s or 0.0, self.last_token_time_s or 0.0)
+
+    def note_scheduled(self, time_s: float) -> None:
+        """The first of its completions got a place in a step."""
+        if self.scheduled_time_s is None:
+            self.scheduled_time_s = time_s
+            self._scheduler_base_s = self._step_times.scheduler_s
+            self._model_base_s = self._step_times.model_s
+
+    def _metrics(self) -> RequestMetrics:
+        return RequestMetrics(
+            self.arrival_time_s,
+            self.first_token_time_s,
+            self.last_token_time_s,
+            self.num_generation_tokens,
+            self.queued_time_s,
+            self.scheduled_time_s,
+            self.num_preemptions,
+            self._step_times.scheduler_s - self._scheduler_base_s,
+            self._step_times.model_s - self._model_base_s,
+        )
+
     def _put(self, completions: list[CompletionOutput], num_dropped_tokens: int = 0) -> None:
         is_delta = self.output_kind is RequestOutputKind.DELTA
         prompt_logprobs = self.prompt_logprobs if not is_delta or self.has_new_prompt_logprobs else None
@@ -95,9 +152,7 @@ class RequestState:
                 prompt_logprobs=prompt_logprobs,
                 outputs=completions,
                 finished=self.num_unfinished == 0,
-                metrics=RequestMetrics(
-                    self.arrival_time_s, self.first_token_time_s, self.last_token_time_s, self.num_generation_tokens
-                ),
+                metrics=self._metrics(),
                 num_cached_tokens=self.num_cached_tokens,
                 num_dropped_tokens=num_dropped_tokens,
             )
@@ -144,6 +199,8 @@ class CompletionState:
         self.stop_reason: int | str | None = None
         self.first_token_time_s: float | None = None
         self.last_token_time_s: float | None = None
+        self.scheduled_time_s: float | None = None
+        self.num_preemptions = 0
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._stop = stop
@@ -155,6 +212,19 @@ class CompletionState:
     def is_prompt_only(self) -> bool:
         """Nothing was to be generated; the step computed the prompt, and its token is dropped."""
         return self.parent.sampling_params.max_tokens == 0
+
+    def note_status(self, status: RequestStatus, time_s: float) -> None:
+        """The engine core says that it entered a state."""
+        parent = self.parent
+        if status is RequestStatus.RUNNING:
+            if self.scheduled_time_s is None:
+                self.scheduled_time_s = time_s
+                parent.note_scheduled(time_s)
+        elif status in (RequestStatus.PREEMPTED, RequestStatus.SWAPPED):
+            self.num_preemptions += 1
+            parent.num_preemptions += 1
+        elif status is RequestStatus.WAITING and parent.queued_time_s is None:
+            parent.queued_time_s = time_s
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None, *, is_text: bool = True) -> bool:
         """Takes over one token; True if a stop string is complete with it, and the completion ends here."""
