@@ -1,0 +1,77 @@
+"""`GET /steps`: the last steps of the engine core and the states that requests entered, for pages that watch it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from llmstack_llm import request_errors
+from llmstack_server.state import ServerState
+from llmstack_types import RequestEvent, ScheduledRequest, StepRecord, StepRecording
+
+MAX_DIGITS = 18
+
+
+def add_steps_routes(router: APIRouter, state: ServerState) -> None:
+    """Read only, and behind the key as everything else."""
+
+    @router.get("/steps")
+    async def steps(request: Request) -> Response:
+        """Steps later than number `after`, oldest first, and the last events; bounded, whoever asks when."""
+        after_step = _after(request.query_params.get("after", "0"))
+        return JSONResponse(recording_object(await state.engine.recent_steps(after_step), time.time()))
+
+
+def _after(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS:
+        raise request_errors.invalid_value("after", "it is not the number of a step")
+    return int(text)
+
+
+def recording_object(recording: StepRecording, now: float) -> dict[str, Any]:
+    """A recording as JSON; `now` is the time of day at `recording.now_s`, in seconds since 1970."""
+
+    def at(time_s: float) -> float:
+        return round(now - (recording.now_s - time_s), 6)
+
+    return {
+        "now": round(now, 6),
+        "steps": [_step(record, at) for record in recording.steps],
+        "events": [_event(event, at) for event in recording.events],
+    }
+
+
+def _step(record: StepRecord, at: Callable[[float], float]) -> dict[str, Any]:
+    stats, phases = record.stats, record.phases
+    return {
+        "step": stats.step,
+        "time": at(record.start_s),
+        "schedule_ms": round(1000 * phases.schedule_s, 3),
+        "execute_ms": round(1000 * phases.execute_s, 3),
+        "update_ms": round(1000 * phases.update_s, 3),
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "num_swapped": stats.num_swapped,
+        "num_blocks": stats.num_blocks,
+        "num_free_blocks": stats.num_free_blocks,
+        "num_preemptions": stats.num_preemptions,
+        "requests": [_row(row) for row in record.rows],
+    }
+
+
+def _row(row: ScheduledRequest) -> dict[str, Any]:
+    return {
+        "id": row.request_id,
+        "num_computed_tokens": row.num_computed_tokens,
+        "num_scheduled_tokens": row.num_scheduled_tokens,
+        "num_draft_tokens": len(row.draft_token_ids),
+        "new_block_ids": list(row.new_block_ids),
+    }
+
+
+def _event(event: RequestEvent, at: Callable[[float], float]) -> dict[str, Any]:
+    return {"time": at(event.time_s), "id": event.request_id, "status": event.status.name}
