@@ -72,7 +72,8 @@ def combine(numbers: Sequence[Sequence[float]]) -> float:
     if len(numbers) == 1:
         return numbers[0][0]
     first, second = numbers
-    return sum(map(mul, first, second))
+    product: float = sum(map(mul, first, second))
+    return product
 
 
 def _plan_pairs(
