@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 
+from llmstack_server.anthropic.errors import AnthropicErrorMiddleware
 from llmstack_server.http.custom_middleware import add_custom_middleware
 from llmstack_server.http.errors import HTTPError, method_not_supported, unknown_url
 from llmstack_server.http.middleware import (
@@ -49,6 +50,7 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
     if http.rate_limits != RateLimits():
         app.add_middleware(RateLimitMiddleware, state=state)
     app.add_middleware(AuthenticationMiddleware, state=state)
+    app.add_middleware(AnthropicErrorMiddleware)
     if http.middleware:
         app.add_middleware(ErrorMiddleware)
         add_custom_middleware(app, http.middleware)

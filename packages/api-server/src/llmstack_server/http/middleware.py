@@ -30,7 +30,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 UNGATED_PATHS = OPEN_PATHS | {
     "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
 }  # fmt: skip
-UNGATED_FOLDERS = ("/v1/models/", "/docs/")
+UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/docs/")
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -148,12 +148,15 @@ class AuthenticationMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or refuses it."""
         if scope["type"] == "http" and self._keys and route_path(scope) not in OPEN_PATHS:
-            scope["state"]["api_key_index"] = self._key_index(Headers(scope=scope).get("authorization"))
+            scope["state"]["api_key_index"] = self._key_index(Headers(scope=scope))
         await self._app(scope, receive, send)
 
-    def _key_index(self, authorization: str | None) -> int:
-        scheme, _, key = (authorization or "").partition(" ")
+    def _key_index(self, headers: Headers) -> int:
+        """OpenAI's clients send a bearer, Anthropic's either that or a header of their own."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
+            key = headers.get("x-api-key", "")
+        if not key.strip():
             raise HTTPError(missing_api_key())
         index = matching_index(self._keys, key.strip().encode("latin-1", "replace"))
         if index is None:

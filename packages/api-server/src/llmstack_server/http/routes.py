@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
+from llmstack_server.anthropic.routes import add_anthropic_routes
 from llmstack_server.http.body import BodyLimits, read_json_object
 from llmstack_server.http.docs_page import add_docs_routes
 from llmstack_server.http.errors import HTTPError, engine_unavailable
@@ -79,6 +80,7 @@ def build_router(state: ServerState) -> APIRouter:
     _add_server_routes(router, state)
     _add_generation_routes(router, state)
     add_responses_routes(router, state)
+    add_anthropic_routes(router, state)
     if state.config.http.has_docs:
         add_docs_routes(router)
     if state.config.http.enable_control_routes:
