@@ -1,0 +1,102 @@
+"""The unmodified `openai` client and the Responses API, against the demo model in processes of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+PROMPT = "Tell me a story about a fox."
+
+
+@pytest.fixture
+def client(demo_server: Any) -> openai.OpenAI:
+    return demo_server.client
+
+
+@pytest.fixture
+def fields(client: openai.OpenAI) -> dict[str, Any]:
+    return {"model": client.models.list().data[0].id, "input": PROMPT, "max_output_tokens": 24, "temperature": 0}
+
+
+def poll(client: openai.OpenAI, response: Any) -> Iterator[Any]:
+    deadline = time.monotonic() + 60
+    while response.status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        response = client.responses.retrieve(response.id)
+        yield response
+
+
+def test_whole_streamed_and_background_responses_say_the_same(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    whole = client.responses.create(**fields)
+    assert whole.status in ("completed", "incomplete")
+    assert whole.output_text
+    with client.responses.stream(**fields) as stream:
+        events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    streamed = events[-1].response
+    assert (streamed.output_text, streamed.status) == (whole.output_text, whole.status)
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    *_, polled = poll(client, client.responses.create(**fields, background=True))
+    assert (polled.output_text, polled.status) == (whole.output_text, whole.status)
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+
+
+def test_it_says_what_a_chat_completion_says(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    response = client.responses.create(**fields, instructions="You tell stories.")
+    chat = client.chat.completions.create(
+        model=fields["model"],
+        messages=[{"role": "system", "content": "You tell stories."}, {"role": "user", "content": PROMPT}],
+        max_tokens=24,
+        temperature=0,
+    )
+    assert response.output_text == chat.choices[0].message.content
+    assert chat.usage is not None
+    assert response.usage is not None
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+
+
+def test_a_conversation_goes_on_with_what_was_said(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    first = client.responses.create(**fields)
+    second = client.responses.create(**fields | {"input": "And then?"}, previous_response_id=first.id)
+    by_hand = client.responses.create(
+        **fields
+        | {
+            "input": [
+                {"role": "user", "content": PROMPT},
+                {"role": "assistant", "content": first.output_text},
+                {"role": "user", "content": "And then?"},
+            ]
+        }
+    )
+    assert second.output_text == by_hand.output_text
+    items = list(client.responses.input_items.list(second.id, order="asc", limit=1))
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+
+
+def test_a_cancelled_response_of_the_background_leaves_the_engine(
+    client: openai.OpenAI, fields: dict[str, Any], demo_server: Any
+) -> None:
+    longest = fields | {"max_output_tokens": 400, "extra_body": {"ignore_eos": True}}
+    response = client.responses.create(**longest, background=True)
+    assert client.responses.cancel(response.id).status == "cancelled"
+    demo_server.wait_for(
+        lambda: demo_server.metric("llmstack:num_requests_running") == 0, "idle engine after the cancellation"
+    )
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_a_stream_of_the_background_can_be_taken_up_again(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    stream = client.responses.create(**fields, background=True, stream=True)
+    seen = [next(stream) for _ in range(6)]
+    stream.close()
+    rest = list(client.responses.retrieve(seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number))
+    assert [event.sequence_number for event in seen + rest] == list(range(len(seen) + len(rest)))
+    assert rest[-1].response.output_text == client.responses.create(**fields).output_text
