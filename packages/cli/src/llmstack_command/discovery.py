@@ -25,6 +25,7 @@ BUILT_IN = {
 FALLBACKS = {
     "bench": "llmstack_bench.commands:BenchCommand",
     "replay": "llmstack_engine_core.commands.replay:ReplayCommand",
+    "run-batch": "llmstack_server.batch.command:RunBatchCommand",
     "serve": "llmstack_server.commands:ServeCommand",
     "simulate": "llmstack_engine_core.commands.simulate:SimulateCommand",
 }

@@ -1,0 +1,15 @@
+"""What ends a batch before its last line, as one readable line."""
+
+from __future__ import annotations
+
+
+class BatchError(Exception):
+    """The batch cannot be run, or cannot go on; answers already written stay.
+
+    Attributes:
+        exit_code: 2 for a wrong command line, 1 for everything else.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
