@@ -17,11 +17,13 @@ from llmstack_server.http_options import (
     CORSConfig,
     RateLimits,
     RequestLogConfig,
+    ResponseStoreConfig,
     TLSConfig,
     answer_config,
     cors_config,
     rate_limits,
     request_log_config,
+    response_store_config,
     root_path,
     tls_config,
 )
@@ -87,6 +89,7 @@ class HTTPConfig:
     request_log: RequestLogConfig = field(default_factory=RequestLogConfig)
     rate_limits: RateLimits = field(default_factory=RateLimits)
     answers: AnswerConfig = field(default_factory=AnswerConfig)
+    response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
     log_config_file: str | None = None
 
 
@@ -176,6 +179,7 @@ def _http_config(namespace: argparse.Namespace, environment: Environment) -> HTT
         request_log=request_log_config(namespace),
         rate_limits=rate_limits(namespace),
         answers=answer_config(namespace),
+        response_store=response_store_config(namespace),
         log_config_file=namespace.log_config_file,
     )
 

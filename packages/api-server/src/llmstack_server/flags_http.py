@@ -125,6 +125,20 @@ def _add_limit_arguments(add: Add) -> None:
         help="of one API key, or of all clients where there are no keys; 429 beyond",
     )
     add("--max-concurrent-requests-per-key", type=at_least(1, count), metavar="N", help="the same, at one time")
+    add(
+        "--max-stored-responses",
+        type=at_least(0, count),
+        default=1000,
+        metavar="N",
+        help="responses of /v1/responses kept in memory, 0 for none (default: 1000)",
+    )
+    add(
+        "--max-stored-response-bytes",
+        type=at_least(1, count),
+        default=64 << 20,
+        metavar="BYTES",
+        help="size of all of them together (default: 64M)",
+    )
 
 
 def _add_answer_arguments(add: Add) -> None:

@@ -70,6 +70,14 @@ class AnswerConfig:
     shows_tokens_as_ids: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseStoreConfig:
+    """How much of what `/v1/responses` has answered is kept; no responses are kept where `max_responses` is 0."""
+
+    max_responses: int = 1000
+    max_bytes: int = 64 << 20
+
+
 def tls_config(namespace: argparse.Namespace) -> TLSConfig | None:
     """The settings of encryption; None without `--ssl-certfile`.
 
@@ -119,6 +127,11 @@ def request_log_config(namespace: argparse.Namespace) -> RequestLogConfig:
 def rate_limits(namespace: argparse.Namespace) -> RateLimits:
     """What one key may ask for."""
     return RateLimits(namespace.rate_limit_requests_per_minute, namespace.max_concurrent_requests_per_key)
+
+
+def response_store_config(namespace: argparse.Namespace) -> ResponseStoreConfig:
+    """How much is kept."""
+    return ResponseStoreConfig(namespace.max_stored_responses, namespace.max_stored_response_bytes)
 
 
 def answer_config(namespace: argparse.Namespace) -> AnswerConfig:

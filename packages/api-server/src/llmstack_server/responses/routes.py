@@ -17,7 +17,8 @@ from llmstack_server.state import ServerState
 
 def add_responses_routes(router: APIRouter, state: ServerState) -> None:
     """`/v1/responses` and what belongs to it."""
-    service = ResponsesService(state, ResponseStore())
+    limits = state.config.http.response_store
+    service = ResponsesService(state, ResponseStore(limits.max_responses, limits.max_bytes))
     errors = error_responses(400, 401, 404, 413, 415, 500, 503)
 
     @router.post("/v1/responses", responses=STREAM | errors, openapi_extra=request_body(ResponseRequest))

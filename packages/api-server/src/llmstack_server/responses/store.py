@@ -12,9 +12,6 @@ from llmstack_server.openai.events import encode_json
 from llmstack_server.responses.events import EventLog
 from llmstack_types import ServerOverloadedError
 
-DEFAULT_MAX_RESPONSES = 1000
-DEFAULT_MAX_BYTES = 64 << 20
-
 Item = dict[str, Any]
 
 
@@ -58,7 +55,7 @@ class StoredResponse:
 class ResponseStore:
     """Responses by id; the one that was longest unused goes first."""
 
-    def __init__(self, max_responses: int = DEFAULT_MAX_RESPONSES, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
         """`max_responses` 0 keeps nothing."""
         self._max_responses = max_responses
         self._max_bytes = max_bytes
