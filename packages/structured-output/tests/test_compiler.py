@@ -131,9 +131,6 @@ BOMBS: dict[str, dict[str, Any]] = {
     "words in words": {"regex": r"(\w{0,900}\W{0,900}){900}"},
     "counted arrays": {"json": {"type": "array", "minItems": 90_000, "items": {"type": "array", "minItems": 90_000}}},
     "counted strings": {"json": {"type": "string", "minLength": 90_000, "maxLength": 99_999}},
-    "many patterns": {
-        "json": {"allOf": [{"type": "string", "pattern": f"(a|b){{{n},}}[^c]*{n}.*"} for n in range(300, 400)]}
-    },
     "ambiguity": {"grammar": 'start: x x x x x\nx: x x | "a"?'},
     "substrings": {"grammar": 'start: S\nS: %regex { "substring_chars": "' + "ab" * 12_000 + '" }'},
 }
@@ -144,13 +141,15 @@ def test_a_bomb_is_refused_or_compiled_within_its_fuel(compiler: GrammarCompiler
     try:
         matcher = compiler.compile(StructuredOutputsParams(**BOMBS[name])).new_matcher()
     except InvalidRequestError as error:
-        assert error.code in ("schema_too_complex", "grammar_too_complex"), error.message
+        code = error.code
     else:
+        code = None
         for _ in range(50):
             mask = matcher.mask()
             allowed = [token_id for token_id in range(256) if mask[token_id // 8] >> token_id % 8 & 1]
             if not allowed or not matcher.accept(allowed[:1]):
                 break
+    assert code in (None, "schema_too_complex", "grammar_too_complex")
 
 
 def test_equal_constraints_are_compiled_once_whatever_their_form(folder: Path) -> None:

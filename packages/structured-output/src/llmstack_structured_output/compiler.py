@@ -38,10 +38,11 @@ class Grammar:
 
     kind: str
     _matcher: LLMatcher
+    _eos_token_ids: frozenset[int]
 
     def new_matcher(self) -> Matcher:
         """A matcher at the beginning of a text; takes some ten microseconds."""
-        return Matcher(self._matcher.deep_copy())
+        return Matcher(self._matcher.deep_copy(), self._eos_token_ids)
 
 
 class GrammarCompiler:
@@ -62,6 +63,7 @@ class GrammarCompiler:
         """`vocab_size` is the width of the logits. `cache_size`: Compiled grammars kept, those used last."""
         self.vocab_size = vocab_size
         self._load_vocabulary = functools.partial(load_vocabulary, tokenizer_folder, vocab_size, tuple(eos_token_ids))
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._limits = limits or GrammarLimits()
         self._cache: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
         self._cache_size = cache_size
@@ -104,7 +106,7 @@ class GrammarCompiler:
             matcher.compute_bitmask()  # the first mask may be what takes too much work
         if matcher.is_error():
             raise _refusal(kind, param, matcher.get_error())
-        return Grammar(kind, matcher)
+        return Grammar(kind, matcher, self._eos_token_ids)
 
     def _living_vocabulary(self) -> LLTokenizer:
         with self._vocabulary_lock:

@@ -27,7 +27,7 @@ class _Request:
 class ConstrainedRequests:
     """Satisfies the engine core's Protocol `ConstraintBackend`.
 
-    `start` may run in several threads; everything else belongs to one.
+    `compile` may run in several threads; everything else belongs to one.
     """
 
     def __init__(self, tokenizer_folder: str, vocab_size: int, num_threads: int | None = None) -> None:
@@ -41,10 +41,18 @@ class ConstrainedRequests:
         self._eos_token_ids: tuple[int, ...] = ()
         self._requests: dict[str, _Request] = {}
 
+    def compile(self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...]) -> None:
+        """Compiles a constraint, so that `start` finds it in the cache.
+
+        Raises:
+            InvalidRequestError: It cannot be compiled.
+        """
+        self._compiler(eos_token_ids).compile(params)
+
     def start(
         self, request_id: str, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...], min_tokens: int = 0
     ) -> None:
-        """Compiles a constraint and begins to follow a request under it.
+        """Begins to follow a request under a constraint; compiles it where that has not been done.
 
         Args:
             request_id: Not in use.
@@ -56,6 +64,7 @@ class ConstrainedRequests:
             InvalidRequestError: The constraint cannot be compiled; nothing has begun.
         """
         grammar = self._compiler(eos_token_ids).compile(params)
+        self._eos_token_ids = eos_token_ids
         self._requests[request_id] = _Request(grammar.new_matcher(), min_tokens)
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
@@ -113,8 +122,8 @@ class ConstrainedRequests:
 
     def _compiler(self, eos_token_ids: tuple[int, ...]) -> GrammarCompiler:
         # One model has one set of ids, so there is one compiler.
-        self._eos_token_ids = eos_token_ids
-        return self._compilers.setdefault(eos_token_ids, GrammarCompiler(self._folder, self._vocab_size, eos_token_ids))
+        compiler = GrammarCompiler(self._folder, self._vocab_size, eos_token_ids)
+        return self._compilers.setdefault(eos_token_ids, compiler)
 
     def _pool(self) -> LLExecutor:
         if self._executor is None:

@@ -64,13 +64,14 @@ def read_json(param: str, text: str | Mapping[str, Any], limits: GrammarLimits) 
     try:
         if not isinstance(text, str):
             text = json.dumps(text, ensure_ascii=False, allow_nan=False)
-        if len(text.encode()) > limits.max_schema_bytes:
-            raise errors.schema_too_complex(param, f"it has more than {limits.max_schema_bytes} bytes")
-        value = json.loads(text, parse_constant=_refuse_constant)
+        num_bytes = len(text.encode())
+        value = json.loads(text, parse_constant=_refuse_constant) if num_bytes <= limits.max_schema_bytes else None
     except RecursionError:
         raise errors.schema_too_complex(param, f"it is nested deeper than {limits.max_depth} levels") from None
     except (TypeError, ValueError) as error:  # no JSON, half a surrogate pair, an integer of thousands of digits
         raise errors.invalid_json_schema(param, "it is not valid JSON") from error
+    if num_bytes > limits.max_schema_bytes:
+        raise errors.schema_too_complex(param, f"it has more than {limits.max_schema_bytes} bytes")
     if any(depth > limits.max_depth for _, depth in _nodes(value)):
         raise errors.schema_too_complex(param, f"it is nested deeper than {limits.max_depth} levels")
     return value
