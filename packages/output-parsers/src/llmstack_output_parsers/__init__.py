@@ -1,6 +1,49 @@
 """Streaming parsers of model output: tool calls and reasoning out of text, in linear time; standard library only."""
 
+from llmstack_output_parsers.chain import ChainedParser
 from llmstack_output_parsers.deltas import ParsedDelta, ToolCallDelta
+from llmstack_output_parsers.forced import NamedCallParser, RequiredCallsParser
+from llmstack_output_parsers.hermes import HermesToolParser
+from llmstack_output_parsers.llama import Llama3JsonToolParser
+from llmstack_output_parsers.mistral import MistralToolParser
+from llmstack_output_parsers.parser import Parser, ToolParser, ToolSchemas
 from llmstack_output_parsers.protocols import OutputParser
+from llmstack_output_parsers.pythonic import PythonicToolParser
+from llmstack_output_parsers.qwen3_coder import Qwen3CoderToolParser
+from llmstack_output_parsers.reasoning import DeepSeekR1Parser, MistralReasoningParser, ThinkParser
+from llmstack_output_parsers.registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    ReasoningParserFactory,
+    ToolParserFactory,
+    UnknownParserError,
+    reasoning_parser,
+    tool_parser,
+)
 
-__all__ = ["OutputParser", "ParsedDelta", "ToolCallDelta"]
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "ChainedParser",
+    "DeepSeekR1Parser",
+    "HermesToolParser",
+    "Llama3JsonToolParser",
+    "MistralReasoningParser",
+    "MistralToolParser",
+    "NamedCallParser",
+    "OutputParser",
+    "ParsedDelta",
+    "Parser",
+    "PythonicToolParser",
+    "Qwen3CoderToolParser",
+    "ReasoningParserFactory",
+    "RequiredCallsParser",
+    "ThinkParser",
+    "ToolCallDelta",
+    "ToolParser",
+    "ToolParserFactory",
+    "ToolSchemas",
+    "UnknownParserError",
+    "reasoning_parser",
+    "tool_parser",
+]

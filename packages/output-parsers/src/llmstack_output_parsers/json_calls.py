@@ -1,0 +1,168 @@
+"""A call written as one JSON object, `{"name": ..., "arguments": {...}}`, its arguments passed on as they come."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from llmstack_output_parsers.json_scanner import JsonScanner
+from llmstack_output_parsers.parser import ToolParser
+from llmstack_output_parsers.reader import SPACES, Steps
+
+MAX_NAME_CHARS = 256
+_NAME = "name"
+_ARGUMENTS = ("arguments", "parameters")
+_OTHER_KEYS = ("id", "type")
+_SPACES = frozenset(SPACES)
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of a call while its object is read; `arguments` waits for a name that comes after it."""
+
+    is_certain: bool
+    name: str = ""
+    arguments: str = ""
+    has_begun: bool = False
+
+
+class JsonCallParser(ToolParser):
+    """What the parsers of JSON calls share.
+
+    A call begins once its name is known and its arguments have proved to be an object. Until then it is held, and goes
+    back to the content if it turns out to be none. What follows is passed on as the model writes it.
+    """
+
+    def read_call(self, before: str = "", *, is_certain: bool) -> Steps[bool]:
+        """Reads the object that comes next; False where it is no call, and then it is content, `before` before it.
+
+        `is_certain`: A marker has announced the call. Without one, only the name of a known function makes a call.
+        """
+        self.reader.hold()
+        yield from self.reader.take_spaces()
+        has_begun = yield from self._read_object(is_certain)
+        held = self.reader.release()
+        if not has_begun:
+            self.say(before + held)
+        return has_begun
+
+    def read_array(self, before: str = "") -> Steps[None]:
+        """Reads an array of calls, which comes next; what is none of them is content."""
+        before += self.reader.take(1)
+        num_read = 0
+        while (yield from self.read_call(before, is_certain=True)):
+            num_read += 1
+            if (yield from self.reader.take_spaces()) != ",":
+                break
+            before = self.reader.take(1)
+        if num_read:
+            yield from self.reader.take_if("]")
+
+    def _read_object(self, is_certain: bool) -> Steps[bool]:
+        """True if a call has begun, whether or not its object is well formed to the end."""
+        if not (yield from self.reader.take_if("{")):
+            return False
+        call = _Call(is_certain)
+        while key := (yield from self._read_key()):
+            if not (yield from self._read_member(call, key)):
+                return call.has_begun
+        if key is None or not call.name:
+            return call.has_begun
+        if not call.has_begun:
+            self._begin(call.name)
+            self.add_arguments(call.arguments or "{}")
+        return True
+
+    def _read_member(self, call: _Call, key: str) -> Steps[bool]:
+        """The value of `key`; False where there can be no call any more, or nothing more of it."""
+        if key == _NAME and not call.name:
+            call.name = yield from self._read_name(call.is_certain)
+            return bool(call.name)
+        if key in _ARGUMENTS and not call.has_begun and not call.arguments:
+            if call.name:
+                call.has_begun = yield from self.pass_arguments(call.name)
+                return call.has_begun
+            call.arguments = yield from self._read_arguments()
+            return bool(call.arguments)
+        is_harmless = call.has_begun or call.is_certain or key in _OTHER_KEYS
+        return is_harmless and (yield from self._skip_value())
+
+    def _read_key(self) -> Steps[str | None]:
+        """The next key, its colon taken; empty where the object ends, None where it is broken."""
+        character = yield from self.reader.take_spaces()
+        if character == ",":
+            self.reader.take(1)
+            character = yield from self.reader.take_spaces()
+        if character == "}":
+            self.reader.take(1)
+            return ""
+        key = yield from self._read_string(MAX_NAME_CHARS)
+        colon = yield from self.reader.take_spaces()
+        if not key or colon != ":":
+            return None
+        self.reader.take(1)
+        yield from self.reader.take_spaces()
+        return key
+
+    def _read_name(self, is_certain: bool) -> Steps[str]:
+        """The name of a function; empty where there is none."""
+        name = (yield from self._read_string(MAX_NAME_CHARS)) or ""
+        return name if is_certain or name in self.tools else ""
+
+    def _read_string(self, max_chars: int) -> Steps[str | None]:
+        """A string's value; None where there is no string, or a longer one."""
+        if (yield from self.reader.peek()) != '"':
+            return None
+        text = yield from self.reader.take_json(JsonScanner(), max_chars)
+        return None if text is None else _decoded(text)
+
+    def pass_arguments(self, name: str) -> Steps[bool]:
+        """Begins the call and passes on its arguments; False where they are no object."""
+        if (yield from self.reader.peek()) != "{":
+            arguments = yield from self._read_arguments()
+            if arguments:
+                self._begin(name)
+                self.add_arguments(arguments)
+            return bool(arguments)
+        head = self.reader.take(1)
+        head += yield from self.reader.take_while(_SPACES, self.reader.room)
+        if (yield from self.reader.peek()) not in ('"', "}"):
+            return False
+        self._begin(name)
+        self.add_arguments(head)
+        yield from self._pass_rest_of_object()
+        return True
+
+    def _pass_rest_of_object(self) -> Steps[None]:
+        scanner = JsonScanner(num_open_objects=1)
+        while True:
+            self.add_arguments(self.reader.take_json_piece(scanner))
+            if scanner.is_complete or scanner.is_broken or self.reader.is_ended:
+                return
+            yield
+
+    def _read_arguments(self) -> Steps[str]:
+        """The arguments in one piece: an object, one in a string, or null; empty where they are something else."""
+        text = yield from self.reader.take_json(JsonScanner(), self.reader.room)
+        if text is None:
+            return ""
+        if text == "null":
+            return "{}"
+        if text.startswith('"'):
+            text = (_decoded(text) or "").strip()
+        return text if text.startswith("{") else ""
+
+    def _skip_value(self) -> Steps[bool]:
+        return (yield from self.reader.take_json(JsonScanner(), self.reader.room)) is not None
+
+    def _begin(self, name: str) -> None:
+        self.reader.release()  # it is a call: nothing of it can go back to the content
+        self.begin_call(name)
+
+
+def _decoded(text: str) -> str | None:
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,177 @@
+"""The text of a message as a parser reads it: in pieces, front to back, each character a bounded number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TypeVar
+
+from llmstack_output_parsers.json_scanner import JsonScanner
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+"""A piece of parsing: yields where it needs more text, returns what it has found."""
+
+SPACES = " \t\r\n"
+MAX_HELD_CHARS = 65_536
+"""No text is held back beyond this, neither for a call that may be none nor for a value that has to be converted."""
+
+
+class Reader:
+    """The text that has come and was not taken yet.
+
+    What has not been decided may be held: the text taken since `hold` comes back from `release`.
+
+    Attributes:
+        num_visited: Characters looked at so far; those looked at again count again.
+    """
+
+    def __init__(self) -> None:
+        self.num_visited = 0
+        self._text = ""
+        self._position = 0
+        self._is_ended = False
+        self._held: list[str] | None = None
+        self._num_held = 0
+
+    def push(self, text: str) -> None:
+        """More text."""
+        self._text = self._text[self._position :] + text if self._position < len(self._text) else text
+        self._position = 0
+
+    def end(self) -> None:
+        """There will be no more."""
+        self._is_ended = True
+
+    @property
+    def is_ended(self) -> bool:
+        """True once no more text will come."""
+        return self._is_ended
+
+    def hold(self) -> None:
+        """From here on, what is taken is remembered."""
+        self._held, self._num_held = [], 0
+
+    def release(self) -> str:
+        """What was taken since `hold`; it is remembered no longer."""
+        held = "".join(self._held or ())
+        self._held, self._num_held = None, 0
+        return held
+
+    @property
+    def room(self) -> int:
+        """How many more characters may be held."""
+        return MAX_HELD_CHARS - self._num_held
+
+    @property
+    def num_held_chars(self) -> int:
+        """Characters that were not taken yet, or are held."""
+        return len(self._text) - self._position + self._num_held
+
+    def take(self, num_chars: int) -> str:
+        """The next characters, which must have come."""
+        taken = self._text[self._position : self._position + num_chars]
+        self._position += num_chars
+        if self._held is not None:
+            self._held.append(taken)
+            self._num_held += num_chars
+        return taken
+
+    def take_rest(self) -> str:
+        """All that has come."""
+        return self.take(len(self._text) - self._position)
+
+    def peek(self) -> Steps[str]:
+        """The next character; empty at the end."""
+        while self._position >= len(self._text):
+            if self._is_ended:
+                return ""
+            yield
+        self.num_visited += 1
+        return self._text[self._position]
+
+    def take_spaces(self) -> Steps[str]:
+        """Takes white space, as far as there is room to hold it; gives the character after it."""
+        while True:
+            character = yield from self.peek()
+            if not character or character not in SPACES or not self.room:
+                return character
+            self.take(1)
+
+    def take_if(self, literal: str) -> Steps[bool]:
+        """Takes `literal` if that is what comes next."""
+        while True:
+            num_come = min(len(self._text) - self._position, len(literal))
+            self.num_visited += num_come
+            if not self._text.startswith(literal[:num_come], self._position):
+                return False
+            if num_come == len(literal):
+                self.take(num_come)
+                return True
+            if self._is_ended:
+                return False
+            yield
+
+    def take_while(self, allowed: frozenset[str], max_chars: int) -> Steps[str]:
+        """Takes up to `max_chars` characters that are allowed."""
+        pieces: list[str] = []
+        while len(pieces) < max_chars:
+            character = yield from self.peek()
+            if character not in allowed:
+                break
+            pieces.append(self.take(1))
+        return "".join(pieces)
+
+    def take_json(self, scanner: JsonScanner, max_chars: int) -> Steps[str | None]:
+        """The text of one JSON value; None where it is none, or longer, or cut off."""
+        pieces: list[str] = []
+        while True:
+            pieces.append(self.take_json_piece(scanner, max_chars))
+            max_chars -= len(pieces[-1])
+            if scanner.is_complete:
+                return "".join(pieces)
+            if scanner.is_broken or max_chars <= 0:
+                return None
+            if self._is_ended:
+                return "".join(pieces) if scanner.end() else None
+            yield
+
+    def take_json_piece(self, scanner: JsonScanner, max_chars: int | None = None) -> str:
+        """What has come of a JSON value."""
+        stop = len(self._text) if max_chars is None else min(len(self._text), self._position + max_chars)
+        end = scanner.scan(self._text, self._position, stop)
+        self.num_visited += end - self._position + 1
+        return self.take(end - self._position)
+
+    def take_until(self, markers: Sequence[str]) -> tuple[str, str]:
+        """What has come before the first of the markers, and the marker, which is taken; empty where there is none.
+
+        The end of the text is left where it may be the beginning of a marker, unless no more will come.
+        `markers`: All begin with the same character; none begins another.
+        """
+        start, found = self._position, ""
+        while not found and (start := self._text.find(markers[0][0], start)) >= 0:
+            self.num_visited += sum(map(len, markers))
+            found = next((marker for marker in markers if self._text.startswith(marker, start)), "")
+            if found or self._may_begin(markers, start):
+                break
+            start += 1
+        before = self.take((start if start >= 0 else len(self._text)) - self._position)
+        self.num_visited += len(before)
+        self.take(len(found))
+        return before, found
+
+    def _may_begin(self, markers: Sequence[str], start: int) -> bool:
+        """Whether what has come from `start` on may yet become a marker."""
+        rest = self._text[start : start + max(map(len, markers))]
+        is_cut = start + len(rest) == len(self._text)
+        return is_cut and not self._is_ended and any(marker.startswith(rest) for marker in markers)
+
+    def take_until_character(self, characters: str) -> tuple[str, str]:
+        """What has come before the first of the characters, and the character, which is taken."""
+        text, start = self._text, self._position
+        end = start
+        while end < len(text) and text[end] not in characters:
+            end += 1
+        before = self.take(end - start)
+        self.num_visited += len(before) + 1
+        return before, self.take(1)

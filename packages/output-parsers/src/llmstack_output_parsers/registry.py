@@ -1,0 +1,118 @@
+"""Which parsers there are: by name, ours and those of installed packages."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeVar
+
+from llmstack_output_parsers.hermes import HermesToolParser
+from llmstack_output_parsers.llama import Llama3JsonToolParser
+from llmstack_output_parsers.mistral import MistralToolParser
+from llmstack_output_parsers.parser import ToolSchemas
+from llmstack_output_parsers.protocols import OutputParser
+from llmstack_output_parsers.pythonic import PythonicToolParser
+from llmstack_output_parsers.qwen3_coder import Qwen3CoderToolParser
+from llmstack_output_parsers.reasoning import DeepSeekR1Parser, MistralReasoningParser, ThinkParser
+
+TOOL_GROUP, REASONING_GROUP = "llmstack.tool_parsers", "llmstack.reasoning_parsers"
+
+
+class UnknownParserError(ValueError):
+    """There is no such parser; the text says which there are, in one sentence."""
+
+
+class ToolParserFactory(Protocol):
+    """What makes a parser of tool calls for one message: as a rule its class."""
+
+    @property
+    def kept_tokens(self) -> Sequence[str]:
+        """Special tokens that the parser has to see in the text."""
+        ...
+
+    def __call__(self, tools: ToolSchemas) -> OutputParser:
+        """A parser for a message that may call `tools`."""
+        ...
+
+
+class ReasoningParserFactory(Protocol):
+    """What makes a parser of reasoning for one message: as a rule its class.
+
+    `start` and `end` are the tags; how a prompt ends tells whether it has opened or closed one.
+    """
+
+    @property
+    def kept_tokens(self) -> Sequence[str]:
+        """Special tokens that the parser has to see in the text."""
+        ...
+
+    @property
+    def start(self) -> str:
+        """The tag before the reasoning."""
+        ...
+
+    @property
+    def end(self) -> str:
+        """The tag behind it."""
+        ...
+
+    def __call__(self, *, is_open: bool | None) -> OutputParser:
+        """A parser for a message whose prompt has opened the tag, has closed it again (False), or neither (None)."""
+        ...
+
+
+Factory = TypeVar("Factory")
+
+TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
+    "hermes": HermesToolParser,
+    "llama3_json": Llama3JsonToolParser,
+    "mistral": MistralToolParser,
+    "pythonic": PythonicToolParser,
+    "qwen3": HermesToolParser,
+    "qwen3_coder": Qwen3CoderToolParser,
+    "qwen3_xml": Qwen3CoderToolParser,
+}
+REASONING_PARSERS: Mapping[str, ReasoningParserFactory] = {
+    "deepseek_r1": DeepSeekR1Parser,
+    "mistral": MistralReasoningParser,
+    "qwen3": ThinkParser,
+    "think": ThinkParser,
+}
+
+
+def tool_parser(name: str, plugin: str | None = None) -> ToolParserFactory:
+    """The parser of tool calls of that name; `plugin`, `module:Class`, is one more, under any name.
+
+    Raises:
+        UnknownParserError: There is none.
+    """
+    return _find(name, plugin, TOOL_PARSERS, TOOL_GROUP)
+
+
+def reasoning_parser(name: str, plugin: str | None = None) -> ReasoningParserFactory:
+    """The same for reasoning."""
+    return _find(name, plugin, REASONING_PARSERS, REASONING_GROUP)
+
+
+def _find(name: str, plugin: str | None, ours: Mapping[str, Factory], group: str) -> Factory:
+    if name in ours:
+        return ours[name]
+    found: Factory
+    if plugin is not None:
+        found = _load(plugin)
+        return found
+    installed = {entry.name: entry for entry in entry_points(group=group)}
+    if name not in installed:
+        listed = ", ".join(sorted({*ours, *installed}))
+        raise UnknownParserError(f"there is no parser '{name[:64]}'; there are {listed}")
+    found = installed[name].load()
+    return found
+
+
+def _load(plugin: str) -> Any:
+    module_name, _, attribute = plugin.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise UnknownParserError(f"'{plugin[:128]}' cannot be loaded as module:Class: {str(error)[:200]}") from error

@@ -1,0 +1,69 @@
+"""For tests of this package and of parsers elsewhere: what deltas add up to, and what any parser must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from llmstack_output_parsers.deltas import ParsedDelta, ToolCallDelta
+from llmstack_output_parsers.protocols import OutputParser
+
+
+@dataclass(slots=True)
+class FoldedMessage:
+    """What the deltas of a message add up to; a call is its function's name and the text of its arguments."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+
+def fold(deltas: Iterable[ParsedDelta]) -> FoldedMessage:
+    """Adds up the deltas of one message.
+
+    Raises:
+        ValueError: The deltas of a call are not in the form that clients expect.
+    """
+    folded = FoldedMessage()
+    for delta in deltas:
+        folded.content += delta.content
+        folded.reasoning += delta.reasoning
+        for call in delta.tool_calls:
+            _add(folded.calls, call)
+    return folded
+
+
+def _add(calls: list[tuple[str, str]], delta: ToolCallDelta) -> None:
+    if delta.index == len(calls) and delta.id and delta.name:
+        calls.append((delta.name, delta.arguments))
+    elif delta.index == len(calls) - 1 and delta.id is None and delta.name is None:
+        name, arguments = calls[-1]
+        calls[-1] = name, arguments + delta.arguments
+    else:
+        raise ValueError(f"{delta} cannot follow {len(calls)} calls")
+
+
+def parse(parser: OutputParser, pieces: Iterable[str]) -> FoldedMessage:
+    """Gives a parser all of a message, in these pieces."""
+    return fold([*(parser.feed(piece) for piece in pieces), parser.finish()])
+
+
+def cut(text: str, places: Iterable[int]) -> Sequence[str]:
+    """The text in pieces; places outside of it are left out."""
+    bounds = [0, *sorted({place for place in places if 0 < place < len(text)}), len(text)]
+    return [text[start:end] for start, end in pairwise(bounds)]
+
+
+def check_output_parser(make: Callable[[], OutputParser], text: str, places: Iterable[int] = ()) -> FoldedMessage:
+    """What a parser makes of a text.
+
+    Raises:
+        ValueError: Cut at `places`, or into single characters, it makes something else of it.
+    """
+    whole = parse(make(), [text])
+    for pieces in (cut(text, places), list(text)):
+        in_pieces = parse(make(), pieces)
+        if in_pieces != whole:
+            raise ValueError(f"{whole} in one piece, {in_pieces} in {len(pieces)}")
+    return whole

@@ -1,0 +1,42 @@
+"""How parsers are found by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmstack_output_parsers import HermesToolParser, ThinkParser, UnknownParserError, reasoning_parser, tool_parser
+
+
+class EntryPoint:
+    name = "mine"
+
+    def load(self) -> type[HermesToolParser]:
+        return HermesToolParser
+
+
+def test_ours_have_the_names_that_people_know():
+    for name in ("hermes", "llama3_json", "mistral", "pythonic", "qwen3", "qwen3_coder", "qwen3_xml"):
+        assert tool_parser(name)({}).finish().content == ""
+    for name in ("deepseek_r1", "mistral", "qwen3", "think"):
+        assert reasoning_parser(name)(is_open=None).finish().content == ""
+
+
+def test_those_of_installed_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llmstack_output_parsers.registry.entry_points", lambda group: [EntryPoint()])
+    assert tool_parser("mine") is HermesToolParser
+    with pytest.raises(UnknownParserError, match=r"no parser 'other'; there are hermes, .*mine"):
+        tool_parser("other")
+
+
+def test_a_module_and_class_is_one_more_under_any_name():
+    plugin = "llmstack_output_parsers.reasoning:ThinkParser"
+    assert reasoning_parser("anything", plugin) is ThinkParser
+    assert tool_parser("hermes", plugin) is HermesToolParser
+
+
+@pytest.mark.parametrize(
+    "plugin", ["no_such_module:X", "llmstack_output_parsers:Nothing", "llmstack_output_parsers", ":"]
+)
+def test_what_cannot_be_loaded_is_refused_by_name(plugin: str):
+    with pytest.raises(UnknownParserError, match="cannot be loaded as module:Class"):
+        tool_parser("anything", plugin)
