@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import pytest
-
-anthropic = pytest.importorskip("anthropic", reason="needs the client of Anthropic")
 
 STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anthropic
 import httpx2
 import pytest
+from anthropic.lib.streaming._messages import accumulate_event
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmstack_server.config import HTTPConfig
 from llmstack_server.http.app import build_app
@@ -15,8 +20,6 @@ from llmstack_server.secret import Secret
 from llmstack_server.state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
 from llmstack_types import EngineDeadError, RequestFailedError, ServerOverloadedError
-
-anthropic = pytest.importorskip("anthropic", reason="needs the client of Anthropic")
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -87,6 +90,21 @@ async def test_the_client_streams_what_the_whole_answer_says(client: Any):
     assert [block.text for block in final.content] == [block.text for block in whole.content]
     assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     assert final.usage.input_tokens == whole.usage.input_tokens
+
+
+@given(st.text("ab c", min_size=1, max_size=12), st.integers(1, 20), st.floats(0.01, 1))
+async def test_any_message_says_the_same_streamed_and_whole(any_app: Any, text: str, max_tokens: int, top_p: float):
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "top_p": top_p}
+    whole = (await post(any_app, **fields)).json()
+    answer = await post(any_app, **fields, stream=True)
+    snapshot, buffers = None, {}
+    for line in answer.body.decode().splitlines():
+        if line.startswith("data: "):
+            event = json.loads(line.removeprefix("data: "))
+            snapshot = accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
+    assert snapshot is not None
+    streamed = json.loads(snapshot.model_dump_json(exclude_none=True)) | {"id": whole["id"]}
+    assert streamed == {name: value for name, value in whole.items() if value is not None}
 
 
 async def test_tokens_are_counted_as_they_are_read(client: Any):

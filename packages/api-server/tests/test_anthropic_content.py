@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,10 +36,9 @@ def build(deltas: Sequence[ChatDelta], **options: Any) -> tuple[list[dict[str, A
 
 def as_the_client_reads(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The blocks that the official client accumulates."""
-    streaming = pytest.importorskip("anthropic.lib.streaming._messages", reason="needs the client of Anthropic")
     snapshot, buffers = None, {}
     for event in (START, *events):
-        snapshot = streaming.accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
+        snapshot = accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
     assert snapshot is not None
     return [block.model_dump(exclude_unset=True) for block in snapshot.content]
 

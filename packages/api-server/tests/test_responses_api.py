@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmstack_server.http.app import build_app
 from llmstack_server.state import ServerState
@@ -79,6 +82,20 @@ async def test_the_client_streams_what_the_whole_answer_says(client: openai.Asyn
     assert final.output_text == whole.output_text
     assert final.usage == whole.usage
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+
+
+@given(st.text("ab c", min_size=1, max_size=12), st.integers(1, 20), st.none() | st.integers(0, 3))
+async def test_any_response_says_the_same_streamed_and_whole(
+    any_app: Any, text: str, max_output_tokens: int, top_logprobs: int | None
+):
+    fields = {"input": text, "max_output_tokens": max_output_tokens, "top_logprobs": top_logprobs, "store": False}
+    whole = (await create(any_app, **fields)).json()
+    streamed = json.loads((await create(any_app, **fields, stream=True)).body.decode().split("data: ")[-1])["response"]
+    for response in (whole, streamed):
+        for item in (response, *response["output"]):
+            del item["id"]
+        del response["created_at"]
+    assert streamed == whole
 
 
 async def test_logprobs_come_with_the_text(client: openai.AsyncOpenAI):
