@@ -165,3 +165,33 @@ def test_an_exception_in_a_step_is_not_swallowed() -> None:
         core.step()
     core.shutdown()
     core.shutdown()
+
+
+def test_an_engine_core_that_sleeps_refuses_requests_and_does_the_same_afterwards() -> None:
+    core = build()
+    core.add_request(request("before"))
+    assert not core.sleep(1)
+    before = tokens(run(core)["before"])
+    for level in (1, 2, 1):
+        assert core.sleep(level)
+    assert core.sleep_level == 2
+    with pytest.raises(InvalidRequestError, match="asleep"):
+        core.add_request(request("asleep"))
+    assert not core.has_unfinished_requests()
+    core.wake_up()
+    core.wake_up()
+    assert core.sleep_level == 0
+    core.add_request(request("after"))
+    outputs = run(core)["after"]
+    assert tokens(outputs) == before
+    assert outputs[0].num_cached_tokens == 0
+    core.shutdown()
+
+
+def test_an_engine_core_sleeps_as_soon_as_the_last_request_has_ended() -> None:
+    core = build(async_scheduling=True)
+    core.add_request(request("r", max_tokens=3))
+    while not any(output.finish_reason for output in core.step().outputs):
+        pass
+    assert core.sleep(1)  # although the runner has not been told of the end yet
+    core.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.protocols import ModelRunner, PendingOutput, Scheduler
@@ -71,9 +72,12 @@ class EngineCore:
         """Queues a request; one that cannot be served gets an output with `FinishReason.ERROR` in the next step.
 
         Raises:
-            InvalidRequestError: The id is in use. There is no output, since it would end the other request.
+            InvalidRequestError: The id is in use: there is no output, since it would end the other request. Or the
+                engine core is asleep: no step follows that could bring one.
         """
         request_id = request.request_id
+        if self.sleep_level:
+            raise InvalidRequestError("The engine core is asleep.")
         if request_id in self._request_ids:
             raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
         try:
@@ -85,8 +89,6 @@ class EngineCore:
             self._request_ids.add(request_id)
 
     def _check(self, request: EngineCoreRequest) -> None:
-        if self.sleep_level:
-            raise InvalidRequestError("The engine core is asleep.")
         if len(self._request_ids) >= self._max_num_queued_requests:
             raise InvalidRequestError(f"The engine core holds {self._max_num_queued_requests} requests already.")
         if request.pooling_params is None and not self.ready.is_generative:
@@ -137,7 +139,8 @@ class EngineCore:
         step_outputs = EngineCoreOutputs([], self._executed_s) if landing is None else self._land(*landing)
         if scheduled.is_empty():  # there is nothing to wait for
             self._under_way = None
-            self._land(scheduled, pending)
+            refused = self._land(scheduled, pending).outputs
+            return replace(step_outputs, outputs=[*step_outputs.outputs, *refused])
         return step_outputs
 
     def _land(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
