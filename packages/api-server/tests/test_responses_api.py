@@ -307,7 +307,7 @@ async def test_without_an_end_there_is_no_done(app: Any):
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "invalid_value"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema",
          "missing_required_parameter"),
-        ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
+        ({"truncation": "some"}, "truncation", "unsupported_parameter"),
         ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"max_tokens": 3}, "max_tokens", "unsupported_parameter"),
@@ -344,6 +344,13 @@ async def test_the_extra_sampling_fields_and_openais_harmless_ones_are_taken(app
     assert response["reasoning"] == {"effort": "low", "summary": "auto"}
     assert response["text"] == {"format": {"type": "text"}, "verbosity": "low"}
     assert (response["parallel_tool_calls"], response["user"], response["max_tool_calls"]) == (False, "me", 3)
+
+
+async def test_a_conversation_that_is_too_long_loses_its_oldest_turns_where_that_is_asked_for(app: Any):
+    turns = [{"role": "user", "content": letter * 50} for letter in "abc"]
+    assert (await create(app, input=turns)).json()["error"]["code"] == "context_length_exceeded"
+    answer = (await create(app, input=turns, truncation="auto")).json()
+    assert (answer["output"][0]["content"][0]["text"], answer["truncation"]) == ("b" * 7, "auto")
 
 
 @pytest.mark.parametrize(

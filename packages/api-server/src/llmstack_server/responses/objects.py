@@ -89,7 +89,7 @@ class ResponseObject:
             "tools": [_tool_object(tool) for tool in fields.tools or ()],
             "top_logprobs": fields.top_logprobs or 0,
             "top_p": params.top_p,
-            "truncation": "disabled",
+            "truncation": fields.truncation or "disabled",
             "user": fields.user,
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from llmstack_llm import request_errors
 from llmstack_llm.admit_rules import check_text
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import prepare_chat_generation
+from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import about_input
 from llmstack_server.openai.common import check_fields
 from llmstack_server.openai.models import check_model
@@ -23,6 +24,7 @@ from llmstack_server.responses.run import ResponseRun
 from llmstack_server.responses.store import ResponseStore, StoredItem, decode, encode
 from llmstack_server.responses.text_format import structured_outputs
 from llmstack_server.responses.tools import chat_tool_choice, chat_tools
+from llmstack_server.responses.truncation import prepare_newest_turns
 from llmstack_server.state import ServerState
 from llmstack_types import InvalidRequestError, SamplingParams
 
@@ -56,18 +58,7 @@ async def prepare_response(state: ServerState, store: ResponseStore, body: dict[
     history = _history(store, fields.previous_response_id)
     input_items = history + tuple(encode(item) for item in read_input(fields.input, store.find_item))
     response_id = new_response_id()
-    try:
-        stream = await prepare_chat_generation(
-            state,
-            _conversation(fields, input_items),
-            _params(state, fields),
-            request_id=response_id,
-            param_names=_PARAM_NAMES,
-            priority=fields.priority or 0,
-            cache_salt=fields.cache_salt or "",
-        )
-    except InvalidRequestError as error:
-        raise _renamed(error) from None
+    stream = await _prepare_stream(state, fields, input_items, response_id)
     response = ResponseObject(
         response_id,
         check_model(state, fields.model),
@@ -102,14 +93,32 @@ def _history(store: ResponseStore, response_id: str | None) -> tuple[StoredItem,
     return stored.input_items + stored.output_items
 
 
-def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
+async def _prepare_stream(
+    state: ServerState, fields: ResponseRequest, items: Sequence[StoredItem], response_id: str
+) -> ChatStream:
     choice, tools = chat_tool_choice(fields.tool_choice, chat_tools(fields.tools))
     if tools and choice != "none":
         raise unsupported("tools")
-    return Conversation(
-        messages_of(fields.instructions, map(decode, items)),
-        chat_template_kwargs=_template_kwargs(fields),
-    )
+    params = _params(state, fields)
+
+    def prepare(messages: Sequence[dict[str, Any]]) -> Awaitable[ChatStream]:
+        return prepare_chat_generation(
+            state,
+            Conversation(messages, chat_template_kwargs=_template_kwargs(fields)),
+            params,
+            request_id=response_id,
+            param_names=_PARAM_NAMES,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+        )
+
+    messages = messages_of(fields.instructions, map(decode, items))
+    try:
+        if fields.truncation == "auto":
+            return await prepare_newest_turns(messages, prepare)
+        return await prepare(messages)
+    except InvalidRequestError as error:
+        raise _renamed(error) from None
 
 
 def _template_kwargs(fields: ResponseRequest) -> dict[str, Any]:

@@ -84,7 +84,7 @@ UNSUPPORTED: Mapping[str, Predicate] = {
     "moderation": _NEVER,
     "prompt": _NEVER,
     "stream_options": _has_no_obfuscation,
-    "truncation": one_of("disabled"),
+    "truncation": one_of("disabled", "auto"),
     "n": one_of(1),
     "best_of": one_of(1),
     "use_beam_search": one_of(False),

@@ -12,6 +12,9 @@ from llmstack_server.openai.events import encode_json
 from llmstack_server.responses.events import EventLog
 from llmstack_types import ServerOverloadedError
 
+DEFAULT_MAX_RESPONSES = 1000
+DEFAULT_MAX_BYTES = 64 << 20
+
 Item = dict[str, Any]
 
 
