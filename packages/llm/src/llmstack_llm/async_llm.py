@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmstack_llm import request_errors
 from llmstack_llm.admit import AdmittedRequest
 from llmstack_llm.admit_pooling import AdmittedPooling
-from llmstack_llm.chat import ChatRenderer
+from llmstack_llm.chat_renderers import ChatRenderers
 from llmstack_llm.chat_template import ChatTemplate, find_chat_template
 from llmstack_llm.engine_args import EngineArgs, UsageContext
 from llmstack_llm.engine_clients import make_engine_client
@@ -50,6 +50,7 @@ class AsyncLLM(EngineFrontEnd):
         *,
         stat_loggers: Sequence[StatLogger] = (),
         chat_template: str | ChatTemplate | None = None,
+        chat_template_content_format: str = "auto",
         max_num_queued_reqs: int | None = None,
         trace: bool = False,
     ) -> None:
@@ -64,7 +65,9 @@ class AsyncLLM(EngineFrontEnd):
         )
         self.tokenizer = tokenizer
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
-        self._renderer = None if tokenizer is None else ChatRenderer(self.chat_template, tokenizer)
+        self._renderers: ChatRenderers | None = None
+        if tokenizer is not None:
+            self._renderers = ChatRenderers(self.chat_template, tokenizer, content_format=chat_template_content_format)
 
     @classmethod
     def from_engine_args(
@@ -97,6 +100,7 @@ class AsyncLLM(EngineFrontEnd):
             tokenizer,
             stat_loggers=stat_loggers,
             chat_template=chat_template,
+            chat_template_content_format=args.chat_template_content_format,
             max_num_queued_reqs=args.max_num_queued_reqs,
             trace=args.trace,
         )
@@ -118,6 +122,8 @@ class AsyncLLM(EngineFrontEnd):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A conversation as `{"prompt": text, "prompt_token_ids": ids}`, which `admit` and `generate` take.
@@ -125,14 +131,15 @@ class AsyncLLM(EngineFrontEnd):
         Raises:
             InvalidRequestError: Names the message and the field at fault.
         """
-        if self._renderer is None:
+        if self._renderers is None:
             raise request_errors.unsupported_value("messages", "this server has no tokenizer")
         render = functools.partial(
-            self._renderer.render,
+            self._renderers.pick(has_tools=bool(tools), chat_template=chat_template).render,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            documents=documents,
             template_kwargs=chat_template_kwargs,
         )
         text, token_ids = await asyncio.to_thread(render) if _is_long(messages) else render()
@@ -222,6 +229,11 @@ class AsyncLLM(EngineFrontEnd):
             raise request_errors.unsupported_value("prompt", "this server has no tokenizer")
         return self.tokenizer
 
+    @property
+    def label_names(self) -> Mapping[int, str]:
+        """What a classifier calls its labels, as far as it does."""
+        return self.model_config.label_names
+
     def default_sampling_params(self) -> SamplingParams:
         """The model's own defaults over vLLM's; `max_tokens` None unless the model sets one."""
         return self.model_config.default_sampling_params()
@@ -271,7 +283,12 @@ def load_chat_template(
     source = find_chat_template(model_config.tokenizer_path, config, override=override)
     if source is None and tokenizer is not None:
         logger.warning("the model has no chat template: messages are joined by newlines (chat_template sets one)")
-    return ChatTemplate(source, {} if tokenizer is None else tokenizer.named_tokens)
+    tool_source = find_chat_template(model_config.tokenizer_path, config, override=override, has_tools=True)
+    return ChatTemplate(
+        source,
+        {} if tokenizer is None else tokenizer.named_tokens,
+        tool_source=None if tool_source == source else tool_source,
+    )
 
 
 def _is_long(messages: object) -> bool:

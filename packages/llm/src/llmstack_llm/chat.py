@@ -9,7 +9,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit_rules import check_text
-from llmstack_llm.chat_messages import check_template_kwargs, normal_messages
+from llmstack_llm.chat_messages import check_template_kwargs, normal_documents, normal_messages
 from llmstack_llm.chat_template import ChatTemplate
 from llmstack_llm.tokenizer import Tokenizer
 
@@ -24,8 +24,10 @@ class ChatRenderer:
     afterwards the text between the template's own special tokens is encoded with special tokens switched off.
     """
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, *, content_format: str = "auto") -> None:
+        """`content_format`: `auto`, `string` or `openai`."""
         self.template = template
+        self.content_format = template.content_format(content_format)
         self.tokenizer = tokenizer
         longest_first = sorted(filter(None, tokenizer.special_tokens), key=len, reverse=True)
         # The model's tokens, escaped: no pattern comes from a user.
@@ -38,6 +40,7 @@ class ChatRenderer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[int]]:
         """The prompt as text and as token ids.
@@ -47,13 +50,15 @@ class ChatRenderer:
         """
         kwargs = check_template_kwargs(template_kwargs)
         guard = _Guard(self._special)
-        given = guard.hide([normal_messages(messages), list(tools) if tools else None, kwargs])
+        normal = normal_messages(messages, self.content_format)
+        given = guard.hide([normal, list(tools) if tools else None, normal_documents(documents), kwargs])
         text = self.template.render(
             given[0],
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=given[1],
-            template_kwargs=given[2],
+            documents=given[2],
+            template_kwargs=given[3],
         )
         check_text("messages", text)  # tools and names have not been looked at
         add_special_tokens = self.template.is_fallback

@@ -7,10 +7,14 @@ from typing import Any, TypeGuard
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit_rules import check_text
+from llmstack_llm.chat_tool_calls import normal_tool_calls
+from llmstack_llm.template_traits import ContentFormat
 from llmstack_types import InvalidRequestError
 
 PARTS_JOINT = "\n"
 MAX_TEMPLATE_KWARGS = 32
+MAX_DOCUMENTS = 1024
+_TEXT_ONLY = ContentFormat()
 _MEDIA_PARTS = ("image_url", "input_image", "image", "input_audio", "audio_url", "audio", "video_url", "video", "file")
 _RESERVED_KWARGS = (
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
@@ -19,8 +23,10 @@ _RESERVED_KWARGS = (
 )  # fmt: skip
 
 
-def normal_messages(messages: object) -> list[dict[str, Any]]:
-    """Copies with text content only: parts are joined, keys without a value are left out.
+def normal_messages(messages: object, content_format: ContentFormat = _TEXT_ONLY) -> list[dict[str, Any]]:
+    """Copies in the form that templates read; keys without a value are left out.
+
+    Content is text, its parts joined, or a list of text parts where the template wants them.
 
     Raises:
         InvalidRequestError: Names the message and the field.
@@ -29,7 +35,25 @@ def normal_messages(messages: object) -> list[dict[str, Any]]:
         raise request_errors.invalid_type("messages", "an array of messages", messages)
     if not messages:
         raise request_errors.empty_array("messages")
-    return [_normal_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    return [_normal_message(f"messages[{index}]", message, content_format) for index, message in enumerate(messages)]
+
+
+def normal_documents(documents: object) -> list[dict[str, Any]] | None:
+    """Copies of the documents that a template may quote.
+
+    Raises:
+        InvalidRequestError: Names the entry.
+    """
+    if documents is None:
+        return None
+    if not isinstance(documents, list | tuple):
+        raise request_errors.invalid_type("documents", "an array of objects", documents)
+    if len(documents) > MAX_DOCUMENTS:
+        raise request_errors.array_too_long("documents", MAX_DOCUMENTS, len(documents))
+    for index, document in enumerate(documents):
+        if not isinstance(document, Mapping):
+            raise request_errors.invalid_type(f"documents[{index}]", "an object", document)
+    return [dict(document) for document in documents]
 
 
 def check_template_kwargs(kwargs: object) -> dict[str, Any]:
@@ -57,7 +81,7 @@ def _is_identifier(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and name.isidentifier()
 
 
-def _normal_message(param: str, message: object) -> dict[str, Any]:
+def _normal_message(param: str, message: object, content_format: ContentFormat) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise request_errors.invalid_type(param, "an object", message)
     role = message.get("role")
@@ -71,8 +95,18 @@ def _normal_message(param: str, message: object) -> dict[str, Any]:
         raise _missing(f"{param}.content")
     normal = {key: value for key, value in message.items() if value is not None}
     if content is not None:
-        normal["content"] = _text(f"{param}.content", content)
+        normal["content"] = _content(f"{param}.content", content, content_format)
+    if role == "assistant":
+        _normalize_assistant(param, normal)
     return normal
+
+
+def _normalize_assistant(param: str, message: dict[str, Any]) -> None:
+    if calls := message.pop("tool_calls", None):
+        message["tool_calls"] = normal_tool_calls(f"{param}.tool_calls", calls)
+        message.setdefault("content", "")  # templates add it to a string
+    if "reasoning" in message:  # the newer name of the same
+        message.setdefault("reasoning_content", message["reasoning"])
 
 
 def _missing(param: str) -> InvalidRequestError:
@@ -80,13 +114,18 @@ def _missing(param: str) -> InvalidRequestError:
     return InvalidRequestError(message, param=param, code="missing_required_parameter")
 
 
-def _text(param: str, content: object) -> str:
+def _content(param: str, content: object, content_format: ContentFormat) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         check_text(param, content)
-        return content
+        return [_part(content)] if content_format.wraps_texts else content
     if not isinstance(content, list | tuple):
         raise request_errors.invalid_type(param, "a string or an array of content parts", content)
-    return PARTS_JOINT.join(_part_text(f"{param}[{index}]", part) for index, part in enumerate(content))
+    texts = [_part_text(f"{param}[{index}]", part) for index, part in enumerate(content)]
+    return [_part(text) for text in texts] if content_format.keeps_parts else PARTS_JOINT.join(texts)
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def _part_text(param: str, part: object) -> str:

@@ -13,6 +13,7 @@ import jinja2
 from llmstack_llm import request_errors
 from llmstack_llm.chat_messages import PARTS_JOINT, first_unusual_role
 from llmstack_llm.template_sandbox import TemplateEnvironment, TemplateTimeoutError
+from llmstack_llm.template_traits import ContentFormat, content_format
 from llmstack_types import InvalidRequestError, LLMStackError
 
 MAX_RENDERED_CHARS = 32 * 2**20
@@ -28,6 +29,7 @@ class ChatTemplate:
 
     Attributes:
         source: Its text; None for the plain fallback: the messages' texts, joined by newlines.
+        tool_source: The text of the model's other template, for conversations with tools; None where one does for all.
     """
 
     def __init__(
@@ -35,12 +37,18 @@ class ChatTemplate:
         source: str | None,
         named_tokens: Mapping[str, str] | None = None,
         *,
+        tool_source: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = source
+        self.tool_source = tool_source
         self._environment = TemplateEnvironment(clock)
         self._named_tokens = dict(named_tokens or {})
         self._template = None if source is None else _compile(self._environment, source)
+
+    def content_format(self, setting: str = "auto") -> ContentFormat:
+        """How messages are to be given to it; `setting` is `auto`, `string` or `openai`."""
+        return content_format(self._environment, self.source, setting)
 
     @property
     def is_fallback(self) -> bool:
@@ -54,6 +62,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text; byte for byte what transformers' `apply_chat_template` gives.
@@ -69,7 +78,7 @@ class ChatTemplate:
         tag = f"{secrets.token_hex(8)} " if continue_final_message else ""
         names = {
             **self._named_tokens, **(template_kwargs or {}),
-            "messages": _tagged(messages, tag), "tools": tools, "documents": None,
+            "messages": _tagged(messages, tag), "tools": tools, "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }  # fmt: skip
         text = self._generate(names, messages)
@@ -152,9 +161,15 @@ def _tagged(messages: Sequence[Mapping[str, Any]], tag: str) -> list[Mapping[str
     if not tag:
         return list(messages)
     last = messages[-1]
-    if not isinstance(last.get("content"), str):
+    content = last.get("content")
+    if isinstance(content, list) and content:
+        return [
+            *messages[:-1],
+            {**last, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + tag}]},
+        ]
+    if not isinstance(content, str):
         raise request_errors.invalid_value("continue_final_message", "the final message has no text to continue")
-    return [*messages[:-1], {**last, "content": last["content"] + tag}]
+    return [*messages[:-1], {**last, "content": content + tag}]
 
 
 def _cut_at(text: str, tag: str, messages: Sequence[Mapping[str, Any]]) -> str:

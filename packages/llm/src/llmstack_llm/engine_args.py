@@ -21,6 +21,7 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
 QUANTIZATIONS = ("int8", "int4")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+CONTENT_FORMATS = ("auto", "string", "openai")
 # What vLLM calls a runner says what a model is for; here every model does all that it can.
 _VLLM_RUNNERS = ("auto", "generate", "pooling")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
@@ -65,6 +66,8 @@ class EngineArgs:
         generation_config: `auto` applies the model's own sampling defaults, `vllm` keeps vLLM's.
         skip_tokenizer_init: Token ids in, token ids out.
         chat_template: A path, or the template itself; None is the model's.
+        chat_template_content_format: Whether templates get a message's content as `string` or in `openai`'s parts;
+            `auto` asks the template.
         runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
         record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
         data_parallel_size: Engine cores that share the requests, each with the whole model and a share of the machine.
@@ -104,6 +107,7 @@ class EngineArgs:
     generation_config: str = "auto"
     skip_tokenizer_init: bool = False
     chat_template: str | None = None
+    chat_template_content_format: str = "auto"
     disable_log_stats: bool = False
     runner: str = "default"
     data_parallel_size: int = 1
@@ -121,6 +125,7 @@ class EngineArgs:
         if self.quantization is not None:
             _check_choice("quantization", self.quantization, QUANTIZATIONS)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        _check_choice("chat_template_content_format", self.chat_template_content_format, CONTENT_FORMATS)
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
             "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_num_queued_reqs",
@@ -183,6 +188,7 @@ class EngineArgs:
             "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
             "num_host_blocks": self.num_host_blocks, "async_scheduling": self.async_scheduling, "trace": self.trace,
             # Absolute: the engine core's process may stand in another folder.
+            "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:

@@ -17,7 +17,7 @@ from llmstack_llm.admit import AdmittedRequest
 from llmstack_llm.admit_pooling import AdmittedPooling
 from llmstack_llm.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
 from llmstack_llm.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output
-from llmstack_llm.chat import ChatRenderer
+from llmstack_llm.chat_renderers import ChatRenderers
 from llmstack_llm.chat_template import ChatTemplate, find_chat_template
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.input_processor import PromptInput
@@ -130,6 +130,7 @@ class LLM(OfflinePooling):
         *,
         use_tqdm: bool | Callable[..., tqdm[Any]] = True,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -138,11 +139,15 @@ class LLM(OfflinePooling):
         """Answers one conversation, or each of many.
 
         `chat_template`: A path or the template itself, in place of the model's.
+        `chat_template_content_format`: Whether it gets a message's content as `string` or in `openai`'s parts; `auto`
+          asks the template.
 
         Raises:
             InvalidRequestError: Of any conversation, before the first is computed.
         """
-        renderer = ChatRenderer(self._template(chat_template), self.get_tokenizer())
+        template, tokenizer = self._template(chat_template), self.get_tokenizer()
+        renderers = ChatRenderers(template, tokenizer, content_format=chat_template_content_format)
+        renderer = renderers.pick(has_tools=bool(tools))
         prompts = []
         for conversation in _conversation_list(messages):
             text, token_ids = renderer.render(
