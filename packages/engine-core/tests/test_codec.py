@@ -110,6 +110,7 @@ PARAMS = st.builds(
             whitespace_pattern=optional(TEXT),
         )
     ),
+    kept_special_tokens=tuples(TEXT),
 )
 REQUESTS = st.builds(
     EngineCoreRequest,

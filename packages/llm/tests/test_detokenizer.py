@@ -157,6 +157,13 @@ def test_special_tokens_are_shown_only_when_asked_for():
     assert streamed(tokenizer, [end], skip_special_tokens=False) == ["<|endoftext|>", ""]
 
 
+def test_single_special_tokens_are_kept_among_skipped_ones():
+    tokenizer = trained()
+    ids = [tokenizer.special_tokens[name] for name in ("<|endoftext|>", "<|user name|>", "<|endoftext|>")]
+    detokenizer = make_detokenizer(tokenizer, kept_special_tokens=("<|user name|>", "no such token"))
+    assert [detokenizer.append(token_id) for token_id in ids] == ["", "<|user name|>", ""]
+
+
 def test_a_continuation_keeps_the_space_that_a_text_of_its_own_would_lose():
     tokenizer = stored("stories260k")
     token_id = tokenizer.encode("once", add_special_tokens=False)[0]

@@ -112,6 +112,7 @@ RULES: Mapping[str, IntegerRule | DecimalRule | InstanceRule] = {
     "spaces_between_special_tokens": _BOOLEAN,
     "include_stop_str_in_output": _BOOLEAN,
     "output_kind": InstanceRule(RequestOutputKind, "an output kind"),
+    "kept_special_tokens": InstanceRule(tuple, "a tuple of strings"),
 }
 
 

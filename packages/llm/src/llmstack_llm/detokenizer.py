@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from llmstack_llm.token_bytes import TokenBytes
@@ -31,14 +31,21 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(
-    tokenizer: Tokenizer, *, skip_special_tokens: bool = True, is_continuation: bool = False
+    tokenizer: Tokenizer,
+    *,
+    skip_special_tokens: bool = True,
+    kept_special_tokens: Iterable[str] = (),
+    is_continuation: bool = False,
 ) -> Detokenizer:
     """A detokenizer for one completion.
 
+    `kept_special_tokens`: Those that are not skipped.
     `is_continuation`: Text stands before it, so a space at its start stays, which sentencepiece decoders drop at the
       start of a text.
     """
     skipped = tokenizer.special_token_ids if skip_special_tokens else _NO_IDS
+    if skipped and kept_special_tokens:
+        skipped = skipped - {tokenizer.special_tokens.get(content, -1) for content in kept_special_tokens}
     table = tokenizer.token_bytes
     if table is None:
         return WindowDetokenizer(tokenizer.backend, skipped)

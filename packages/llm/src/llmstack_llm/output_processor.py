@@ -192,6 +192,7 @@ class OutputProcessor:
             detokenizer = make_detokenizer(
                 self._tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
+                kept_special_tokens=params.kept_special_tokens,
                 is_continuation=not special.issuperset(request.prompt_token_ids),
             )
             if matcher is not None:

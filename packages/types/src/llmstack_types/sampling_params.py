@@ -49,6 +49,7 @@ class SamplingParams:
         bad_words_token_ids: The same as token ids, which is what the sampler bars: the last one of each sequence where
             the others were just generated. The input processor adds those of `bad_words`.
         extra_args: Arguments for custom logits processors: JSON's scalars and lists of them.
+        kept_special_tokens: Special tokens that show in the text even where `skip_special_tokens` leaves out the others.
         structured_outputs: What the completion must conform to. The end of the constraint ends the completion, under
             `ignore_eos` and before `min_tokens` too, which only keep it from ending while more could follow.
     """
@@ -85,6 +86,7 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     extra_args: Mapping[str, Any] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    kept_special_tokens: tuple[str, ...] = ()
 
     @property
     def num_generated(self) -> int:

@@ -171,6 +171,7 @@ _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "bad_words_token_ids": _sequences,
     "extra_args": fields.optional(_extra_args),
     "structured_outputs": fields.optional(decode_structured_outputs),
+    "kept_special_tokens": _texts,
 }
 _NAMES: Final = tuple(_SAMPLING_CHECKS)
 _CHECKS: Final = tuple(_SAMPLING_CHECKS.values())

@@ -21,7 +21,7 @@ from llmstack_types import (
 _NOT_RECORDED: Final = frozenset(
     {
         "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
-        "output_kind", "best_of", "bad_words", "bad_words_token_ids", "extra_args",
+        "output_kind", "best_of", "bad_words", "bad_words_token_ids", "extra_args", "kept_special_tokens",
     }
 )  # fmt: skip
 _PARAMS: Final = "sampling_params"
