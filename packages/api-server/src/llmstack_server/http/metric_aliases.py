@@ -1,4 +1,4 @@
-"""The names that dashboards made for other servers ask for, beside our own."""
+"""What is exported of the metrics: our names, and beside them those that dashboards made for other servers ask for."""
 
 from __future__ import annotations
 
@@ -19,18 +19,30 @@ class Source(Protocol):
     def collect(self) -> Iterable[Metric]: ...
 
 
-class WithAliases:
-    """Every metric twice: under our name, and under the one that vLLM exports it by."""
+class Exported:
+    """Every metric under our name, and with aliases once more under the one that vLLM exports it by.
 
-    def __init__(self, source: Source) -> None:
+    Without the times at which counters were made, a sample each that nobody asks for.
+    """
+
+    def __init__(self, source: Source, *, has_aliases: bool) -> None:
         self._source = source
+        self._has_aliases = has_aliases
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, then their aliases."""
-        metrics = list(self._source.collect())
+        metrics = list(map(_without_created, self._source.collect()))
         yield from metrics
+        if not self._has_aliases:
+            return
         for metric in metrics:
             yield _http_alias(metric) if metric.name.startswith(_HTTP) else _alias(metric)
+
+
+def _without_created(metric: Metric) -> Metric:
+    if metric.type in ("counter", "histogram"):
+        metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+    return metric
 
 
 def _alias(metric: Metric) -> Metric:

@@ -22,11 +22,12 @@ def add_steps_routes(router: APIRouter, state: ServerState) -> None:
     @router.get("/steps")
     async def steps(request: Request) -> Response:
         """Steps later than number `after`, oldest first, and the last events; bounded, whoever asks when."""
-        after_step = _after(request.query_params.get("after", "0"))
+        after_step = parse_after(request.query_params.get("after", "0"))
         return JSONResponse(recording_object(await state.engine.recent_steps(after_step), time.time()))
 
 
-def _after(text: str) -> int:
+def parse_after(text: str) -> int:
+    """The number of a step; raises InvalidRequestError for anything else."""
     if not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS:
         raise request_errors.invalid_value("after", "it is not the number of a step")
     return int(text)
