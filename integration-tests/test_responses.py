@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "responses-and-messages.md"
 PROMPT = "Tell me a story about a fox."
 
 
@@ -100,3 +105,13 @@ def test_a_stream_of_the_background_can_be_taken_up_again(client: openai.OpenAI,
     rest = list(client.responses.retrieve(seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number))
     assert [event.sequence_number for event in seen + rest] == list(range(len(seen) + len(rest)))
     assert rest[-1].response.output_text == client.responses.create(**fields).output_text
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_examples_of_the_page_run(demo_server: Any, tmp_path: Path, number: int) -> None:
+    code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[number]
+    script = tmp_path / "example.py"
+    script.write_text(code.replace("http://127.0.0.1:8000", demo_server.url))
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
