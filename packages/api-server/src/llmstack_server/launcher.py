@@ -112,25 +112,50 @@ def resolve_engine_args(config: ServeConfig) -> EngineArgs:
     Raises:
         ServeError: It cannot be found; one line.
     """
-    from llmstack_llm import EngineArgs
     from llmstack_model_files import ModelFilesError, resolve_model
 
     model = config.model if config.model is not None else demo_model_path()
     try:
+        model_path = str(resolve_model(model, config.engine["revision"]))
+    except (LLMStackError, ModelFilesError) as error:
+        raise ServeError(one_line(error)) from error
+    return engine_args(config, model_path)
+
+
+def engine_args(config: ServeConfig, model_path: str) -> EngineArgs:
+    """The engine's arguments for the model in a folder.
+
+    Raises:
+        ServeError: Options contradict each other; one line.
+    """
+    from llmstack_llm import EngineArgs
+
+    try:
         return EngineArgs(
-            model=str(resolve_model(model, config.engine["revision"])),
+            model=model_path,
             dtype=config.dtype,
             max_model_len=config.max_model_len,
             max_num_queued_reqs=config.max_num_queued_reqs,
+            trace=config.observability.has_trace_lines,
             log_level=_ENGINE_LOG_LEVELS.get(config.http.log_level, config.http.log_level).upper(),
             **config.engine,
         )
-    except (LLMStackError, ModelFilesError) as error:
+    except LLMStackError as error:
         raise ServeError(one_line(error)) from error
 
 
-def start_engine(arguments: EngineArgs, stat_loggers: Sequence[Any]) -> AsyncLLM:
-    """Starts the engine-core process and returns without waiting for it.
+def start_engine(
+    arguments: EngineArgs,
+    stat_loggers: Sequence[Any],
+    *,
+    multiprocess: bool = True,
+    addresses: Sequence[str] = (),
+    client_index: int = 0,
+) -> AsyncLLM:
+    """Starts the engine cores, or attaches to those at `addresses`, and returns without waiting for them.
+
+    `multiprocess`: Whether an engine core gets a process of its own, or a thread of this one.
+    `client_index`: Which of several processes of one server this is.
 
     Raises:
         ServeError: It cannot even be started, or an argument contradicts the model.
@@ -139,7 +164,13 @@ def start_engine(arguments: EngineArgs, stat_loggers: Sequence[Any]) -> AsyncLLM
     from llmstack_model_files import ModelFilesError
 
     try:
-        return AsyncLLM.from_engine_args(arguments, stat_loggers=stat_loggers)
+        return AsyncLLM.from_engine_args(
+            arguments,
+            stat_loggers=stat_loggers,
+            multiprocess=multiprocess,
+            client_addresses=addresses,
+            client_index=client_index,
+        )
     except (LLMStackError, ModelFilesError, OSError) as error:
         raise ServeError(one_line(error)) from error
 

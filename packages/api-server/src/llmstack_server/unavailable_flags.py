@@ -4,22 +4,22 @@ from __future__ import annotations
 
 _FLAGS = """
 --additional-config --all2all-backend --allow-deprecated-quantization
---allowed-local-media-path --allowed-media-domains --api-server-count
+--allowed-local-media-path --allowed-media-domains
 --attention-backend --attention-config --block-size-override --calculate-kv-scales --chat-template-content-format
---code-revision --collect-detailed-traces --compilation-config --config-format --convert --cpu-offload-gb
---cudagraph-capture-sizes --cudagraph-metrics --data-parallel-address --data-parallel-backend
+--code-revision --compilation-config --config-format --convert --cpu-offload-gb
+--cudagraph-capture-sizes --cudagraph-metrics --data-parallel-address
 --data-parallel-external-lb --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-rpc-port
---data-parallel-size --data-parallel-size-local --data-parallel-start-rank --default-chat-template-kwargs
+--data-parallel-size-local --data-parallel-start-rank --default-chat-template-kwargs
 --default-mm-loras --disable-cascade-attn --disable-custom-all-reduce
---disable-frontend-multiprocessing --disable-hybrid-kv-cache-manager --disable-mm-preprocessor-cache
+--disable-hybrid-kv-cache-manager --disable-mm-preprocessor-cache
 --disable-sliding-window --distributed-executor-backend --distributed-timeout-seconds --download-dir
 --ec-transfer-config --enable-auto-tool-choice --enable-dbo --enable-eplb --enable-expert-parallel
 --enable-fault-tolerance --enable-layerwise-nvtx-tracing
---enable-lora --enable-lora-bias --enable-mm-embeds --enable-per-request-metrics
---enable-prompt-embeds --enable-scale-out --enable-sleep-mode
+--enable-lora --enable-lora-bias --enable-mm-embeds
+--enable-prompt-embeds --enable-scale-out
 --enable-tower-connector-lora --enable-trace-replay --eplb-config
 --exclude-tools-when-tool-choice-none --expert-placement-strategy --fully-sharded-loras
---headless --hf-config-path --hf-overrides --hf-token --ignore-patterns
+--hf-config-path --hf-overrides --hf-token --ignore-patterns
 --interleave-mm-strings --io-processor-plugin --kv-cache-dtype --kv-cache-metrics --kv-events-config
 --kv-offloading-backend --kv-offloading-size --kv-sharing-fast-prefill --kv-transfer-config --limit-mm-per-prompt
 --log-error-stack --logits-processor-pattern
@@ -28,7 +28,7 @@ _FLAGS = """
 --max-long-partial-prefills --max-lora-rank --max-loras --max-num-queued-tokens
 --max-parallel-loading-workers --media-io-kwargs --mm-encoder-attn-backend --mm-encoder-tp-mode
 --mm-processor-cache-gb --mm-processor-cache-type --mm-processor-kwargs --mm-shm-cache-max-object-size-mb
---model-loader-extra-config --nnodes --node-rank --optimization-level --otlp-traces-endpoint
+--model-loader-extra-config --nnodes --node-rank --optimization-level
 --override-attention-dtype --override-generation-config --pooler-config --prefill-context-parallel-size
 --prefix-caching-hash-algo --profiler-config --pt-load-map-location --ray-workers-use-nsight
 --reasoning-parser --reasoning-parser-plugin --response-role --runner-type

@@ -1,0 +1,156 @@
+"""One process that answers HTTP: it opens its engine, serves until the end, and shuts the engine down."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmstack_server.config import ServeConfig
+from llmstack_server.daemon_thread import in_daemon_thread
+from llmstack_server.early_signals import EarlySignals
+from llmstack_server.launcher import StageTimer
+from llmstack_server.lifecycle import LifecycleState
+
+if TYPE_CHECKING:
+    from llmstack_llm import AsyncLLM
+    from llmstack_server.http.metrics import ServerMetrics
+    from llmstack_server.peers import Peers
+    from llmstack_server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+HEAD_START_S = 1.0
+
+OpenEngine = Callable[[StageTimer, Sequence[Any]], "AsyncLLM"]
+"""From the timer of the start and the stat loggers to an engine that is on its way; it may block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProcess:
+    """What one process needs to answer HTTP.
+
+    Attributes:
+        listener: Listens already.
+        open_engine: Starts or finds the engine, on a thread of its own.
+        on_ready: Called once when requests can be answered.
+        peers: The other processes that answer on the same socket; None where this is the only one.
+    """
+
+    config: ServeConfig
+    timer: StageTimer
+    listener: socket.socket
+    signals: EarlySignals
+    open_engine: OpenEngine
+    on_ready: Callable[[ServerState, dict[str, float]], None]
+    peers: Peers | None = None
+
+    async def run(self) -> int:
+        """Serves until a signal (exit code 0) or the engine's death (1).
+
+        Raises:
+            ServeError: The engine could not start.
+        """
+        with self.timer.stage("import metrics"):
+            metrics = self._make_metrics()
+        stat_loggers = self._stat_loggers(metrics)
+        opening = in_daemon_thread(lambda: self.open_engine(self.timer, stat_loggers), "open-engine")
+        try:
+            # A model that is at hand is opened by then: its process loads while the HTTP stack is imported here.
+            await asyncio.wait((opening,), timeout=HEAD_START_S)
+            return await self._serve(opening, metrics, stat_loggers)
+        finally:
+            await _shut_down(opening)
+
+    async def _serve(
+        self, opening: asyncio.Future[AsyncLLM], metrics: ServerMetrics, stat_loggers: Sequence[object]
+    ) -> int:
+        with self.timer.stage("import HTTP stack"):
+            from llmstack_server.housekeeping import watch
+            from llmstack_server.server import Server
+            from llmstack_server.state import ServerState
+            from llmstack_server.telemetry.open import open_telemetry
+        with self.timer.stage("build application"):
+            state = ServerState(self.config, None, metrics, peers=self.peers)
+            state.telemetry = open_telemetry(self.config.observability, state.served_model_name)
+            watch(state, stat_loggers)
+            state.lifecycle.advance(LifecycleState.LOADING_MODEL)
+            if self.peers is not None:
+                self.peers.answer_with(state.peer_answers())
+            server = Server(state, self.listener, opening)
+        if self.signals.is_stop_requested:
+            logger.info("stopped before the model was loaded")
+            return 0
+        try:
+            return await server.run(lambda: self._note_ready(state, opening.result()))
+        finally:
+            if state.telemetry is not None:
+                await asyncio.to_thread(state.telemetry.close)
+
+    def _note_ready(self, state: ServerState, engine: AsyncLLM) -> None:
+        state.facts = _facts(engine)
+        stages = dict(self.timer.stage_to_s)
+        if state.ready is not None:
+            stages |= {f"engine: {name}": seconds for name, seconds in state.ready.phases_s.items()}
+        for stage, seconds in stages.items():
+            state.metrics.startup_seconds.labels(stage).set(seconds)
+        self.on_ready(state, stages)
+        gc.collect()
+        gc.freeze()  # what the start has made stays; no later collection walks it again
+
+    def _make_metrics(self) -> ServerMetrics:
+        from llmstack_server.http.metrics import ServerMetrics
+
+        engine = self.config.engine
+        return ServerMetrics(
+            self.config.served_model_names[0],
+            has_aliases=self.config.http.has_metrics_aliases,
+            cache_facts={
+                "enable_prefix_caching": str(engine["enable_prefix_caching"]),
+                "gpu_memory_utilization": str(engine["gpu_memory_utilization"]),
+                "num_cpu_blocks": str(engine["num_host_blocks"]),
+            },
+        )
+
+    def _stat_loggers(self, metrics: ServerMetrics) -> list[object]:
+        from llmstack_llm.stats import LoggingStatLogger
+
+        # Without statistics the engine sends none; what the front end itself sees is counted all the same.
+        return [metrics] if self.config.engine["disable_log_stats"] else [metrics, LoggingStatLogger()]
+
+
+async def _shut_down(opening: asyncio.Future[AsyncLLM]) -> None:
+    if not opening.cancel() and not opening.cancelled() and opening.exception() is None:
+        await opening.result().shutdown()
+
+
+def _facts(engine: AsyncLLM) -> dict[str, object]:
+    template = "plain fallback (texts joined by newlines)" if engine.chat_template.is_fallback else "jinja"
+    is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
+    return {"chat_template": template, "uvloop": is_uvloop}
+
+
+def ready_summary(state: ServerState) -> str:
+    """The model and where it runs, for the one line at Ready."""
+    ready = state.ready
+    device = "" if ready is None else f", {ready.dtype} on {ready.device}, up to {ready.max_model_len} tokens"
+    return f"model {state.served_model_name}{device}"
+
+
+def log_ready(address: str, total_s: float, summary: str, stages: dict[str, float]) -> None:
+    """The one line at Ready, with the table of the start below it."""
+    table = "\n".join(f"  {stage:<32} {seconds:7.3f} s" for stage, seconds in stages.items())
+    logger.info("llmstack is ready on %s after %.1f s (%s)\n%s", address, total_s, summary, table)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop

@@ -1,0 +1,242 @@
+"""Several processes that answer HTTP on one socket, over the same engines: this one starts, restarts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmstack_engine_core.ipc.sockets import make_private_directory
+from llmstack_engine_core.launcher import start_module
+from llmstack_server import process_channel
+from llmstack_server.api_process import log_ready, loop_factory
+from llmstack_server.config import ServeConfig
+from llmstack_server.daemon_thread import in_daemon_thread
+from llmstack_server.early_signals import STOP_SIGNALS, EarlySignals
+from llmstack_server.engine_processes import EngineProcesses, start_engine_processes
+from llmstack_server.errors import ServeError
+from llmstack_server.launcher import StageTimer
+from llmstack_server.listening import address_of, listening
+
+logger = logging.getLogger(__name__)
+
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 60.0
+# Beyond the time that requests may take to drain; then processes are killed.
+STOP_GRACE_S = 10.0
+# What the processes get to tell why, when an engine core has ended: it told them. At the start they may be importing.
+LAST_WORDS_S = 1.5
+START_LAST_WORDS_S = 15.0
+
+
+def run_multi_api_server(config: ServeConfig) -> int:
+    """Serves until a signal (exit code 0) or the engine's death (1).
+
+    Raises:
+        ServeError: The server could not start.
+    """
+    timer, signals = StageTimer(), EarlySignals()
+    with signals.installed(), contextlib.ExitStack() as stack:
+        with timer.stage("bind socket"):
+            listener = stack.enter_context(listening(config.http))
+        directory = make_private_directory()
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        logger.info(
+            "listening on %s with %d processes", address_of(config.http, listener), config.processes.num_api_servers
+        )
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(ApiServers(config, timer, listener, directory).run(signals))
+
+
+@dataclass(slots=True)
+class _Worker:
+    popen: subprocess.Popen[bytes]
+    channel: socket.socket
+    is_ready: bool = False
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class ApiServers:
+    """The processes of one server.
+
+    One that ends unexpectedly is started again, `MAX_RESTARTS` times a minute at most; its requests are lost, those of
+    the others are not. The engines are shared, so their end is the end of all.
+    """
+
+    config: ServeConfig
+    timer: StageTimer
+    listener: socket.socket
+    directory: Path
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _restarts: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS))
+    _is_stopping: bool = False
+    _has_been_ready: bool = False
+    _forced_by: int | None = None
+
+    async def run(self, signals: EarlySignals) -> int:
+        """Runs them until a signal or the end of an engine core; nothing is left when it returns."""
+        outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        opening = in_daemon_thread(lambda: start_engine_processes(self.config, self.timer), "start-engines")
+        count = self.config.processes.num_api_servers
+        tasks = [asyncio.create_task(self._keep(index, opening, outcome)) for index in range(count)]
+        tasks.append(asyncio.create_task(self._watch_engines(opening, outcome)))
+        with self._signal_handlers(outcome):
+            if signals.is_stop_requested:
+                _settle(outcome, 0)
+            try:
+                code = await outcome
+            finally:
+                await self._stop(tasks, opening)
+        return code if self._forced_by is None else 128 + self._forced_by
+
+    async def _keep(self, index: int, opening: asyncio.Future[EngineProcesses], outcome: asyncio.Future[int]) -> None:
+        """One place among the processes: starts whoever has it, and the next one when that has ended."""
+        try:
+            while True:
+                worker = self._start(index)
+                await self._follow(worker, opening)
+                code = await asyncio.to_thread(worker.popen.wait)
+                if self._is_stopping or not self._may_restart(index, worker, code, outcome):
+                    return
+        except (OSError, process_channel.ChannelError) as error:
+            _fail(outcome, ServeError(f"an API process cannot be run: {error}"))
+
+    def _start(self, index: int) -> _Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            popen = start_module("llmstack_server.api_worker", [theirs.fileno(), self.listener.fileno()])
+        order = {
+            "flags": self.config.flags, "index": index, "count": self.config.processes.num_api_servers,
+            "directory": str(self.directory),
+        }  # fmt: skip
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, which is seen next
+            process_channel.send(ours, order)
+        self._workers[index] = _Worker(popen, ours)
+        return self._workers[index]
+
+    async def _follow(self, worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
+        """Tells the process where the engines are, and takes its events until it ends."""
+        reader, writer = await asyncio.open_connection(sock=worker.channel)
+        telling = asyncio.create_task(_tell_engines(writer, opening))
+        try:
+            while (event := await process_channel.receive_from(reader)) is not None:
+                worker.failure = str(event.get("failed", ""))
+                if event.get("ready"):
+                    worker.is_ready = True
+                    self._note_ready(event)
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+            writer.close()
+
+    def _note_ready(self, event: process_channel.Message) -> None:
+        if self._has_been_ready or not all(worker.is_ready for worker in self._workers.values()):
+            return
+        self._has_been_ready = True
+        stages = {**self.timer.stage_to_s, **event["stages"]}
+        summary = f"{event['summary']}, {len(self._workers)} API processes"
+        log_ready(address_of(self.config.http, self.listener), self.timer.total_s, summary, stages)
+
+    def _may_restart(self, index: int, worker: _Worker, code: int, outcome: asyncio.Future[int]) -> bool:
+        if worker.failure:
+            _fail(outcome, ServeError(worker.failure))
+            return False
+        if code == 1:  # its engine is gone; it has said so
+            _settle(outcome, 1)
+            return False
+        now_s = time.monotonic()
+        if len(self._restarts) == MAX_RESTARTS and now_s - self._restarts[0] < RESTART_WINDOW_S:
+            logger.error("API process %d has ended (%s) too often: the server stops", index, _described(code))
+            _settle(outcome, 1)
+            return False
+        self._restarts.append(now_s)
+        logger.error(
+            "API process %d has ended (%s): its requests are lost, another one starts", index, _described(code)
+        )
+        return True
+
+    async def _watch_engines(self, opening: asyncio.Future[EngineProcesses], outcome: asyncio.Future[int]) -> None:
+        try:
+            engines = await asyncio.shield(opening)
+        except ServeError as error:
+            _fail(outcome, error)
+            return
+
+        def on_death(line: str) -> None:
+            if self._has_been_ready:
+                logger.error("%s", line)
+                loop.call_later(LAST_WORDS_S, _settle, outcome, 1)
+            else:
+                loop.call_later(START_LAST_WORDS_S, _fail, outcome, ServeError(line))
+
+        loop = asyncio.get_running_loop()
+
+        engines.watch(on_death)
+
+    async def _stop(self, tasks: list[asyncio.Task[None]], opening: asyncio.Future[EngineProcesses]) -> None:
+        """Lets the processes drain, then ends the engines; what does not end in time is killed."""
+        self._is_stopping = True
+        self.listener.close()  # the processes have their own, and nobody else will answer
+        self._signal_workers(signal.SIGTERM)
+        _, unfinished = await asyncio.wait(tasks, timeout=self.config.http.shutdown_timeout_s + STOP_GRACE_S)
+        if unfinished:
+            logger.warning("%d API processes did not end in time and are killed", len(unfinished))
+            self._signal_workers(signal.SIGKILL)
+            await asyncio.wait(unfinished)
+        if not opening.cancel() and opening.exception() is None:
+            await opening.result().stop()
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        for worker in self._workers.values():
+            worker.popen.send_signal(number)  # does nothing to one that has been waited for
+
+    @contextlib.contextmanager
+    def _signal_handlers(self, outcome: asyncio.Future[int]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number, outcome)
+        try:
+            yield
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: int, outcome: asyncio.Future[int]) -> None:
+        if not outcome.done():
+            logger.info("%s: shutting down", signal.Signals(number).name)
+            outcome.set_result(0)
+            return
+        logger.warning("%s again: aborting everything", signal.Signals(number).name)
+        self._forced_by = number
+        self._signal_workers(signal.SIGTERM)
+
+
+async def _tell_engines(writer: asyncio.StreamWriter, opening: asyncio.Future[EngineProcesses]) -> None:
+    with contextlib.suppress(ServeError, ConnectionError):  # somebody else says so
+        engines = await asyncio.shield(opening)
+        writer.write(process_channel.packed({"model_path": engines.model_path, "addresses": engines.addresses}))
+        await writer.drain()
+
+
+def _settle(outcome: asyncio.Future[int], code: int) -> None:
+    if not outcome.done():
+        outcome.set_result(code)
+
+
+def _fail(outcome: asyncio.Future[int], error: ServeError) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
+
+
+def _described(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

@@ -1,0 +1,120 @@
+"""One of several API processes: `python -m llmstack_server.api_worker CHANNEL LISTENER`, started by `api_servers`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmstack_server import process_channel
+from llmstack_server.api_process import ApiProcess, loop_factory, ready_summary
+from llmstack_server.config import ServeConfig, config_from
+from llmstack_server.early_signals import EarlySignals
+from llmstack_server.environment import read_environment
+from llmstack_server.errors import ServeError
+from llmstack_server.launcher import StageTimer, engine_args, start_engine
+from llmstack_server.logs import set_up_logging
+from llmstack_server.peers import Peers
+
+if TYPE_CHECKING:
+    from llmstack_llm import AsyncLLM
+    from llmstack_server.state import ServerState
+
+logger = logging.getLogger("llmstack_server.api_worker")  # `__name__` is `__main__` here
+
+# How long a process whose parent is gone may take to end by itself.
+ORPHAN_GRACE_S = 3.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """An API process and what ties it to the process that started it.
+
+    Attributes:
+        channel: Orders come over it and events go back; its end is the end of the other process.
+    """
+
+    config: ServeConfig
+    listener: socket.socket
+    channel: socket.socket
+    index: int
+    count: int
+    directory: Path
+    timer: StageTimer = field(default_factory=StageTimer)
+    signals: EarlySignals = field(default_factory=EarlySignals)
+
+    def run(self) -> int:
+        """Serves until a signal (0) or the engine's death (1); a start that fails is told and ends with 1."""
+        with self.signals.installed(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+            try:
+                return runner.run(self._serve())
+            except ServeError as error:
+                self._tell({"failed": str(error)})
+                return 1
+
+    async def _serve(self) -> int:
+        async with Peers(self.directory, self.index, self.count) as peers:
+            process = ApiProcess(
+                self.config, self.timer, self.listener, self.signals, self._open_engine, self._on_ready, peers
+            )
+            return await process.run()
+
+    def _open_engine(self, timer: StageTimer, stat_loggers: Sequence[Any]) -> AsyncLLM:
+        with timer.stage("wait for engine addresses"):
+            order = process_channel.receive(self.channel)
+        if order is None:
+            raise ServeError("the process that started this one has ended")
+        threading.Thread(target=self._follow_parent, name="lifeline", daemon=True).start()
+        with timer.stage("attach to engine"):
+            return start_engine(
+                engine_args(self.config, order["model_path"]),
+                stat_loggers,
+                addresses=order["addresses"],
+                client_index=self.index,
+            )
+
+    def _on_ready(self, state: ServerState, stages: dict[str, float]) -> None:
+        self._tell({"ready": True, "summary": ready_summary(state), "stages": stages})
+
+    def _tell(self, event: process_channel.Message) -> None:
+        with contextlib.suppress(OSError):  # nobody is left to tell
+            process_channel.send(self.channel, event)
+
+    def _follow_parent(self) -> None:
+        """Ends this process with its parent: nobody would stop it, and the engine cores are gone too."""
+        with contextlib.suppress(process_channel.ChannelError):
+            while process_channel.receive(self.channel) is not None:
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_GRACE_S)
+        os._exit(1)
+
+
+def main(arguments: list[str]) -> int:
+    """Receives its order and serves."""
+    faulthandler.enable()
+    channel, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
+    listener.setblocking(False)
+    order = process_channel.receive(channel)
+    if order is None:
+        return 1
+    config = config_from(argparse.Namespace(**order["flags"]), read_environment(os.environ))
+    config = replace(config, warnings=())
+    set_up_logging(config.http)
+    return Worker(config, listener, channel, order["index"], order["count"], Path(order["directory"])).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""Control routes that give memory back while nobody needs the model, and take it again."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from llmstack_server.http.errors import HTTPError, engine_unavailable
+from llmstack_server.state import ServerState
+from llmstack_types import InvalidRequestError
+
+_LEVELS = {"1": 1, "2": 2}
+_ALL_TAGS = {"weights", "kv_cache"}
+
+
+def add_sleep_routes(router: APIRouter, state: ServerState) -> None:
+    """Declares the routes of this module."""
+
+    @router.post("/sleep")
+    async def sleep(request: Request) -> Response:
+        """Gives back the memory of the KV cache (`?level=1`), or of the weights too (`?level=2`)."""
+        level = request.query_params.get("level", "1")
+        if level not in _LEVELS:
+            raise InvalidRequestError("level must be 1 or 2.", param="level", code="invalid_value")
+        if not await state.engine.sleep(_LEVELS[level]):
+            raise HTTPError(engine_unavailable("The engine cannot sleep: requests are running."))
+        return Response(status_code=200)
+
+    @router.post("/wake_up")
+    async def wake_up(request: Request) -> Response:
+        """Brings back what `/sleep` gave back."""
+        tags = request.query_params.getlist("tags")
+        if tags and set(tags) != _ALL_TAGS:
+            raise InvalidRequestError(
+                "Weights and KV cache are brought back together; leave tags away.",
+                param="tags", code="unsupported_value",
+            )  # fmt: skip
+        await state.engine.wake_up()
+        return Response(status_code=200)
+
+    @router.get("/is_sleeping")
+    async def is_sleeping() -> Response:
+        """Whether `/wake_up` has to come before the next request."""
+        return JSONResponse({"is_sleeping": state.engine.sleep_level > 0})

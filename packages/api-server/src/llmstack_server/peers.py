@@ -1,0 +1,86 @@
+"""The API processes of one server ask each other: what one of them answers about the server covers all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 1.0
+MAX_ANSWER_BYTES = 16 << 20
+MAX_QUESTION_BYTES = 64
+
+Answers = Mapping[str, Callable[[], Any]]
+
+
+class Peers:
+    """Unix sockets in a directory of the server's own, one per API process; a context manager.
+
+    A question is a word, an answer JSON. A peer that does not answer in time is left out: it has ended, or is starting.
+
+    Attributes:
+        index: This process among the others, from 0 on.
+        count: How many there are.
+    """
+
+    def __init__(self, directory: Path, index: int, count: int) -> None:
+        self.index = index
+        self.count = count
+        self._directory = directory
+        self._answers: Answers = {}
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Peers:
+        path = self._path(self.index)
+        path.unlink(missing_ok=True)  # of a process that had our place before us
+        self._server = await asyncio.start_unix_server(self._answer, path, limit=MAX_QUESTION_BYTES)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._path(self.index).unlink(missing_ok=True)
+
+    def answer_with(self, answers: Answers) -> None:
+        """From here on questions are answered: word to what makes the answer."""
+        self._answers = answers
+
+    async def ask(self, question: str) -> list[Any]:
+        """The answers of the others, in their order."""
+        others = [index for index in range(self.count) if index != self.index]
+        answers = await asyncio.gather(*(self._ask_one(index, question) for index in others))
+        return [answer for answer in answers if answer is not None]
+
+    async def _ask_one(self, index: int, question: str) -> Any:
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(self._path(index), limit=MAX_ANSWER_BYTES)
+                try:
+                    writer.write(f"{question}\n".encode())
+                    return json.loads(await reader.readuntil(b"\n"))
+                finally:
+                    writer.close()
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            logger.debug("API process %d gave no %s: %s", index, question, type(error).__name__)
+            return None
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, ValueError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                question = (await reader.readline()).decode().strip()
+                answer = self._answers.get(question)
+                writer.write(json.dumps(None if answer is None else answer()).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    def _path(self, index: int) -> Path:
+        return self._directory / f"api-{index}.sock"
