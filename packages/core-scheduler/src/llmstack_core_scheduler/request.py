@@ -26,7 +26,9 @@ class Request:
         max_num_tokens: Length of `token_ids` at which the request ends.
         max_num_slots: Most tokens that it may ever need slots for.
         min_num_tokens: Length below which no token ends it.
-        eos_token_ids: End-of-sequence ids that end it; empty under `ignore_eos`.
+        eos_token_ids: End-of-sequence ids that end it; empty under `ignore_eos`, unless it is constrained.
+        is_constrained: Whether it has structured output: then an end-of-sequence id ends it at any length, since one
+            is drawn early only where nothing else may follow.
         stop_token_ids: Further ids that end it.
         ending_token_ids: Both together.
         num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
@@ -46,6 +48,7 @@ class Request:
         "ending_token_ids",
         "eos_token_ids",
         "has_more_to_tell",
+        "is_constrained",
         "is_finished",
         "is_protected",
         "max_num_slots",
@@ -91,7 +94,9 @@ class Request:
         # The last token is sampled but never fed back: it needs no slot.
         self.max_num_slots = max(self.num_prompt_tokens, max_num_tokens - 1)
         self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
-        self.eos_token_ids = frozenset(() if params.ignore_eos else arrival.eos_token_ids)
+        self.is_constrained = params.structured_outputs is not None
+        ignores_eos = params.ignore_eos and not self.is_constrained
+        self.eos_token_ids = frozenset(() if ignores_eos else arrival.eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.ending_token_ids = self.eos_token_ids | self.stop_token_ids
         self.num_computed_tokens = 0

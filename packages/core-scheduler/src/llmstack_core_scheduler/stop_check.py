@@ -44,11 +44,10 @@ def append_until_stop(request: Request, sampled_token_ids: list[int]) -> tuple[l
 
 def check_stop(request: Request) -> Stop | None:
     """Whether the request ends with its last token: an ending token, not before `min_tokens`, or else the length."""
-    num_tokens = len(request.token_ids)
-    if num_tokens >= request.min_num_tokens:
-        token_id = request.token_ids[-1]
-        if token_id in request.eos_token_ids:
-            return _END_OF_SEQUENCE
-        if token_id in request.stop_token_ids:
-            return Stop(RequestStatus.FINISHED_STOPPED, FinishReason.STOP, token_id)
+    num_tokens, token_id = len(request.token_ids), request.token_ids[-1]
+    is_long_enough = num_tokens >= request.min_num_tokens
+    if token_id in request.eos_token_ids and (is_long_enough or request.is_constrained):
+        return _END_OF_SEQUENCE
+    if token_id in request.stop_token_ids and is_long_enough:
+        return Stop(RequestStatus.FINISHED_STOPPED, FinishReason.STOP, token_id)
     return _LENGTH if num_tokens >= request.max_num_tokens else None

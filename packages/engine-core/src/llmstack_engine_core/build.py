@@ -21,12 +21,14 @@ from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.protocols import EventHook, ModelRunner, Scheduler
 from llmstack_engine_core.step_log import FileSink, LogHeader, RecordingScheduler, RingSink, StepLog
+from llmstack_engine_core.structured_output import CompilingScheduler, ConstrainedRunner, LazyBackend
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
 
 logger = logging.getLogger(__name__)
 
 REPORTED_DISTRIBUTIONS = (
     "llmstack-engine-core", "llmstack-core-scheduler", "llmstack-kv-cache", "llmstack-model-runner", "llmstack-kernels",
+    "llmstack-structured-output",
     "pyzmq", "msgpack", "torch",
 )  # fmt: skip
 
@@ -107,9 +109,12 @@ def _build_with_runner(
         model_path=config.model.model_path,
     )
     logger.info("%d blocks of %d tokens, start took %s", num_blocks, spec.block_size, _describe(timer.phases_s))
+    constraints = LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size)
+    searching = BeamScheduler(scheduler)  # around the log, which so holds what a search does to the scheduler
     return EngineCore(
-        BeamScheduler(scheduler),  # around the log, which so holds what a search does to the scheduler
-        runner,
+        # Around both: requests are in the log from when the scheduler has them.
+        CompilingScheduler(searching, constraints, events.on_status),
+        ConstrainedRunner(runner, constraints),
         ready,
         log_stats=config.log_stats,
         max_num_queued_requests=config.max_num_queued_requests,

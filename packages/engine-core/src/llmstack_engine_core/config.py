@@ -31,6 +31,8 @@ class EngineConfig:
         log_stats: Report the scheduler's state with each step, and the states of requests.
         num_recorded_steps: Steps that are kept for whoever looks later; 0 keeps none.
         trace: Print a line for each stage of each request to standard error.
+        tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
+        constraint_backend: What compiles and follows them, as `module:Class`.
         log_level: Of the engine core's process.
         max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.
         start_timeout_s: How long a client waits for the engine core to become ready.
@@ -57,6 +59,8 @@ class EngineConfig:
     async_scheduling: bool = False
     num_recorded_steps: int = 512
     trace: bool = False
+    tokenizer_path: str | None = None
+    constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
 
     def __post_init__(self) -> None:
         self._check_shared_limits()

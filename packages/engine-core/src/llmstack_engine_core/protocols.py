@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from llmstack_types import (
@@ -14,6 +14,8 @@ from llmstack_types import (
     SchedulerOutput,
     SchedulerStats,
     StepRecord,
+    StructuredOutputsParams,
+    TokenMasks,
 )
 
 
@@ -98,8 +100,13 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def execute_model(self, scheduled: SchedulerOutput) -> PendingOutput:
+    def execute_model(
+        self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
+    ) -> PendingOutput:
         """Starts one step: row updates, copies of blocks, forward pass, sampling. An empty step has the first two.
+
+        `token_masks` comes with steps that have constrained rows. It is called once, when the forward pass is launched,
+        and takes its time: masks are computed, or waited for, while the device is busy.
 
         If the last step is still under way, its tokens are this one's inputs: the runner waits for it, or orders the
         two on its device.
@@ -140,3 +147,38 @@ class EventHook(Protocol):
 
     def on_step(self, record: StepRecord) -> None:
         """A step is over."""
+
+
+class ConstraintBackend(Protocol):
+    """Compiles constraints, and follows the requests that have one. Constructed with the tokenizer's folder and the
+    width of the logits; `compile` may run in several threads, everything else belongs to the engine core's.
+    """
+
+    def compile(self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...]) -> None:
+        """Compiles a constraint and keeps it for `start`.
+
+        Raises:
+            InvalidRequestError: It cannot be compiled.
+        """
+        ...
+
+    def start(
+        self, request_id: str, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...], min_tokens: int = 0
+    ) -> None:
+        """Begins to follow a request whose constraint has been compiled.
+
+        Before `min_tokens` the text does not end, unless nothing else may follow.
+        """
+        ...
+
+    def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Takes over what a followed request has said."""
+        ...
+
+    def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytes | bytearray:
+        """`TokenMasks.bits` for rows of (request id, draft tokens); one without a bit is of a failed request."""
+        ...
+
+    def end(self, request_id: str) -> None:
+        """Forgets a request."""
+        ...

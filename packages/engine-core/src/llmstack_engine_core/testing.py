@@ -22,6 +22,7 @@ from llmstack_types import (
     ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
+    TokenMasks,
 )
 
 BYTES_PER_TOKEN = 8
@@ -150,8 +151,10 @@ class EchoModelRunner:
         """Forgets its rows."""
         self._rows.clear()
 
-    def execute_model(self, scheduled: SchedulerOutput) -> EchoOutput:
-        """Applies the row updates and echoes."""
+    def execute_model(
+        self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
+    ) -> EchoOutput:
+        """Applies the row updates and echoes; where that is not allowed, a row says its lowest allowed token."""
         self._num_steps += 1
         self._misbehave()
         if self._sleep_level:
@@ -161,8 +164,9 @@ class EchoModelRunner:
         for request in scheduled.new_requests:
             self._rows[request.request_id] = _Row(request)
         results = _StepResults()
+        masks = {} if token_masks is None else self._masks_of_rows(scheduled, token_masks())
         for row in scheduled.scheduled_requests:
-            self._execute_row(row, results)
+            self._execute_row(row, results, masks.get(row.request_id, ()))
         return EchoOutput(
             ModelRunnerOutput(
                 [row.request_id for row in scheduled.scheduled_requests],
@@ -182,7 +186,13 @@ class EchoModelRunner:
         if self._num_steps == self.options.fail_at_step:
             raise RuntimeError(f"step {self._num_steps} fails, as the options say")
 
-    def _execute_row(self, scheduled: ScheduledRequest, results: _StepResults) -> None:
+    def _masks_of_rows(self, scheduled: SchedulerOutput, masks: TokenMasks) -> dict[str, list[bytes]]:
+        num_drafts = {row.request_id: len(row.draft_token_ids) for row in scheduled.scheduled_requests}
+        size = -(-self.options.vocab_size // 32) * 4
+        rest = iter([bytes(masks.bits[start : start + size]) for start in range(0, len(masks.bits), size)])
+        return {one: [next(rest) for _ in range(1 + num_drafts[one])] for one in masks.request_ids}
+
+    def _execute_row(self, scheduled: ScheduledRequest, results: _StepResults, masks: Sequence[bytes]) -> None:
         request_id, num_computed, num_scheduled, new_block_ids, drafts = scheduled
         row = self._rows[request_id]
         request = row.request
@@ -204,7 +214,8 @@ class EchoModelRunner:
         if end < num_tokens or request.pooling_params is not None:
             results.sampled_token_ids.append([])
             return
-        sampled = _echo(request, drafts)  # for a row that fails too: the next step may be scheduled for it already
+        # For a row that fails too: the next step may be scheduled for it already.
+        sampled = _echo(request, drafts, masks)
         if request_id in results.errors:
             results.sampled_token_ids.append([])
             return
@@ -218,15 +229,22 @@ class EchoModelRunner:
         return echo_vector(token_ids, params)
 
 
-def _echo(request: NewRequest, draft_token_ids: Sequence[int]) -> list[int]:
+def _echo(request: NewRequest, draft_token_ids: Sequence[int], masks: Sequence[bytes]) -> list[int]:
     """The next token, and one more for each draft that was right; they are the request's from now on."""
     token_ids, num_prompt_tokens, sampled = request.token_ids, request.num_prompt_tokens, list[int]()
-    for draft_token_id in [*draft_token_ids, None]:
-        sampled.append(token_ids[(len(token_ids) - num_prompt_tokens) % num_prompt_tokens])
-        token_ids.append(sampled[-1])
+    for place, draft_token_id in enumerate([*draft_token_ids, None]):
+        token_id = token_ids[(len(token_ids) - num_prompt_tokens) % num_prompt_tokens]
+        if masks and not _is_allowed(masks[place], token_id):
+            token_id = next(other for other in range(8 * len(masks[place])) if _is_allowed(masks[place], other))
+        sampled.append(token_id)
+        token_ids.append(token_id)
         if sampled[-1] != draft_token_id:
             break
     return sampled
+
+
+def _is_allowed(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
 
 def echo_vector(token_ids: Sequence[int], params: PoolingParams) -> bytes:

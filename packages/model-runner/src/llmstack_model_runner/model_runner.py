@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from llmstack_model_runner.sampling import (
     LogitsProcessorType,
     Sampler,
     SamplerOutput,
+    TokenBitmask,
     load_logits_processors,
 )
 from llmstack_model_runner.step_output import PendingStep
@@ -47,7 +48,7 @@ from llmstack_model_runner.weights import (
     refuse_quantized_checkpoint,
     resolve_dtype,
 )
-from llmstack_types import KVCacheSpec, ModelRunnerConfig, SchedulerOutput
+from llmstack_types import KVCacheSpec, ModelRunnerConfig, SchedulerOutput, TokenMasks
 
 logger = logging.getLogger(__name__)
 
@@ -170,8 +171,12 @@ class ModelRunner:
         self.timing = StepTiming()
 
     @torch.inference_mode()
-    def execute_model(self, scheduled: SchedulerOutput) -> PendingStep:
+    def execute_model(
+        self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
+    ) -> PendingStep:
         """Starts one step: row updates, copies of blocks, forward pass, sampling. An empty step has the first two.
+
+        `token_masks` is called between forward pass and sampling, where rows of the step are constrained.
 
         Raises:
             InputBatchError: The step contradicts what the runner knows of its requests.
@@ -190,7 +195,7 @@ class ModelRunner:
         if inputs is None:
             self._pending = PendingStep(batch, step, sampling_indices=np.zeros(0, dtype=np.int64))
         else:
-            self._pending = self._run(model, batch, step, inputs)
+            self._pending = self._run(model, batch, step, inputs, token_masks)
         return self._pending
 
     def backends(self) -> Mapping[str, str]:
@@ -239,7 +244,14 @@ class ModelRunner:
         self._kv_caches = []
         self._host_kv_caches = []
 
-    def _run(self, model: Model, batch: InputBatch, step: StepRows, inputs: ModelInputs) -> PendingStep:
+    def _run(
+        self,
+        model: Model,
+        batch: InputBatch,
+        step: StepRows,
+        inputs: ModelInputs,
+        token_masks: Callable[[], TokenMasks] | None,
+    ) -> PendingStep:
         prompt_logprobs: Sequence[PromptLogprobs] = ()
         pooled: Sequence[PooledRows] = ()
         with self.timing.phase("forward"):
@@ -253,10 +265,10 @@ class ModelRunner:
                 if len(batch.pooling):
                     pooled = pool(batch, step, inputs, hidden, self._label_head)
         with self.timing.phase("sample"):
-            if decoded is not None and batch.sampling.is_all_greedy:
+            if decoded is not None and token_masks is None and batch.sampling.is_all_greedy:
                 sampled: SamplerOutput | None = decoded.greedy_choice()
             else:
-                sampled = None if logits is None else self._sample(batch, step, inputs, logits)
+                sampled = None if logits is None else self._sample(batch, step, inputs, logits, token_masks)
         self.timing.num_steps += 1
         self.timing.num_tokens += len(inputs.token_ids)
         return PendingStep(batch, step, inputs.sampling_indices, sampled, prompt_logprobs, pooled)
@@ -267,11 +279,23 @@ class ModelRunner:
             return None
         return self._graphs.run(inputs)
 
-    def _sample(self, batch: InputBatch, step: StepRows, inputs: ModelInputs, logits: torch.Tensor) -> SamplerOutput:
+    def _sample(
+        self,
+        batch: InputBatch,
+        step: StepRows,
+        inputs: ModelInputs,
+        logits: torch.Tensor,
+        token_masks: Callable[[], TokenMasks] | None,
+    ) -> SamplerOutput:
         rows = step.rows[inputs.sampling_indices]
         num_places = step.num_drafts[inputs.sampling_indices] + 1
         output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
-        return self._sampler.sample(logits, batch.sampling.metadata(np.repeat(rows, num_places), output_indices))
+        bitmask = None
+        if token_masks is not None:
+            sampling_ids = [step.request_ids[index] for index in inputs.sampling_indices.tolist()]
+            bitmask = TokenBitmask.of(token_masks(), sampling_ids, num_places)
+        metadata = batch.sampling.metadata(np.repeat(rows, num_places), output_indices, bitmask)
+        return self._sampler.sample(logits, metadata)
 
 
 def _forward(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> torch.Tensor:

@@ -85,15 +85,7 @@ class ConstrainedRequests:
         """
         num_places = sum(1 + len(drafts) for _, drafts in rows)
         bits = bytearray(b"\xff") * (num_places * self.mask_bytes)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(bits))
-        place, jobs = 0, []
-        for request_id, drafts in rows:
-            jobs.append((self._requests[request_id].matcher.handle, place, list(drafts)))
-            place += 1 + len(drafts)
-        if len(jobs) == 1 and not jobs[0][2]:
-            jobs[0][0].unsafe_compute_mask_ptr(address, self.mask_bytes)
-        elif jobs:
-            self._pool().unsafe_compute_mask_ptr_with_draft_token(jobs, address, self.mask_bytes, num_places)
+        self._fill(rows, bits, num_places)
         self._bar_early_ends(rows, bits)
         return bits
 
@@ -103,6 +95,21 @@ class ConstrainedRequests:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def _fill(self, rows: Sequence[tuple[str, Sequence[int]]], bits: bytearray, num_places: int) -> None:
+        place, plain, drafted = 0, [], []
+        for request_id, drafts in rows:
+            handle = self._requests[request_id].matcher.handle
+            if drafts:
+                drafted.append((handle, place, list(drafts)))
+            else:
+                plain.append((handle, place))
+            place += 1 + len(drafts)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(bits))
+        if plain:
+            self._pool().unsafe_compute_mask_ptr(plain, address, self.mask_bytes, num_places)
+        if drafted:
+            self._pool().unsafe_compute_mask_ptr_with_draft_token(drafted, address, self.mask_bytes, num_places)
 
     def _bar_early_ends(self, rows: Sequence[tuple[str, Sequence[int]]], bits: bytearray) -> None:
         place = 0

@@ -14,6 +14,8 @@ from llmstack_structured_output.regexes import check_regex
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 MAX_COUNT = 100_000
+# All that indented JSON needs. Models that may write any number of blanks do: they find no end between two tokens.
+WHITESPACE = r" |\r?\n[ \t]{0,48}"
 
 
 def schema_grammar(
@@ -30,10 +32,11 @@ def schema_grammar(
         InvalidRequestError: It is no schema, or over a limit.
     """
     value = read_schema(param, schema, limits)
-    options: dict[str, Any] = {"whitespace_flexible": not disable_any_whitespace, "lenient": False}
     if whitespace_pattern is not None:
         check_regex("structured_outputs.whitespace_pattern", whitespace_pattern, limits)
-        options["whitespace_pattern"] = whitespace_pattern
+    options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
+    if not disable_any_whitespace:
+        options["whitespace_pattern"] = whitespace_pattern or WHITESPACE
     try:
         return LLMatcher.grammar_from_json_schema(value, overrides=options)  # type: ignore[arg-type]  # its TypedDict
     except (ValueError, RecursionError) as error:

@@ -30,6 +30,7 @@ from llmstack_types.sampling_params import RequestOutputKind, SamplingParams
 from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from llmstack_types.stats import SchedulerStats
 from llmstack_types.structured_outputs_params import StructuredOutputsParams
+from llmstack_types.token_masks import TokenMasks
 
 __all__ = [
     "EngineCoreOutput",
@@ -62,4 +63,5 @@ __all__ = [
     "StepRecording",
     "StructuredOutputsParams",
     "TokenLogprobs",
+    "TokenMasks",
 ]

@@ -13,6 +13,7 @@ from llmstack_types.stats import SchedulerStats
 class RequestStatus(StrEnum):
     """The states of a request; a finished one never leaves its state."""
 
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from llmstack_model_runner.ragged import ragged_aranges
+from llmstack_types import TokenMasks
 
 _BITS = 32
 
@@ -22,6 +26,25 @@ class TokenBitmask:
 
     rows: npt.NDArray[np.int64]
     bits: npt.NDArray[np.int32]
+
+    @staticmethod
+    def of(masks: TokenMasks, request_ids: Sequence[str], num_places: npt.NDArray[np.int64]) -> TokenBitmask:
+        """The masks as rows of the logits, which are `num_places` for each of the sampling rows `request_ids`.
+
+        Raises:
+            ValueError: A row with a mask does not sample, or there are not as many masks as places.
+        """
+        index_of = {request_id: index for index, request_id in enumerate(request_ids)}
+        try:
+            indices = np.array([index_of[request_id] for request_id in masks.request_ids], dtype=np.int64)
+        except KeyError as error:
+            raise ValueError(f"a token mask is for {error}, which does not sample") from error
+        starts = np.cumsum(num_places) - num_places
+        rows = ragged_aranges(starts[indices], num_places[indices])
+        words = np.frombuffer(masks.bits, dtype=np.int32)
+        if len(words) % max(len(rows), 1):
+            raise ValueError(f"{4 * len(words)} bytes are no token masks for {len(rows)} places")
+        return TokenBitmask(rows, words.reshape(len(rows), -1))
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: TokenBitmask) -> None:

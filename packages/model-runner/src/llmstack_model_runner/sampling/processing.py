@@ -35,7 +35,7 @@ class ProcessedLogits:
 def process_logits(logits: torch.Tensor, metadata: SamplingMetadata) -> ProcessedLogits:
     """Applies everything that comes before temperature, in place."""
     # Masks may hide what is not a number.
-    is_number = ~logits.amax(dim=-1).isnan() if metadata.has_masks else None
+    is_number = ~first_maximum(logits)[0].isnan() if metadata.has_masks else None
     logits = _change(logits, metadata) if metadata.has_changes else logits
     best, token_ids = first_maximum(logits)
     is_good = best.isfinite()

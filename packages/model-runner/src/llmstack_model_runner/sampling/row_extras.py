@@ -31,13 +31,15 @@ class RowExtras:
         is_plain = params.logprobs is None and not (
             params.min_tokens or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids
         )
+        # Whoever makes the masks of a constrained row knows whether anything but its end may follow.
+        min_tokens = 0 if params.structured_outputs is not None else params.min_tokens
         if is_plain:
             return None
         bad = [one for one in params.bad_words_token_ids if all(0 <= token_id < vocab_size for token_id in one)]
         allowed = params.allowed_token_ids
         return RowExtras(
             num_logprobs=params.logprobs,
-            min_tokens=params.min_tokens,
+            min_tokens=min_tokens,
             ending_token_ids=_in_vocabulary({*eos_token_ids, *(params.stop_token_ids or ())}, vocab_size),
             allowed_token_ids=_in_vocabulary(set(allowed), vocab_size) if allowed else None,
             bias=_bias(params.logit_bias, vocab_size) if params.logit_bias else None,
