@@ -17,7 +17,7 @@ from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
 from llmstack_llm.tokenizer import load_tokenizer
 from llmstack_server.config import HTTPConfig
 from llmstack_server.http.app import build_app
-from llmstack_server.openai.embeddings import MAX_NUM_IN_FLIGHT
+from llmstack_server.pooling.engine_run import MAX_NUM_IN_FLIGHT
 from llmstack_server.testing import READY, Answer, FakeEngineClient, call, ready_state, wait_until
 from llmstack_types import RequestFailedError, ServerOverloadedError
 
@@ -77,6 +77,20 @@ async def test_fewer_dimensions_give_a_shorter_vector(app: Any) -> None:
     assert vectors(await embed(app, [7, 9, 8], dimensions=2)) == [[3.0, 7.0]]
 
 
+async def test_longer_inputs_are_cut_where_that_is_asked_for(app: Any) -> None:
+    assert [vector[0] for vector in vectors(await embed(app, ["a" * 500, "b"], truncate_prompt_tokens=2))] == [2, 1]
+    assert vectors(await embed(app, [7, 9, 8], truncate_prompt_tokens=2)) == [[2.0, 7.0, 9.0, 9.0]]
+    assert vectors(await embed(app, [7, 9, 8], truncate_prompt_tokens=2, truncation_side="left"))[0][1] == 9.0
+    assert vectors(await embed(app, "a" * 500, truncate_prompt_tokens=-1))[0][0] == 128
+
+
+async def test_a_conversation_is_an_input_too(app: Any) -> None:
+    messages = [{"role": "user", "content": "abc"}]
+    answer = await call(app, "POST", EMBEDDINGS, {"messages": messages})
+    (vector,) = vectors(answer)
+    assert answer.json()["usage"]["prompt_tokens"] == vector[0] >= 3
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [
@@ -101,8 +115,17 @@ async def test_fewer_dimensions_give_a_shorter_vector(app: Any) -> None:
         ({"input": "a", "normalize": "yes"}, "normalize", "invalid_type"),
         ({"input": "a", "priority": 2**40}, "priority", "integer_above_max_value"),
         ({"input": "a", "cache_salt": "s" * 200}, "cache_salt", "string_above_max_length"),
-        ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "unsupported_parameter"),
-        ({"input": "a", "messages": []}, "messages", "unsupported_parameter"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        ({"input": "a", "truncate_prompt_tokens": 129}, "truncate_prompt_tokens", "integer_above_max_value"),
+        ({"input": "a", "truncate_prompt_tokens": "3"}, "truncate_prompt_tokens", "invalid_type"),
+        ({"input": "a", "truncate_prompt_tokens": 3, "truncation_side": "x"}, "truncation_side", "invalid_value"),
+        ({"input": "a", "messages": []}, "input", "invalid_value"),
+        ({"messages": ["a"]}, "messages[0]", "invalid_type"),
+        (
+            {"messages": [{"role": "user", "content": "a"}], "chat_template": "x"},
+            "chat_template",
+            "unsupported_parameter",
+        ),
         ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "unsupported_parameter"),
     ],
     ids=lambda value: repr(value)[:60],

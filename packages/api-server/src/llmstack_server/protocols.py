@@ -72,11 +72,12 @@ class AdmittedInput(Protocol):
     def pooling_params(self) -> PoolingParams: ...
 
 
-class Vector(Protocol):
-    """One pooled vector."""
+class Numbers(Protocol):
+    """What one prompt to pool has brought: a vector, several, or a number for each label."""
 
     @property
     def data(self) -> array[float]: ...
+    def tolist(self) -> list[float] | list[list[float]]: ...
     def to_bytes(self) -> bytes: ...
 
 
@@ -84,7 +85,7 @@ class PooledOutput(Protocol):
     """What one prompt to pool has brought."""
 
     @property
-    def outputs(self) -> Vector: ...
+    def outputs(self) -> Numbers: ...
 
 
 class TextCodec(Protocol):
@@ -191,6 +192,11 @@ class EngineClient(Protocol):
         cache_salt: str = "",
     ) -> AsyncIterator[PooledOutput]:
         """A stream of one output; raises as `generate`."""
+        ...
+
+    @property
+    def label_names(self) -> Mapping[int, str]:
+        """What a classifier calls its labels, as far as it does."""
         ...
 
     async def get_tokenizer(self) -> TextCodec:

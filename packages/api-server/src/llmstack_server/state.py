@@ -69,6 +69,8 @@ class ServerState:
             num_kv_tokens,
             embedding_size=self.ready.embedding_size,
             is_generative=self.ready.is_generative,
+            is_causal=self.ready.is_causal,
+            num_labels=self.ready.num_labels,
         )
 
     @property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 import json
 from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,12 +16,13 @@ from llmstack_llm.admit_pooling import AdmittedPooling, admit_pooling
 from llmstack_llm.outputs import CompletionOutput, Logprob, RequestOutput
 from llmstack_llm.pooling_config import PoolingConfig
 from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from llmstack_llm.pooling_prompt import TextPair, check_truncation, cut_token_ids
 from llmstack_server.config import HTTPConfig, ServeConfig
 from llmstack_server.http.metrics import ServerMetrics
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.protocols import EngineClient
 from llmstack_server.state import ServerState
-from llmstack_types import EngineDeadError, EngineReady, PoolingParams, RequestOutputKind, SamplingParams
+from llmstack_types import EngineDeadError, EngineReady, PoolingParams, PoolingTask, RequestOutputKind, SamplingParams
 
 READY = EngineReady(
     num_blocks=64, block_size=16, max_model_len=128, vocab_size=256, dtype="float32", device="cpu", embedding_size=4
@@ -53,7 +56,11 @@ class FakeEngineClient:
         error: Raised by `generate` when `num_tokens_before_error` tokens have come.
     """
 
-    def __init__(self, *, step_delay_s: float = 0.0) -> None:
+    def __init__(self, *, step_delay_s: float = 0.0, num_labels: int = 0) -> None:
+        """`num_labels` above 0 makes it a classifier, whose labels are called `a`, `b` and so on."""
+        self.ready = dataclasses.replace(READY, num_labels=num_labels)
+        self.limits = dataclasses.replace(LIMITS, num_labels=num_labels)
+        self.label_names = {index: chr(ord("a") + index) for index in range(num_labels)}
         self.admitted: list[AdmittedRequest] = []
         self.aborted_request_ids: list[str] = []
         self.step_delay_s = step_delay_s
@@ -68,7 +75,7 @@ class FakeEngineClient:
     async def wait_until_ready(self) -> EngineReady:
         """Returns once `readiness` is set."""
         await self.readiness.wait()
-        return READY
+        return self.ready
 
     async def check_health(self) -> None:
         """Raises EngineDeadError once `is_dead`."""
@@ -119,9 +126,15 @@ class FakeEngineClient:
     ) -> AdmittedPooling:
         """The real checks over bytes."""
         text = prompt if isinstance(prompt, str) else None
+        if isinstance(prompt, TextPair):
+            prompt = list(f"{prompt.first}|{prompt.second}".encode())
+        elif isinstance(prompt, dict):
+            text, prompt = prompt["prompt"], prompt["prompt_token_ids"]
+        max_tokens = check_truncation(pooling_params, self.limits.max_request_tokens)
         token_ids = list(text.encode()) if text is not None else prompt
-        names = param_names or {}
-        return admit_pooling(text, token_ids, pooling_params, LIMITS, PoolingConfig(), param=param, param_names=names)
+        token_ids = cut_token_ids(token_ids, max_tokens, pooling_params.truncation_side)
+        config, names = PoolingConfig(), param_names or {}
+        return admit_pooling(text, token_ids, pooling_params, self.limits, config, param=param, param_names=names)
 
     async def encode(
         self,
@@ -132,7 +145,7 @@ class FakeEngineClient:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncIterator[PoolingRequestOutput]:
-        """The prompt's length, first, greatest and last byte, as far as `dimensions` goes."""
+        """The prompt's length, first, greatest and last byte, as far as `dimensions` or labels go."""
         await self.check_health()
         token_ids = prompt.prompt_token_ids
         self.num_running += 1
@@ -146,9 +159,8 @@ class FakeEngineClient:
             self.num_running -= 1
             if not is_finished:
                 self.aborted_request_ids.append(request_id)
-        numbers = (len(token_ids), token_ids[0], max(token_ids), token_ids[-1])[: prompt.pooling_params.dimensions]
-        vector = PoolingOutput(array("f", numbers))
-        yield PoolingRequestOutput(request_id, prompt.prompt, prompt.prompt_token_ids, vector)
+        numbers = _pool(token_ids, prompt.pooling_params, self.limits.num_labels)
+        yield PoolingRequestOutput(request_id, prompt.prompt, prompt.prompt_token_ids, numbers)
 
     async def render_chat(
         self,
@@ -237,6 +249,18 @@ class FakeEngineClient:
     async def shutdown(self) -> None:
         """Ends it."""
         self.is_shut_down = True
+
+
+def _pool(token_ids: Sequence[int], params: PoolingParams, num_labels: int) -> PoolingOutput:
+    if params.task is PoolingTask.TOKEN_EMBED:
+        vectors = [_vector([token_id])[: params.dimensions] for token_id in token_ids]
+        return PoolingOutput(array("f", itertools.chain.from_iterable(vectors)), len(vectors))
+    size = num_labels if params.task is PoolingTask.CLASSIFY else params.dimensions
+    return PoolingOutput(array("f", _vector(token_ids)[:size]))
+
+
+def _vector(token_ids: Sequence[int]) -> tuple[float, ...]:
+    return (len(token_ids), token_ids[0], max(token_ids), token_ids[-1])
 
 
 def _position(token_id: int, num_top: int) -> dict[int, Logprob]:

@@ -234,6 +234,11 @@ class AsyncLLM(EngineFrontEnd):
         """What a classifier calls its labels, as far as it does."""
         return self.model_config.label_names
 
+    @property
+    def label_names(self) -> Mapping[int, str]:
+        """What a classifier calls its labels, as far as it does."""
+        return self.model_config.label_names
+
     def default_sampling_params(self) -> SamplingParams:
         """The model's own defaults over vLLM's; `max_tokens` None unless the model sets one."""
         return self.model_config.default_sampling_params()

@@ -168,6 +168,24 @@ def max_tokens_too_large(param: str, max_tokens: int, max_model_len: int) -> Inv
     return InvalidRequestError(message, param=param, code="invalid_value")
 
 
+def answer_too_large(param: str, maximum: int, count: int) -> InvalidRequestError:
+    """Code `request_budget_exceeded`, about what would come back."""
+    message = (
+        f"This request asks for {count} numbers; at most {maximum} are allowed in one answer. "
+        "Please send fewer or shorter inputs."
+    )
+    return InvalidRequestError(message, param=param, code="request_budget_exceeded")
+
+
+def too_much_text(param: str, maximum: int, count: int) -> InvalidRequestError:
+    """Code `request_budget_exceeded`, about the texts of all prompts together."""
+    message = (
+        f"The prompts of this request have {count} characters; at most {maximum} are allowed. "
+        "Please send fewer or shorter texts."
+    )
+    return InvalidRequestError(message, param=param, code="request_budget_exceeded")
+
+
 def request_budget_exceeded(param: str, num_prompts: int, n: int, maximum: int) -> InvalidRequestError:
     """Code `request_budget_exceeded`."""
     message = (

@@ -19,17 +19,16 @@ from llmstack_server.http.middleware import health_body
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.openai.chat import prepare_chat
 from llmstack_server.openai.completions import prepare_completion
-from llmstack_server.openai.embeddings import prepare_embeddings
 from llmstack_server.openai.models import check_model, model_list, model_object
 from llmstack_server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
     TokenizeRequest,
 )
 from llmstack_server.openai.serving import GenerationResponse
 from llmstack_server.openai.tokenization import detokenize, tokenize
+from llmstack_server.pooling.routes import add_pooling_routes
 from llmstack_server.responses.routes import add_responses_routes
 from llmstack_server.state import ServerState
 from llmstack_server.version import server_version
@@ -79,6 +78,7 @@ def build_router(state: ServerState) -> APIRouter:
     _add_health_routes(router, state)
     _add_server_routes(router, state)
     _add_generation_routes(router, state)
+    add_pooling_routes(router, state)
     add_responses_routes(router, state)
     add_anthropic_routes(router, state)
     if state.config.http.has_docs:
@@ -165,13 +165,6 @@ def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
     async def chat_completions() -> Response:
         """Answers a conversation."""
         return GenerationResponse(state, prepare_chat)
-
-    @router.post(
-        "/v1/embeddings", responses=_errors(400, 401, 404, 413, 415, 500, 503), openapi_extra=_body(EmbeddingRequest)
-    )
-    async def embeddings() -> Response:
-        """A vector for each of one or several inputs."""
-        return GenerationResponse(state, prepare_embeddings)
 
     @router.post("/tokenize", responses=_errors(400), openapi_extra=_body(TokenizeRequest))
     async def tokenize_route(request: Request) -> Response:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from llmstack_server.http.errors import unknown_parameter
 from llmstack_server.openai.events import ChunkEncoder, merge
 from llmstack_server.openai.models import check_model
-from llmstack_server.openai.protocol import EmbeddingRequest, GenerationFields, unknown_fields
+from llmstack_server.openai.protocol import GenerationFields, PoolingFields, unknown_fields
 from llmstack_server.openai.sampling import check_control_fields, check_stream_options
 from llmstack_server.openai.unsupported import IGNORED, Predicate, check_unsupported
 from llmstack_server.openai.usage import UsageCounter
@@ -111,7 +111,7 @@ def check_fields(
     _count_unknown(state, fields, unsupported)
     if isinstance(fields, GenerationFields):
         check_stream_options(fields)
-    if isinstance(fields, GenerationFields | EmbeddingRequest):
+    if isinstance(fields, GenerationFields | PoolingFields):
         check_control_fields(fields)
 
 

@@ -85,17 +85,16 @@ class ChatCompletionRequest(GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class EmbeddingRequest(BaseModel):
-    """Body of `POST /v1/embeddings`."""
+class PoolingFields(BaseModel):
+    """What requests to pool have in common, whatever they ask for."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="a served name; may be left out while one model is served")
-    input: Any = Field(None, description="a string, strings, token ids, or lists of token ids; at most 2048 of them")
-    encoding_format: str | None = Field(None, description="float, or base64 of little-endian float32")
-    dimensions: int | None = Field(None, description="leading numbers to keep")
-    normalize: bool | None = Field(None, description="whether vectors have length 1")
-    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(
+        None, description="cut longer prompts to it; -1: to what the model takes"
+    )
+    truncation_side: str | None = Field(None, description="which end is cut: right or left")
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_server.http.errors import missing_parameter
-from llmstack_server.openai.protocol import EmbeddingRequest, GenerationFields
+from llmstack_server.openai.protocol import GenerationFields, PoolingFields
 from llmstack_types import RequestOutputKind, SamplingParams
 
 INT32_MAX = 2**31 - 1
@@ -48,7 +48,7 @@ def check_stream_options(fields: GenerationFields) -> None:
         raise request_errors.invalid_value("prompt_logprobs", "it is not available together with 'stream': true")
 
 
-def check_control_fields(fields: GenerationFields | EmbeddingRequest) -> None:
+def check_control_fields(fields: GenerationFields | PoolingFields) -> None:
     """Raises InvalidRequestError for a priority or a salt that the engine's messages cannot hold."""
     if fields.priority is not None:
         if fields.priority > INT32_MAX:

@@ -59,17 +59,6 @@ CHAT: Mapping[str, Predicate] = {
 }
 
 
-EMBEDDINGS: Mapping[str, Predicate] = {
-    "messages": _NEVER,
-    "truncate_prompt_tokens": _NEVER,
-    "truncation_side": _NEVER,
-    "chat_template": _NEVER,
-    "mm_processor_kwargs": one_of({}),
-    "embed_dtype": one_of("float32"),
-    "endianness": one_of("native", "little"),
-}
-
-
 # Known fields that change nothing here, whatever their value: not worth counting as unknown.
 IGNORED = frozenset(
     ("parallel_tool_calls", "store", "metadata", "service_tier", "reasoning_effort", "verbosity", "prompt_cache_key",

@@ -1,0 +1,1 @@
+"""The routes of prompts that are pooled: embeddings, labels, scores, and the raw numbers."""

@@ -1,0 +1,42 @@
+"""`POST /classify`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmstack_server.openai.common import check_fields
+from llmstack_server.openai.protocol import parse
+from llmstack_server.pooling.inputs import admit_inputs, parse_inputs
+from llmstack_server.pooling.list_answer import ListAnswer
+from llmstack_server.pooling.protocol import ClassificationRequest
+from llmstack_server.pooling.unsupported import INPUTS
+from llmstack_server.protocols import Numbers
+from llmstack_server.state import ServerState
+from llmstack_types import PoolingParams, PoolingTask
+
+
+async def prepare_classification(state: ServerState, body: dict[str, Any]) -> ListAnswer:
+    """Checks a request and tokenizes its inputs.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    fields = parse(ClassificationRequest, body)
+    prompts = parse_inputs(fields, body)
+    check_fields(state, body, fields, INPUTS)
+    params = PoolingParams(
+        task=PoolingTask.CLASSIFY,
+        use_activation=fields.use_activation,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
+        truncation_side=fields.truncation_side or "right",
+    )
+    inputs = await admit_inputs(state, fields, prompts, params)
+    names = state.engine.label_names
+
+    def describe(index: int, numbers: Numbers) -> dict[str, Any]:
+        probabilities = numbers.data.tolist()
+        best = probabilities.index(max(probabilities))
+        label = names.get(best, f"LABEL_{best}")  # what transformers calls a label without a name
+        return {"index": index, "label": label, "probs": probabilities, "num_classes": len(probabilities)}
+
+    return ListAnswer(state, fields, inputs, describe, id_prefix="classify")

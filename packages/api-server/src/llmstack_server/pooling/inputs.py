@@ -1,0 +1,69 @@
+"""The inputs of a request, or its conversation, to admitted prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_server.openai.sampling import parse_prompts
+from llmstack_server.pooling.engine_run import MAX_NUM_INPUTS, admit_all
+from llmstack_server.pooling.protocol import InputFields
+from llmstack_server.protocols import AdmittedInput
+from llmstack_server.state import ServerState
+from llmstack_types import PoolingParams, PoolingTask
+
+MAX_NUMBERS_PER_ANSWER = 1 << 24
+"""Half a gigabyte as JSON."""
+
+Prompts = list[tuple[Any, str]]
+
+
+def parse_inputs(fields: InputFields, body: dict[str, Any]) -> Prompts | None:
+    """The inputs, each with its name; None for a conversation.
+
+    Raises:
+        InvalidRequestError: There is neither, or both, or too many inputs, or one of a wrong type.
+    """
+    if fields.messages is not None:
+        if fields.input is not None:
+            raise request_errors.invalid_value("input", "give either 'input' or 'messages'")
+        return None
+    values, is_list = parse_prompts(fields.input, body, param="input")
+    if len(values) > MAX_NUM_INPUTS:
+        raise request_errors.array_too_long("input", MAX_NUM_INPUTS, len(values))
+    return [(value, f"input[{index}]" if is_list else "input") for index, value in enumerate(values)]
+
+
+async def admit_inputs(
+    state: ServerState, fields: InputFields, prompts: Prompts | None, params: PoolingParams
+) -> list[AdmittedInput]:
+    """Tokenizes and checks all of them, and what they bring together.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    if prompts is None:
+        prompts = [(await _render(state, fields), "messages")]
+    add_special_tokens = fields.add_special_tokens is not False
+    admitted = await admit_all(state, prompts, params, add_special_tokens=add_special_tokens)
+    num_numbers = sum(_num_numbers(state, one) for one in admitted)
+    if num_numbers > MAX_NUMBERS_PER_ANSWER:
+        raise request_errors.answer_too_large("input", MAX_NUMBERS_PER_ANSWER, num_numbers)
+    return admitted
+
+
+async def _render(state: ServerState, fields: InputFields) -> Any:
+    return await state.engine.render_chat(
+        fields.messages or [],
+        add_generation_prompt=bool(fields.add_generation_prompt),
+        continue_final_message=bool(fields.continue_final_message),
+        chat_template_kwargs=fields.chat_template_kwargs,
+    )
+
+
+def _num_numbers(state: ServerState, one: AdmittedInput) -> int:
+    params = one.pooling_params
+    if params.task is PoolingTask.CLASSIFY:
+        return state.limits.num_labels
+    num_vectors = len(one.prompt_token_ids) if params.task is PoolingTask.TOKEN_EMBED else 1
+    return num_vectors * (params.dimensions or state.limits.embedding_size)
