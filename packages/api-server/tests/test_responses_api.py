@@ -145,6 +145,15 @@ async def test_the_client_retrieves_lists_and_deletes(client: openai.AsyncOpenAI
     assert await client.responses.retrieve(first.id) == first
 
 
+async def test_input_tokens_are_counted_as_they_are_read(client: openai.AsyncOpenAI):
+    first = await client.responses.create(model="fake", input="One", max_output_tokens=3)
+    fields: dict[str, Any] = {"model": "fake", "input": "Two", "previous_response_id": first.id}
+    counted = await client.responses.input_tokens.count(**fields, instructions="Be brief.")
+    response = await client.responses.create(**fields, instructions="Be brief.", max_output_tokens=3)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens == len("Be brief.\nOne\nOne\nTwo")
+
+
 async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI):
     response = await client.responses.create(model="fake", input="One", max_output_tokens=3, store=False)
     with pytest.raises(openai.NotFoundError):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit_rules import check_text
 from llmstack_server.chat.conversation import Conversation
-from llmstack_server.chat.prepare import prepare_chat_generation
+from llmstack_server.chat.prepare import prepare_chat_generation, render_conversation
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import about_input
 from llmstack_server.openai.common import check_fields
@@ -52,13 +52,10 @@ async def prepare_response(state: ServerState, store: ResponseStore, body: dict[
     Raises:
         InvalidRequestError: Names the first field at fault.
     """
-    fields = parse(ResponseRequest, body)
-    check_fields(state, body, fields, UNSUPPORTED)
-    _check(fields, store)
-    history = _history(store, fields.previous_response_id)
-    input_items = history + tuple(encode(item) for item in read_input(fields.input, store.find_item))
+    fields, input_items = _read(state, store, body)
+    conversation = _conversation(fields, input_items)
     response_id = new_response_id()
-    stream = await _prepare_stream(state, fields, input_items, response_id)
+    stream = await _prepare_stream(state, fields, conversation, response_id)
     response = ResponseObject(
         response_id,
         check_model(state, fields.model),
@@ -68,6 +65,26 @@ async def prepare_response(state: ServerState, store: ResponseStore, body: dict[
         status="queued" if fields.background else "in_progress",
     )
     return PreparedResponse(ResponseRun(stream, response), input_items, fields)
+
+
+async def count_input_tokens(state: ServerState, store: ResponseStore, body: dict[str, Any]) -> int:
+    """How many tokens the model would read; raises as `prepare_response`."""
+    fields, input_items = _read(state, store, body)
+    try:
+        rendered = await render_conversation(state, _conversation(fields, input_items))
+    except InvalidRequestError as error:
+        raise _renamed(error) from None
+    return len(rendered["prompt_token_ids"])
+
+
+def _read(
+    state: ServerState, store: ResponseStore, body: dict[str, Any]
+) -> tuple[ResponseRequest, tuple[StoredItem, ...]]:
+    fields = parse(ResponseRequest, body)
+    check_fields(state, body, fields, UNSUPPORTED)
+    _check(fields, store)
+    history = _history(store, fields.previous_response_id)
+    return fields, history + tuple(encode(item) for item in read_input(fields.input, store.find_item))
 
 
 def _check(fields: ResponseRequest, store: ResponseStore) -> None:
@@ -93,18 +110,23 @@ def _history(store: ResponseStore, response_id: str | None) -> tuple[StoredItem,
     return stored.input_items + stored.output_items
 
 
-async def _prepare_stream(
-    state: ServerState, fields: ResponseRequest, items: Sequence[StoredItem], response_id: str
-) -> ChatStream:
+def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
     choice, tools = chat_tool_choice(fields.tool_choice, chat_tools(fields.tools))
     if tools and choice != "none":
         raise unsupported("tools")
+    messages = messages_of(fields.instructions, map(decode, items))
+    return Conversation(messages, chat_template_kwargs=_template_kwargs(fields))
+
+
+async def _prepare_stream(
+    state: ServerState, fields: ResponseRequest, conversation: Conversation, response_id: str
+) -> ChatStream:
     params = _params(state, fields)
 
-    def prepare(messages: Sequence[dict[str, Any]]) -> Awaitable[ChatStream]:
+    def prepare(messages: Sequence[Mapping[str, Any]]) -> Awaitable[ChatStream]:
         return prepare_chat_generation(
             state,
-            Conversation(messages, chat_template_kwargs=_template_kwargs(fields)),
+            replace(conversation, messages=messages),
             params,
             request_id=response_id,
             param_names=_PARAM_NAMES,
@@ -112,11 +134,10 @@ async def _prepare_stream(
             cache_salt=fields.cache_salt or "",
         )
 
-    messages = messages_of(fields.instructions, map(decode, items))
     try:
         if fields.truncation == "auto":
-            return await prepare_newest_turns(messages, prepare)
-        return await prepare(messages)
+            return await prepare_newest_turns(conversation.messages, prepare)
+        return await prepare(conversation.messages)
     except InvalidRequestError as error:
         raise _renamed(error) from None
 

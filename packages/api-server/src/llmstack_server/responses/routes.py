@@ -26,6 +26,11 @@ def add_responses_routes(router: APIRouter, state: ServerState) -> None:
         """Answers a conversation, and keeps the answer."""
         return GenerationResponse(state, service.prepare)
 
+    @router.post("/v1/responses/input_tokens", responses=errors, openapi_extra=request_body(ResponseRequest))
+    async def input_tokens() -> Response:
+        """How many tokens the model would read."""
+        return GenerationResponse(state, service.prepare_count)
+
     @router.get("/v1/responses/{response_id}", responses=STREAM | error_responses(400, 401, 404))
     async def retrieve(response_id: str, request: Request) -> Response:
         """A response that was kept, or its events once more."""

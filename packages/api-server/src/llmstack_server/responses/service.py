@@ -11,7 +11,7 @@ from llmstack_server.http.errors import ErrorAnswer, HTTPError
 from llmstack_server.openai.events import encode_json, frame_named
 from llmstack_server.responses.background import BackgroundResponse, new_background_response
 from llmstack_server.responses.input_list import ListQuery, item_page
-from llmstack_server.responses.prepare import PreparedResponse, prepare_response
+from llmstack_server.responses.prepare import PreparedResponse, count_input_tokens, prepare_response
 from llmstack_server.responses.store import ResponseStore, StoredResponse, encode
 from llmstack_server.state import ServerState
 
@@ -30,6 +30,10 @@ class ResponsesService:
         if prepared.fields.background:
             return BackgroundAnswer(self, prepared)
         return ResponseAnswer(self.store, prepared)
+
+    async def prepare_count(self, state: ServerState, body: dict[str, Any]) -> CountAnswer:
+        """Counts what a response to the same body would read; raises InvalidRequestError."""
+        return CountAnswer(await count_input_tokens(state, self.store, body))
 
     def start(self, prepared: PreparedResponse) -> BackgroundResponse:
         """Lets a response be generated in the background.
@@ -98,6 +102,17 @@ class ResponsesService:
             message = f"Response with id '{request_errors.echo(response_id)}' not found."
             raise HTTPError(ErrorAnswer(404, "invalid_request_error", "response_not_found", message, "response_id"))
         return stored
+
+
+class CountAnswer:
+    """How many tokens a model would read."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    async def whole(self) -> dict[str, Any]:
+        """The object of the API."""
+        return {"object": "response.input_tokens", "input_tokens": self._num_tokens}
 
 
 class ResponseAnswer:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from llmstack_types import InvalidRequestError
 
 TOO_LONG = "context_length_exceeded"
 
-Message = dict[str, Any]
+Message = Mapping[str, Any]
 Prepared = TypeVar("Prepared")
 
 
