@@ -12,13 +12,7 @@ from llmstack_llm import request_errors
 from llmstack_server.anthropic.content import ContentBuilder
 from llmstack_server.anthropic.errors import in_anthropic_form
 from llmstack_server.anthropic.input import continues_last_message, read_messages
-from llmstack_server.anthropic.protocol import (
-    IGNORED,
-    UNSUPPORTED,
-    CountTokensRequest,
-    MessagesRequest,
-    PromptFields,
-)
+from llmstack_server.anthropic.protocol import KNOWN, CountTokensRequest, MessagesRequest, PromptFields
 from llmstack_server.anthropic.tools import chat_tool_choice, chat_tools, structured_outputs, template_kwargs
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.deltas import ChatDelta
@@ -50,7 +44,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
     """
     fields = parse(MessagesRequest, body)
     conversation = _conversation(fields)
-    check_fields(state, body, fields, {**UNSUPPORTED, **IGNORED})
+    check_fields(state, body, fields, KNOWN)
     _check(fields)
     message_id = f"msg_{uuid.uuid4().hex}"
     try:
@@ -72,7 +66,7 @@ async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer
     """Counts what `prepare_messages` would have the model read; raises as it does."""
     fields = parse(CountTokensRequest, body)
     conversation = _conversation(fields)
-    check_fields(state, body, fields, {**UNSUPPORTED, **IGNORED})
+    check_fields(state, body, fields, KNOWN)
     try:
         rendered = await render_conversation(state, conversation)
     except InvalidRequestError as error:

@@ -47,9 +47,21 @@ class CountTokensRequest(PromptFields):
     model: str | None = None
 
 
+def _always(value: Any) -> bool:
+    return True
+
+
 _NEVER = one_of()
 
-UNSUPPORTED: Mapping[str, Predicate] = {
+# Field to the values that change nothing here.
+KNOWN: Mapping[str, Predicate] = {
+    "betas": _always,
+    "cache_control": _always,
+    "diagnostics": _always,
+    "inference_geo": _always,
+    "service_tier": _always,
+    "user_profile_id": _always,
+    "workspace_id": _always,
     "container": _NEVER,
     "context_management": _NEVER,
     "mcp_servers": one_of([]),
@@ -65,12 +77,3 @@ UNSUPPORTED: Mapping[str, Predicate] = {
     "prompt_embeds": one_of([]),
     "chat_template": _NEVER,
 }
-
-# Fields of the API that have nothing to change here.
-IGNORED: Mapping[str, Predicate] = {
-    name: lambda value: True
-    for name in (
-        "anthropic_beta", "betas", "cache_control", "diagnostics", "inference_geo", "service_tier", "user_profile_id",
-        "workspace_id",
-    )
-}  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 
 from llmstack_server.http.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
@@ -27,14 +28,15 @@ class BackgroundResponse:
         self._store = store
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Stores it and lets it go.
+    def start(self, on_end: Callable[[], object]) -> None:
+        """Stores it and lets it go; `on_end` is called when it has come to its end.
 
         Raises:
             ServerOverloadedError: The store is full of running ones.
         """
         self._store.put(self.stored)
         self._task = asyncio.create_task(self._drive())
+        self._task.add_done_callback(lambda _task: on_end())
 
     async def cancel(self) -> None:
         """Ends it now, with what it has; returns when it has ended."""

@@ -41,10 +41,9 @@ class ResponsesService:
         Raises:
             ServerOverloadedError: The store is full of running ones.
         """
-        self._running = {key: running for key, running in self._running.items() if running.stored.is_running}
         stored = StoredResponse(prepared.run.response.id, prepared.input_items, is_background=True, is_running=True)
         running = new_background_response(self._state, self.store, prepared.run, stored)
-        running.start()
+        running.start(lambda: self._running.pop(stored.id, None))
         self._running[stored.id] = running
         return running
 
@@ -86,7 +85,7 @@ class ResponsesService:
     async def delete(self, response_id: str) -> dict[str, Any]:
         """Forgets a response, and ends it first; raises HTTPError 404."""
         stored = self._find(response_id)
-        running = self._running.pop(response_id, None)
+        running = self._running.get(response_id)
         if stored.is_running and running is not None:
             await running.cancel()
         self.store.remove(response_id)
