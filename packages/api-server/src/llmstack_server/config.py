@@ -27,6 +27,8 @@ from llmstack_server.http_options import (
     root_path,
     tls_config,
 )
+from llmstack_server.observability import ObservabilityConfig, observability_config
+from llmstack_server.process_options import ProcessConfig, process_config
 from llmstack_server.secret import Secret
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ _ENGINE_FIELDS = (
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "long_prefill_token_threshold",
     "max_num_partial_prefills", "num_host_blocks", "async_scheduling", "speculative_config",
     "runner", "logits_processors", "logprobs_mode",
-    "disable_log_stats", "record_steps",
+    "disable_log_stats", "record_steps", "data_parallel_size",
 )  # fmt: skip
 
 
@@ -103,6 +105,8 @@ class ServeConfig:
         engine: The fields of the engine's arguments, by their names there.
         max_model_len: None is the model's own.
         warnings: Lines for the log once it is set up.
+        processes: How the server is spread over processes.
+        flags: The command line as it was parsed, from which another process makes this configuration again.
     """
 
     model: str | None
@@ -112,7 +116,10 @@ class ServeConfig:
     max_num_queued_reqs: int = DEFAULT_MAX_NUM_QUEUED_REQS
     engine: dict[str, Any] = field(default_factory=dict)
     http: HTTPConfig = HTTPConfig()
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     warnings: tuple[str, ...] = ()
+    processes: ProcessConfig = field(default_factory=ProcessConfig)
+    flags: dict[str, Any] = field(default_factory=dict, repr=False)  # keys are among them
 
 
 def config_from(namespace: argparse.Namespace, environment: Environment) -> ServeConfig:
@@ -137,7 +144,10 @@ def config_from(namespace: argparse.Namespace, environment: Environment) -> Serv
         or max(DEFAULT_MAX_NUM_QUEUED_REQS, 4 * namespace.max_num_seqs),
         engine={name: getattr(namespace, name) for name in _ENGINE_FIELDS},
         http=http,
+        observability=observability_config(namespace, environment),
         warnings=tuple(_warnings(namespace, environment, http)),
+        processes=process_config(namespace),
+        flags=dict(vars(namespace)),
     )
 
 
@@ -212,6 +222,10 @@ def _warnings(namespace: argparse.Namespace, environment: Environment, http: HTT
         found.append(
             f"ANYBODY who can reach {http.host} may use this server: set LLMSTACK_API_KEY, or listen on 127.0.0.1 only"
         )
+    if namespace.enable_sleep_mode and not http.enable_control_routes:
+        found.append("--enable-sleep-mode opens no routes without --enable-control-routes or --uds")
+    if namespace.engine_address and not namespace.headless:
+        found.append("attached to running engine cores: options of the engine change nothing there")
     if environment.ignored:
         found.append(f"not understood and ignored: {', '.join(environment.ignored)}")
     return found

@@ -11,6 +11,7 @@ _NAMES = {
     "host": ("LLMSTACK_HOST", "VLLM_HOST_IP"),
     "port": ("LLMSTACK_PORT", "VLLM_PORT"),
     "log_level": ("LLMSTACK_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL"),
+    "trace": ("LLMSTACK_TRACE",),
 }
 # Set by scripts out of habit and without a meaning here: not worth a warning.
 _SILENT = frozenset({"VLLM_USE_V1", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK"})
@@ -28,6 +29,7 @@ class Environment:
     host: str | None = None
     port: str | None = None
     log_level: str | None = None
+    trace: str | None = None
     ignored: tuple[str, ...] = ()
 
 

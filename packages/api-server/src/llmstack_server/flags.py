@@ -9,6 +9,8 @@ from typing import NoReturn
 from llmstack_server.config_file import ConfigFileAction
 from llmstack_server.flag_types import at_least, count, json_object, port, quantization, seconds, share
 from llmstack_server.flags_http import add_http_arguments
+from llmstack_server.flags_processes import add_process_arguments
+from llmstack_server.observability import add_observability_arguments
 from llmstack_server.unavailable_flags import NOT_AVAILABLE
 
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
@@ -39,6 +41,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add_sampling_arguments(parser)
     _add_server_arguments(parser)
     add_http_arguments(parser)
+    add_observability_arguments(parser)
+    add_process_arguments(parser)
     for flag in sorted(NOT_AVAILABLE):
         parser.add_argument(flag, action=_NotAvailable, nargs="?", help=argparse.SUPPRESS)
         parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): argparse.SUPPRESS})

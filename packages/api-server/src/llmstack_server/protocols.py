@@ -6,7 +6,7 @@ from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from llmstack_types import EngineReady, PoolingParams, SamplingParams
+from llmstack_types import EngineReady, PoolingParams, SamplingParams, StepRecording
 
 
 class TokenLogprob(Protocol):
@@ -37,6 +37,27 @@ class Completion(Protocol):
     def stop_reason(self) -> int | str | None: ...
 
 
+class Timings(Protocol):
+    """When things happened to a prompt, in monotonic seconds; `llmstack_llm.RequestMetrics` has the meanings."""
+
+    @property
+    def arrival_time_s(self) -> float: ...
+    @property
+    def scheduled_time_s(self) -> float | None: ...
+    @property
+    def first_token_time_s(self) -> float | None: ...
+    @property
+    def last_token_time_s(self) -> float | None: ...
+    @property
+    def num_generation_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def scheduler_time_s(self) -> float: ...
+    @property
+    def model_time_s(self) -> float: ...
+
+
 class PromptOutput(Protocol):
     """What one prompt has brought, in whole or since the last time."""
 
@@ -50,6 +71,8 @@ class PromptOutput(Protocol):
     def num_cached_tokens(self) -> int | None: ...
     @property
     def num_dropped_tokens(self) -> int: ...
+    @property
+    def metrics(self) -> Timings | None: ...
 
 
 class AdmittedPrompt(Protocol):
@@ -203,8 +226,34 @@ class EngineClient(Protocol):
         """Raises InvalidRequestError when started without one."""
         ...
 
+    @property
+    def engines(self) -> Sequence[EngineReady]:
+        """What each engine core said when it was ready."""
+        ...
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while the engine core is awake."""
+        ...
+
+    async def sleep(self, level: int) -> bool:
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
+        ...
+
+    async def wake_up(self) -> None:
+        """Brings back what `sleep` gave back."""
+        ...
+
     async def reset_prefix_cache(self) -> bool:
         """False while requests are running."""
+        ...
+
+    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """The last steps after number `after_step` and the last events, as far as the engine core keeps them."""
+        ...
+
+    def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
+        """Ids of the requests without progress for so long, and whether the engine core itself stands still."""
         ...
 
     async def shutdown(self) -> None:

@@ -122,6 +122,8 @@ class Server:
             state.ready = await state.engine.wait_until_ready()
         except LLMStackError as error:
             raise ServeError(one_line(error)) from error
+        if state.telemetry is not None:
+            state.opened_engine = state.telemetry.observed(state.engine)
         state.lifecycle.advance(LifecycleState.INITIALIZING_ENGINE)
         state.lifecycle.advance(LifecycleState.READY)
         on_ready()
@@ -133,6 +135,8 @@ class Server:
                 await self._state.engine.check_health()
             except EngineDeadError:
                 return
+            for tick in self._state.ticks:
+                tick()
             await asyncio.sleep(HEALTH_INTERVAL_S)
 
     async def _drain(self) -> None:

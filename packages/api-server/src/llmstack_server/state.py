@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,13 @@ from llmstack_server.config import ServeConfig
 from llmstack_server.http.in_flight import InFlight
 from llmstack_server.lifecycle import Lifecycle
 from llmstack_server.protocols import EngineClient
+from llmstack_server.watchdog import StuckWatchdog
 from llmstack_types import EngineDeadError, EngineReady
 
 if TYPE_CHECKING:
     from llmstack_server.http.metrics import ServerMetrics
+    from llmstack_server.peers import Answers, Peers
+    from llmstack_server.telemetry.open import Telemetry
 
 
 @dataclass(slots=True)
@@ -25,7 +29,11 @@ class ServerState:
     Attributes:
         opened_engine: None while the model is being looked for.
         ready: What the engine core said when it came up; None before.
+        telemetry: What follows each request; None where nothing does.
+        ticks: Called a few times per second while the server is ready.
+        watchdog: Looks for requests that get nowhere.
         facts: Further lines of `/server_info`, such as the kind of chat template.
+        peers: The other processes that answer for the same server; None where this is the only one.
     """
 
     config: ServeConfig
@@ -36,6 +44,10 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     ready: EngineReady | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    telemetry: Telemetry | None = None
+    ticks: list[Callable[[], None]] = field(default_factory=list)
+    watchdog: StuckWatchdog = field(default_factory=lambda: StuckWatchdog(0.0))
+    peers: Peers | None = None
 
     @property
     def engine(self) -> EngineClient:
@@ -79,3 +91,11 @@ class ServerState:
         ready = self.ready
         parts = (self.config.model, self.config.dtype, ready and ready.dtype, ready and sorted(ready.versions.items()))
         return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
+
+    def peer_answers(self) -> Answers:
+        """What the other processes may ask this one."""
+        return {"metrics": self.metrics.snapshot, "load": lambda: self.in_flight.count}
+
+    async def ask_peers(self, question: str) -> list[Any]:
+        """What the other processes answer; nothing where there is none."""
+        return [] if self.peers is None else await self.peers.ask(question)

@@ -22,7 +22,15 @@ from llmstack_server.http.metrics import ServerMetrics
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.protocols import EngineClient
 from llmstack_server.state import ServerState
-from llmstack_types import EngineDeadError, EngineReady, PoolingParams, PoolingTask, RequestOutputKind, SamplingParams
+from llmstack_types import (
+    EngineDeadError,
+    EngineReady,
+    PoolingParams,
+    PoolingTask,
+    RequestOutputKind,
+    SamplingParams,
+    StepRecording,
+)
 
 READY = EngineReady(
     num_blocks=64, block_size=16, max_model_len=128, vocab_size=256, dtype="float32", device="cpu", embedding_size=4
@@ -53,6 +61,8 @@ class FakeEngineClient:
         admitted: Everything that passed `admit`.
         aborted_request_ids: Requests whose stream was left before its end.
         step_delay_s: How long each token takes.
+        sleep_level: What `sleep` has set.
+        recording: What `recent_steps` gives.
         error: Raised by `generate` when `num_tokens_before_error` tokens have come.
     """
 
@@ -69,6 +79,9 @@ class FakeEngineClient:
         self.num_running = self.max_num_running = 0
         self.is_dead = False
         self.is_shut_down = False
+        self.sleep_level = 0
+        self.engines = [READY]
+        self.recording = StepRecording(0.0, (), ())
         self.readiness = asyncio.Event()
         self.readiness.set()
 
@@ -242,9 +255,29 @@ class FakeEngineClient:
         """A token is a byte."""
         return ByteTokenizer()
 
+    async def sleep(self, level: int) -> bool:
+        """Refused while requests are running."""
+        if self.num_running:
+            return False
+        self.sleep_level = max(level, self.sleep_level)
+        return True
+
+    async def wake_up(self) -> None:
+        """Ends the sleep."""
+        self.sleep_level = 0
+
     async def reset_prefix_cache(self) -> bool:
         """True while idle."""
         return self.num_running == 0
+
+    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """`recording`, from after that step on."""
+        now_s, steps, events = self.recording
+        return StepRecording(now_s, [record for record in steps if record.stats.step > after_step], events)
+
+    def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
+        """None."""
+        return [], False
 
     async def shutdown(self) -> None:
         """Ends it."""

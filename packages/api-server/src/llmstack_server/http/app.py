@@ -22,6 +22,7 @@ from llmstack_server.http.rate_limit import RateLimitMiddleware
 from llmstack_server.http.routes import build_router
 from llmstack_server.http_options import RateLimits
 from llmstack_server.state import ServerState
+from llmstack_server.telemetry.middleware import ObservingMiddleware
 from llmstack_server.version import server_version
 
 
@@ -63,6 +64,8 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
             allow_credentials=http.cors.allows_credentials,
             expose_headers=["x-request-id"],
         )
+    if state.telemetry is not None:
+        app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)
     app.add_middleware(RequestContextMiddleware, state=state)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -31,6 +32,10 @@ UNGATED_PATHS = OPEN_PATHS | {
     "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
 }  # fmt: skip
 UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/docs/")
+# What an engine that sleeps can do.
+WAKING_PATHS = frozenset({
+    "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/tokenize", "/detokenize",
+})  # fmt: skip
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -62,6 +67,7 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        start_s = time.monotonic()
         request_id = request_id_of(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
         current_request_id.set(request_id)
@@ -75,13 +81,13 @@ class RequestContextMiddleware:
             if not sender.has_started:
                 await send_error(answer, receive, sender)
         finally:
-            self._count(scope, sender.status)
+            self._count(scope, sender.status, start_s)
 
-    def _count(self, scope: Scope, status: int) -> None:
+    def _count(self, scope: Scope, status: int, start_s: float) -> None:
         # The route's pattern, not the path: what clients send must not grow the number of series.
         route = getattr(scope.get("route"), "path", "unknown")
         method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
-        self._state.metrics.http_requests.labels(method, route, str(status)).inc()
+        self._state.metrics.count_http(method, route, status, time.monotonic() - start_s)
 
 
 class _Sender:
@@ -174,18 +180,20 @@ class GateMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or refuses it."""
         if scope["type"] == "http" and not self._is_ungated(route_path(scope)):
-            self._check()
+            self._check(route_path(scope))
         await self._app(scope, receive, send)
 
     def _is_ungated(self, path: str) -> bool:
         return path in UNGATED_PATHS or path.startswith(UNGATED_FOLDERS)
 
-    def _check(self) -> None:
+    def _check(self, path: str) -> None:
         lifecycle = self._state.lifecycle
         if lifecycle.is_stopping:
             raise HTTPError(server_shutting_down())
         if not lifecycle.is_ready:
             raise HTTPError(engine_unavailable(f"The server is not ready yet: {lifecycle.state}."))
+        if self._state.engine.sleep_level and path not in WAKING_PATHS:
+            raise HTTPError(engine_unavailable("The engine is asleep: POST /wake_up wakes it."))
 
 
 def health_body(answer: ErrorAnswer, status: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +15,9 @@ from llmstack_server.http.docs_page import add_docs_routes
 from llmstack_server.http.errors import HTTPError, engine_unavailable
 from llmstack_server.http.metrics import CONTENT_TYPE
 from llmstack_server.http.middleware import health_body
+from llmstack_server.http.server_info import server_info
+from llmstack_server.http.sleep_routes import add_sleep_routes
+from llmstack_server.http.steps import add_steps_routes
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.openai.chat import prepare_chat
 from llmstack_server.openai.completions import prepare_completion
@@ -81,10 +83,13 @@ def build_router(state: ServerState) -> APIRouter:
     add_pooling_routes(router, state)
     add_responses_routes(router, state)
     add_anthropic_routes(router, state)
+    add_steps_routes(router, state)
     if state.config.http.has_docs:
         add_docs_routes(router)
     if state.config.http.enable_control_routes:
         _add_control_routes(router, state)
+        if state.config.processes.has_sleep_mode:
+            add_sleep_routes(router, state)
     return router
 
 
@@ -97,7 +102,9 @@ def _add_health_routes(router: APIRouter, state: ServerState) -> None:
 
     @router.get("/ready", responses=_errors(503))
     async def ready() -> Response:
-        """200 while new requests are taken."""
+        """200 while new requests are taken, and get on."""
+        if state.watchdog.is_engine_stuck:
+            raise HTTPError(engine_unavailable("The server is stuck: the engine core finishes no steps."))
         return await _health(state, (LifecycleState.READY,))
 
     @router.post("/ping", include_in_schema=False)
@@ -140,12 +147,13 @@ def _add_server_routes(router: APIRouter, state: ServerState) -> None:
     async def metrics() -> Response:
         """Prometheus text."""
         state.metrics.set_lifecycle_state(str(state.lifecycle.state))
-        return Response(state.metrics.render(), media_type=CONTENT_TYPE)
+        state.metrics.set_sleep_level(0 if state.opened_engine is None else state.opened_engine.sleep_level)
+        return Response(state.metrics.render(await state.ask_peers("metrics")), media_type=CONTENT_TYPE)
 
     @router.get("/load")
     async def load() -> Response:
-        """Generating requests in flight."""
-        return JSONResponse({"server_load": state.in_flight.count})
+        """Generating requests in flight, in all processes of the server."""
+        return JSONResponse({"server_load": state.in_flight.count + sum(await state.ask_peers("load"))})
 
     @router.get("/server_info")
     async def info() -> Response:
@@ -191,32 +199,3 @@ async def _answer_json(
 ) -> Response:
     limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
     return JSONResponse(await answer(state, await read_json_object(request.headers, request.receive, limits)))
-
-
-def server_info(state: ServerState) -> dict[str, Any]:
-    """Configuration, state and versions; keys are counted, never shown."""
-    config, http, ready = state.config, state.config.http, state.ready
-    engine = None
-    if ready is not None:
-        engine = {
-            "dtype": ready.dtype, "device": ready.device, "max_model_len": ready.max_model_len, "pid": ready.pid,
-            "num_blocks": ready.num_blocks, "block_size": ready.block_size, "kv_cache_bytes": ready.kv_cache_bytes,
-            "vocab_size": ready.vocab_size, "backends": dict(ready.backends), "versions": dict(ready.versions),
-            "startup_s": dict(ready.phases_s), "embedding_size": ready.embedding_size,
-            "is_generative": ready.is_generative,
-        }  # fmt: skip
-    return {
-        "version": server_version(),
-        "state": str(state.lifecycle.state),
-        "python": platform.python_version(),
-        "model": config.model or "(embedded demo model)",
-        "served_model_names": list(config.served_model_names),
-        "config": {**config.engine, "dtype": config.dtype, "max_model_len": config.max_model_len},
-        "http": {
-            "host": http.host, "port": http.port, "num_api_keys": len(http.api_keys),
-            "shutdown_timeout_s": http.shutdown_timeout_s, "max_body_bytes": http.max_body_bytes,
-            "strict_params": http.is_strict_params, "metrics_aliases": http.has_metrics_aliases,
-        },
-        "engine": engine,
-        **state.facts,
-    }  # fmt: skip

@@ -113,7 +113,7 @@ class ChatAnswer:
                 if self._is_worth_sending(delta):
                     yield encoder.encode([self._chunk_choice(delta)], extra)
         if generation.includes_usage:
-            yield encoder.encode([], {"usage": usage.as_object()})
+            yield encoder.encode([], {"usage": usage.as_object()} | generation.timing_fields(usage))
 
     def _is_worth_sending(self, delta: ChatDelta) -> bool:
         wants_tokens = bool(self._fields.logprobs or self._fields.return_token_ids)

@@ -16,6 +16,7 @@ from llmstack_server.openai.events import ChunkEncoder, merge
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import GenerationFields, PoolingFields, unknown_fields
 from llmstack_server.openai.sampling import check_control_fields, check_stream_options
+from llmstack_server.openai.timings import timings_object
 from llmstack_server.openai.unsupported import IGNORED, Predicate, check_unsupported
 from llmstack_server.openai.usage import UsageCounter
 from llmstack_server.protocols import AdmittedPrompt, PromptOutput
@@ -79,7 +80,15 @@ class Generation:
             "choices": sorted(choices, key=lambda choice: choice["index"]),
             "usage": usage.as_object(),
             "system_fingerprint": self.state.system_fingerprint,
+            **self.timing_fields(usage),
         }
+
+    def timing_fields(self, usage: UsageCounter) -> dict[str, Any]:
+        """`metrics` for the end of an answer, where that was asked for and there is one completion to time."""
+        is_single = len(self.prompts) == 1 and self.n == 1
+        if not is_single or not self.state.config.observability.has_request_metrics:
+            return {}
+        return {"metrics": timings_object(usage.timings)}
 
     def outputs(self) -> AsyncIterator[tuple[int, PromptOutput]]:
         """Starts the request in the engine: outputs with the index of their prompt."""

@@ -189,4 +189,4 @@ class CompletionAnswer:
         finally:
             await close(outputs)
         if generation.includes_usage:
-            yield encoder.encode([], {"usage": usage.as_object()})
+            yield encoder.encode([], {"usage": usage.as_object()} | generation.timing_fields(usage))

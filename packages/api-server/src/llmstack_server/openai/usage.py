@@ -1,17 +1,22 @@
-"""Counts the tokens of a request, over all of its prompts and choices."""
+"""Counts the tokens of a request, over all of its prompts and choices, and keeps the times of its last output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from llmstack_server.protocols import AdmittedPrompt, PromptOutput
+from llmstack_server.protocols import AdmittedPrompt, PromptOutput, Timings
 
 
 class UsageCounter:
-    """The `usage` object of one response, as far as it has come."""
+    """The `usage` object of one response, as far as it has come.
+
+    Attributes:
+        timings: Those of the output that came last.
+    """
 
     def __init__(self, prompts: Sequence[AdmittedPrompt]) -> None:
+        self.timings: Timings | None = None
         self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
         self.num_completion_tokens = 0
         self._prompt_index_to_num_cached = [0] * len(prompts)
@@ -23,6 +28,7 @@ class UsageCounter:
         """
         self.num_completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
         self.num_completion_tokens += output.num_dropped_tokens
+        self.timings = output.metrics
         if output.num_cached_tokens is not None:
             self._prompt_index_to_num_cached[prompt_index] = output.num_cached_tokens
 
