@@ -56,4 +56,5 @@ def _engine_info(ready: EngineReady) -> dict[str, Any]:
         "vocab_size": ready.vocab_size, "backends": dict(ready.backends), "versions": dict(ready.versions),
         "startup_s": dict(ready.phases_s), "embedding_size": ready.embedding_size,
         "is_generative": ready.is_generative,
+        "num_labels": ready.num_labels,
     }  # fmt: skip
