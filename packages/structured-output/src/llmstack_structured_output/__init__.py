@@ -1,6 +1,7 @@
 """Structured output: checks and compiles constraints on a model's text, and says token by token what may follow."""
 
-from llmstack_structured_output.compiler import Grammar, GrammarCompiler
+from llmstack_structured_output.checker import ConstraintChecker
+from llmstack_structured_output.compiler import Grammar, GrammarCompiler, normal_form
 from llmstack_structured_output.constrained_requests import ConstrainedRequests
 from llmstack_structured_output.limits import GrammarLimits
 from llmstack_structured_output.matcher import Matcher
@@ -8,10 +9,12 @@ from llmstack_structured_output.tool_calls import tagged_tool_calls, tool_calls_
 
 __all__ = [
     "ConstrainedRequests",
+    "ConstraintChecker",
     "Grammar",
     "GrammarCompiler",
     "GrammarLimits",
     "Matcher",
+    "normal_form",
     "tagged_tool_calls",
     "tool_calls_schema",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,18 @@ from llmstack_types import InvalidRequestError, StructuredOutputsParams
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 DEFAULT_CACHE_SIZE = 256
+_SCHEMAS = ("json", "structural_tag")
+_SCHEMA = ((str, Mapping), "an object or its text")
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "json": _SCHEMA,
+    "structural_tag": _SCHEMA,
+    "regex": (str, "a string"),
+    "grammar": (str, "a string"),
+    "whitespace_pattern": (str, "a string"),
+    "choice": ((list, tuple), "an array of strings"),
+    "json_object": (bool, "a boolean"),
+    "disable_any_whitespace": (bool, "a boolean"),
+}
 # What the library says where a limit of ours ends its work.
 _LIMIT_WORDS = ("fuel", "limit", "too complex", "too large", "too big", "too many", "exceed", "maximum")
 
@@ -132,21 +145,37 @@ def normal_form(params: StructuredOutputsParams) -> StructuredOutputsParams:
     """Equal constraints made equal and hashable: schemas as texts, choices as a tuple.
 
     Raises:
-        InvalidRequestError: A schema cannot be written as JSON.
+        InvalidRequestError: Not exactly one kind is set, or a field has the wrong type.
     """
-    changes: dict[str, Any] = {}
-    for name in ("json", "structural_tag"):
+    kind = kind_of(params)
+    _check_types(params)
+    value = getattr(params, kind)
+    if kind in _SCHEMAS and not isinstance(value, str):
+        return replace(params, **{kind: _as_text(f"structured_outputs.{kind}", value)})
+    return replace(params, choice=tuple(value)) if kind == "choice" else params
+
+
+def _check_types(params: StructuredOutputsParams) -> None:
+    for name, (types, expected) in _TYPES.items():
         value = getattr(params, name)
-        if value is not None and not isinstance(value, str):
-            changes[name] = _as_text(f"structured_outputs.{name}", value)
-    if isinstance(params.choice, list):
-        changes["choice"] = tuple(params.choice)
-    return replace(params, **changes) if changes else params
+        if value is not None and not isinstance(value, types):
+            raise errors.invalid_constraint(f"structured_outputs.{name}", f"expected {expected}")
+        if isinstance(value, str):
+            _check_text(f"structured_outputs.{name}", value)
+    for choice in params.choice or ():
+        if not isinstance(choice, str):
+            raise errors.invalid_constraint("structured_outputs.choice", "expected an array of strings")
+        _check_text("structured_outputs.choice", choice)
+
+
+def _check_text(param: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise errors.invalid_constraint(param, "the text holds half a surrogate pair") from None
 
 
 def _as_text(param: str, value: Mapping[str, Any]) -> str:
-    import json
-
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -34,7 +34,7 @@ def choice_grammar(param: str, choices: Sequence[str], limits: GrammarLimits) ->
     Raises:
         InvalidRequestError: There is none, one is empty or no text, or they are over a limit.
     """
-    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+    if not choices or not all(choices):
         raise errors.invalid_constraint(param, "expected an array of strings that are not empty")
     if len(choices) > limits.max_choices:
         raise errors.grammar_too_complex(param, f"it has more than {limits.max_choices} strings")
