@@ -39,8 +39,9 @@ class Diary(EventHook):
     def on_scheduled(self, scheduled: SchedulerOutput) -> None:
         self.lines.append(f"step {scheduled.step} of {len(scheduled.scheduled_requests)}")
 
-    def on_step(self, record: StepRecord) -> None:
-        self.lines.append(f"done {record.stats.step}")
+    def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
+        num_tokens = sum(len(output.new_token_ids) for output in outputs.outputs)
+        self.lines.append(f"done {record.stats.step} with {num_tokens}")
         self.records.append(record)
 
 
@@ -76,10 +77,10 @@ def test_a_hook_hears_states_and_steps_in_the_order_they_happen() -> None:
         "r WAITING",
         "r RUNNING",
         "step 1 of 1",
-        "done 1",
+        "done 1 with 1",
         "step 2 of 1",
         "r FINISHED_LENGTH_CAPPED",
-        "done 2",
+        "done 2 with 1",
     ]
 
 
@@ -140,13 +141,13 @@ def test_nothing_is_recorded_where_that_is_off() -> None:
 def test_the_recorder_is_bounded_by_steps_rows_and_events() -> None:
     recorder = StepRecorder(max_steps=3, max_rows=10, max_events=2)
     for step in range(1, 6):
-        recorder.on_step(record(step))
+        recorder.on_step(record(step), EngineCoreOutputs([]))
         recorder.on_status(RequestEvent("r", RequestStatus.WAITING, float(step)))
     assert [kept.stats.step for kept in recorder.read(0.0).steps] == [3, 4, 5]
     assert [event.time_s for event in recorder.read(0.0).events] == [4.0, 5.0]
-    recorder.on_step(record(6, num_rows=9))
+    recorder.on_step(record(6, num_rows=9), EngineCoreOutputs([]))
     assert [kept.stats.step for kept in recorder.read(0.0).steps] == [5, 6]
-    recorder.on_step(record(7, num_rows=50))
+    recorder.on_step(record(7, num_rows=50), EngineCoreOutputs([]))
     assert [kept.stats.step for kept in recorder.read(0.0).steps] == [7]
 
 
@@ -167,11 +168,23 @@ def test_a_trace_has_one_line_per_stage_in_order(capsys: pytest.CaptureFixture[s
         "[TRACE] (scheduler) cmpl-1: RUNNING",
         "[TRACE] (scheduler) step 1: 3 tokens of 1 requests",
         "[TRACE] (model_runner) cmpl-1: prefill of tokens 0 to 3, 1 new blocks",
+        "[TRACE] (engine_core) cmpl-1: 1 tokens",
         "[TRACE] (scheduler) step 2: 1 tokens of 1 requests",
         "[TRACE] (model_runner) cmpl-1: decode of tokens 3 to 4, 0 new blocks",
         "[TRACE] (scheduler) cmpl-1: FINISHED_LENGTH_CAPPED",
+        "[TRACE] (engine_core) cmpl-1: 1 tokens, the end: length",
     ]
     assert len(lines) - len(shown) == 2
+
+
+def test_at_level_debug_the_log_has_a_line_per_step(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "llmstack_engine_core"):
+        run(client())
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("STEP")]
+    assert lines == [
+        "STEP 1: 1 requests scheduled, 3 tokens in the batch, 1 sampled, 0 finished, 1 running, 0 waiting",
+        "STEP 2: 1 requests scheduled, 1 tokens in the batch, 1 sampled, 1 finished, 0 running, 0 waiting",
+    ]
 
 
 def test_without_a_trace_nothing_is_printed_and_its_module_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:

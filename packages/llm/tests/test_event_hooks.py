@@ -125,8 +125,8 @@ def test_the_trace_of_an_offline_run_has_its_lines_in_order(
     ]
     assert modules == [
         "input_processor", "input_processor", "scheduler",
-        "scheduler", "scheduler", "model_runner", "engine_core", "output_processor",
-        "scheduler", "model_runner", "scheduler", "engine_core", "output_processor", "output_processor",
+        "scheduler", "scheduler", "model_runner", "engine_core", "engine_core", "output_processor",
+        "scheduler", "model_runner", "scheduler", "engine_core", "engine_core", "output_processor", "output_processor",
     ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from llmstack_engine_core.beams import BeamScheduler
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.engine_core import EngineCore
-from llmstack_engine_core.events import EventBus, StepRecorder
+from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.protocols import EventHook, ModelRunner, Scheduler
 from llmstack_engine_core.step_log import FileSink, LogHeader, RecordingScheduler, RingSink, StepLog
@@ -126,8 +126,10 @@ def _build_with_runner(
 
 
 def make_event_bus(config: EngineConfig, recorder: StepRecorder | None, event_hooks: Sequence[EventHook]) -> EventBus:
-    """What tells the recorder, the trace and the user's hooks, in this order."""
+    """What tells the recorder, the log, the trace and the user's hooks, in this order."""
     hooks: list[EventHook] = [] if recorder is None else [recorder]
+    if logging.getLogger("llmstack_engine_core").isEnabledFor(logging.DEBUG):
+        hooks.append(StepLogger())
     if config.trace:
         from llmstack_engine_core.trace import TraceHook
 

@@ -127,7 +127,7 @@ class EngineCore:
         pending = self._runner.execute_model(scheduled)
         step_outputs = self._land_due(scheduled, pending)
         phases = StepPhases(scheduled_s - start_s, self._executed_s - scheduled_s, self._clock() - self._executed_s)
-        self._record(start_s, phases, step_outputs.scheduler_stats, scheduled)
+        self._record(start_s, phases, step_outputs, scheduled)
         return self._complete(step_outputs, phases)
 
     def _land_due(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
@@ -149,11 +149,12 @@ class EngineCore:
         return self._scheduler.update_from_output(scheduled, output, self._executed_s)
 
     def _record(
-        self, start_s: float, phases: StepPhases, stats: SchedulerStats | None, scheduled: SchedulerOutput
+        self, start_s: float, phases: StepPhases, step_outputs: EngineCoreOutputs, scheduled: SchedulerOutput
     ) -> None:
         if self._events.has_hooks:
+            stats = step_outputs.scheduler_stats
             stats = self._scheduler.stats() if stats is None else stats
-            self._events.on_step(StepRecord(start_s, phases, stats, scheduled.scheduled_requests))
+            self._events.on_step(StepRecord(start_s, phases, stats, scheduled.scheduled_requests), step_outputs)
 
     def _complete(self, step_outputs: EngineCoreOutputs, phases: StepPhases) -> EngineCoreOutputs:
         refused, self._refused = self._refused, []

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmstack_engine_core.protocols import EventHook
-from llmstack_types import RequestEvent, RequestStatus, SchedulerOutput, StepRecord, StepRecording
+from llmstack_types import (
+    EngineCoreOutputs,
+    RequestEvent,
+    RequestStatus,
+    SchedulerOutput,
+    StepRecord,
+    StepRecording,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -45,19 +52,19 @@ class EventBus:
         for hook in self._hooks:
             self._call(hook.on_scheduled, scheduled)
 
-    def on_step(self, record: StepRecord) -> None:
+    def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
         """A step is over."""
         for hook in self._hooks:
-            self._call(hook.on_step, record)
+            self._call(hook.on_step, record, outputs)
 
     def take(self) -> list[RequestEvent]:
         """The events that the front end has not been told of."""
         untold, self._untold = self._untold, []
         return untold
 
-    def _call(self, method: Callable[[Any], None], argument: Any) -> None:
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
         try:
-            method(argument)
+            method(*arguments)
         except Exception:  # a user's hook must not end the requests of all users
             logger.exception("an event hook failed")
 
@@ -80,7 +87,7 @@ class StepRecorder(EventHook):
         """Keeps it."""
         self._events.append(event)
 
-    def on_step(self, record: StepRecord) -> None:
+    def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
         """Keeps it, and gives up the oldest ones over the bounds."""
         self._steps.append(record)
         self._num_rows += len(record.rows)
@@ -91,3 +98,17 @@ class StepRecorder(EventHook):
         """What is kept of the steps after `after_step`, and the last events."""
         steps = [record for record in self._steps if record.stats.step > after_step]
         return StepRecording(now_s, steps, list(self._events))
+
+
+class StepLogger(EventHook):
+    """One line of the log per step, at level DEBUG."""
+
+    def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
+        """What was in the batch, what it brought, and who waits."""
+        logger.debug(
+            "STEP %d: %d requests scheduled, %d tokens in the batch, %d sampled, %d finished, %d running, %d waiting",
+            record.stats.step, len(record.rows), sum(row.num_scheduled_tokens for row in record.rows),
+            sum(len(output.new_token_ids) for output in outputs.outputs),
+            sum(output.finish_reason is not None for output in outputs.outputs),
+            record.stats.num_running, record.stats.num_waiting,
+        )  # fmt: skip

@@ -145,8 +145,8 @@ class EventHook(Protocol):
     def on_scheduled(self, scheduled: SchedulerOutput) -> None:
         """A step is about to be computed."""
 
-    def on_step(self, record: StepRecord) -> None:
-        """A step is over."""
+    def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
+        """A step is over, and this is what it brought."""
 
 
 class ConstraintBackend(Protocol):

@@ -8,7 +8,14 @@ from __future__ import annotations
 import sys
 
 from llmstack_engine_core.protocols import EventHook
-from llmstack_types import RequestEvent, ScheduledRequest, SchedulerOutput, StepRecord
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    RequestEvent,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepRecord,
+)
 
 
 def trace_line(module: str, message: str) -> None:
@@ -34,8 +41,10 @@ class TraceHook(EventHook):
         for row in rows:
             trace_line("model_runner", f"{row.request_id}: {_describe(row, new_ids.get(row.request_id))}")
 
-    def on_step(self, record: StepRecord) -> None:
-        """How long it took, and what is in use after it."""
+    def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
+        """What it brought whom, how long it took, and what is in use after it."""
+        for output in outputs.outputs:
+            trace_line("engine_core", f"{output.request_id}: {_describe_output(output)}")
         if not record.rows:
             return
         stats, phases = record.stats, record.phases
@@ -52,3 +61,8 @@ def _describe(row: ScheduledRequest, num_prompt_tokens: int | None) -> str:
     kind = "decode" if num_prompt_tokens is None and row.num_scheduled_tokens == 1 else "prefill"
     drafts = f", {len(row.draft_token_ids)} of them drafts" if row.draft_token_ids else ""
     return f"{kind} of tokens {start} to {end}{drafts}, {len(row.new_block_ids)} new blocks"
+
+
+def _describe_output(output: EngineCoreOutput) -> str:
+    what = "a vector" if output.pooled is not None else f"{len(output.new_token_ids)} tokens"
+    return what if output.finish_reason is None else f"{what}, the end: {output.finish_reason}"
