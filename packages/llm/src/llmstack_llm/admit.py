@@ -10,6 +10,7 @@ from llmstack_llm import request_errors
 from llmstack_llm.admit_choice import check_choice
 from llmstack_llm.admit_rules import check_token_ids, check_values, normal_logit_bias
 from llmstack_llm.bad_words import check_bad_words, check_bad_words_token_ids
+from llmstack_llm.structured_outputs import admit_constraint
 from llmstack_types import RequestOutputKind, SamplingParams
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
@@ -125,6 +126,7 @@ def admit_sampling_params(
         raise request_errors.invalid_value(name("stop"), "stop strings need 'detokenize'")
     return dataclasses.replace(
         params,
+        structured_outputs=admit_constraint(params, name),
         output_kind=_possible_output_kind(params),
         temperature=_normal_temperature(params.temperature),
         seed=None if params.seed == -1 else params.seed,

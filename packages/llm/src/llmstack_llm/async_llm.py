@@ -22,6 +22,7 @@ from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs import RequestOutput
 from llmstack_llm.pooling_outputs import PoolingRequestOutput
 from llmstack_llm.stats import StatLogger
+from llmstack_llm.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
 from llmstack_llm.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import PoolingParams, SamplingParams
 
@@ -53,12 +54,13 @@ class AsyncLLM(EngineFrontEnd):
         chat_template_content_format: str = "auto",
         max_num_queued_reqs: int | None = None,
         trace: bool = False,
+        structured_outputs: StructuredOutputsConfig | None = None,
     ) -> None:
         input_class, output_class = processor_classes(trace)
         super().__init__(
             model_config,
             client,
-            input_class(model_config, tokenizer),
+            input_class(model_config, tokenizer, structured_outputs=structured_outputs or StructuredOutputsConfig()),
             output_class(tokenizer),
             stat_loggers,
             max_num_queued_reqs,
@@ -103,6 +105,7 @@ class AsyncLLM(EngineFrontEnd):
             chat_template_content_format=args.chat_template_content_format,
             max_num_queued_reqs=args.max_num_queued_reqs,
             trace=args.trace,
+            structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
         )
 
     async def admit(self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any) -> AdmittedRequest:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm.model_config import ModelConfig, load_model_config
+from llmstack_llm.structured_outputs import read_structured_outputs_config
 from llmstack_types import LLMStackError
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class EngineArgs:
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
         log_level: Of the engine core's process.
         trace: Print a line for each stage of each request to standard error.
+        structured_outputs_config: A mapping, or the same as JSON: `backend` (`auto`, `guidance`),
+            `disable_any_whitespace`.
         logits_processors: Custom logits processors: classes, or their names as `module:Class`.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
@@ -114,6 +117,7 @@ class EngineArgs:
     max_num_queued_reqs: int | None = None
     log_level: str = "INFO"
     record_steps: str | None = None
+    structured_outputs_config: Mapping[str, Any] | str | None = None
     logits_processors: Sequence[str | type] | None = None
     logprobs_mode: str = "raw_logprobs"
     trace: bool = False
@@ -134,6 +138,10 @@ class EngineArgs:
             _check_positive(name, getattr(self, name))
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise EngineArgsError(f"gpu_memory_utilization {self.gpu_memory_utilization}: must lie in (0, 1]")
+        try:
+            read_structured_outputs_config(self.structured_outputs_config)
+        except ValueError as error:
+            raise EngineArgsError(str(error)) from error
         self._check_conflicts()
 
     def create_engine_config(

@@ -28,6 +28,7 @@ from llmstack_llm.pooling_prompt import (
     encode_pooling_prompt,
 )
 from llmstack_llm.seeds import completion_seed
+from llmstack_llm.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
 from llmstack_llm.tokenizer import Tokenizer
 from llmstack_types import EngineCoreRequest, EngineReady, PoolingParams, SamplingParams
 
@@ -36,6 +37,7 @@ PromptInput = str | Sequence[int] | Mapping[str, Any]
 
 MAX_CHARS_ON_LOOP = 8192  # about 2 ms of tokenizing
 _NO_NAMES: Mapping[str, str] = {}
+_PLAIN_OUTPUTS = StructuredOutputsConfig()
 _NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
 
 
@@ -50,6 +52,7 @@ class InputProcessor:
     Attributes:
         limits: What admission allows; `set_ready` makes it what the running engine can take.
         eos_token_ids: The model's and the tokenizer's end-of-sequence ids.
+        constraints: What compiles constraints on output.
     """
 
     def __init__(
@@ -59,12 +62,14 @@ class InputProcessor:
         *,
         draw: Callable[[], int] = draw_seed,
         clock: Callable[[], float] = time.monotonic,
+        structured_outputs: StructuredOutputsConfig = _PLAIN_OUTPUTS,
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = AdmissionLimits(
             model_config.max_model_len, model_config.vocab_size, num_token_types=model_config.num_token_types
         )
         self.eos_token_ids = _eos_token_ids(model_config, tokenizer)
+        self.constraints = ConstraintAdmission(model_config.tokenizer_path, self.eos_token_ids, structured_outputs)
         self._start_token_id = _start_token_id(model_config, tokenizer)
         self._bad_words = BadWordSpelling(tokenizer)
         self._pooling_config = model_config.pooling
@@ -94,8 +99,11 @@ class InputProcessor:
         default_max_tokens: int | None = None,
         is_echo: bool = False,
         add_special_tokens: bool = True,
+        compiles_constraint: bool = True,
     ) -> AdmittedRequest:
         """Tokenizes and checks one prompt; see `admit_request` for the arguments.
+
+        `compiles_constraint`: False leaves that to the caller.
 
         Raises:
             InvalidRequestError: Names the field at fault.
@@ -117,15 +125,24 @@ class InputProcessor:
         )
         bad_words_name = param_names.get("bad_words", "bad_words")
         params = self._bad_words.apply(admitted.sampling_params, self.limits.vocab_size, bad_words_name)
+        if compiles_constraint:
+            params = self.constraints.check(params, self.limits.vocab_size, _name_of(param_names))
         return admitted if params is admitted.sampling_params else dataclasses.replace(admitted, sampling_params=params)
 
     async def admit_async(
         self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any
     ) -> AdmittedRequest:
-        """`admit`, in a thread where the text is long, so that other streams go on."""
+        """`admit` off the loop: in a thread where the text is long, constraints in a process of their own."""
+        options["compiles_constraint"] = False
         if _num_chars(prompt) + num_chars_of_bad_words(sampling_params) > MAX_CHARS_ON_LOOP:
-            return await asyncio.to_thread(self.admit, prompt, sampling_params, **options)
-        return self.admit(prompt, sampling_params, **options)
+            admitted = await asyncio.to_thread(self.admit, prompt, sampling_params, **options)
+        else:
+            admitted = self.admit(prompt, sampling_params, **options)
+        if admitted.sampling_params.structured_outputs is None:
+            return admitted
+        name = _name_of(options.get("param_names", _NO_NAMES))
+        params = await self.constraints.check_async(admitted.sampling_params, self.limits.vocab_size, name)
+        return dataclasses.replace(admitted, sampling_params=params)
 
     def admit_pooling(
         self,
@@ -269,6 +286,10 @@ def _num_chars(prompt: PromptInput | TextPair) -> int:
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
     return len(prompt) if isinstance(prompt, str) else 0
+
+
+def _name_of(param_names: Mapping[str, str]) -> Callable[[str], str]:
+    return lambda field: param_names.get(field, field)
 
 
 def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

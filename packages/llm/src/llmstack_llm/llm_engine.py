@@ -20,6 +20,7 @@ from llmstack_llm.outputs import CompletionOutput, RequestOutput
 from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.seeds import completion_seed
 from llmstack_llm.stats import StatLogger, record_all
+from llmstack_llm.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
 from llmstack_llm.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import (
     EngineCoreRequest,
@@ -58,6 +59,7 @@ class LLMEngine:
         chat_template: str | ChatTemplate | None = None,
         stat_loggers: Sequence[StatLogger] = (),
         trace: bool = False,
+        structured_outputs: StructuredOutputsConfig | None = None,
     ) -> None:
         self.model_config = model_config
         self.client = client
@@ -65,7 +67,12 @@ class LLMEngine:
         numbers = itertools.count(1)
         # Requests without a seed get one from the engine's, so that a script gives the same texts when it runs again.
         input_class, output_class = processor_classes(trace)
-        self.input_processor = input_class(model_config, tokenizer, draw=lambda: completion_seed(seed, next(numbers)))
+        self.input_processor = input_class(
+            model_config,
+            tokenizer,
+            draw=lambda: completion_seed(seed, next(numbers)),
+            structured_outputs=structured_outputs or StructuredOutputsConfig(),
+        )
         self.output_processor = output_class(tokenizer)
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
         self._stat_loggers = list(stat_loggers)
@@ -114,6 +121,7 @@ class LLMEngine:
                 chat_template=chat_template,
                 stat_loggers=stat_loggers,
                 trace=args.trace,
+                structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
             )
         except LLMStackError:
             client.shutdown()
