@@ -150,6 +150,12 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft tokens that a step verifies, such as "
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
     )
+    add(
+        "--structured-outputs-config",
+        type=json_object,
+        metavar="JSON",
+        help='options of structured output, such as {"backend": "auto", "disable_any_whitespace": true}',
+    )
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
     add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
     add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")

@@ -34,7 +34,7 @@ _FLAGS = """
 --reasoning-parser --reasoning-parser-plugin --response-role --runner-type
 --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl --show-hidden-metrics-for-version
 --skip-mm-profiling --skip-tokenizer-init --specialize-active-lora
---structured-outputs-config --swap-space
+--swap-space
 --tokenizer-mode --tokenizer-revision --tokens-only --tool-call-parser --tool-parser-plugin --tool-server
 --trust-remote-code --trust-request-chat-template --use-tqdm-on-load --video-pruning-rate
 --weight-transfer-config --worker-cls --worker-extension-cls

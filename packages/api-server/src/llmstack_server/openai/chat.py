@@ -16,7 +16,7 @@ from llmstack_server.openai.common import Generation, check_fields, new_id
 from llmstack_server.openai.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import ChatCompletionRequest, parse
-from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
+from llmstack_server.openai.sampling import param_names, sampling_params
 from llmstack_server.openai.unsupported import CHAT
 from llmstack_server.state import ServerState
 from llmstack_types import SamplingParams
@@ -65,7 +65,7 @@ def _generation_prompt(fields: ChatCompletionRequest) -> bool:
 
 
 def _param_names(fields: ChatCompletionRequest) -> dict[str, str]:
-    names = PARAM_NAMES | {"logprobs": "top_logprobs"}
+    names = param_names(fields) | {"logprobs": "top_logprobs"}
     return names if fields.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
 

@@ -12,7 +12,7 @@ from llmstack_server.openai.events import close
 from llmstack_server.openai.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import CompletionRequest, parse
-from llmstack_server.openai.sampling import PARAM_NAMES, parse_prompts, sampling_params
+from llmstack_server.openai.sampling import param_names, parse_prompts, sampling_params
 from llmstack_server.openai.unsupported import COMPLETIONS
 from llmstack_server.protocols import AdmittedPrompt, Completion, PromptOutput
 from llmstack_server.state import ServerState
@@ -30,16 +30,15 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     fields = parse(CompletionRequest, body)
     values, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)
-    params = admit_sampling_params(
-        _params(state, fields), state.limits, param_names=PARAM_NAMES, is_echo=bool(fields.echo)
-    )
+    names = param_names(fields)
+    params = admit_sampling_params(_params(state, fields), state.limits, param_names=names, is_echo=bool(fields.echo))
     check_fan_out(len(values), params.num_generated, state.limits)
     prompts = [
         await state.engine.admit(
             value,
             params,
             param=f"prompt[{index}]" if is_list else "prompt",
-            param_names=PARAM_NAMES,
+            param_names=names,
             is_echo=bool(fields.echo),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             add_special_tokens=fields.add_special_tokens is not False,

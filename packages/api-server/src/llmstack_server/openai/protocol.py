@@ -55,6 +55,16 @@ class GenerationFields(BaseModel):
     typical_p: Decimal | None = None
     bad_words: list[str] | None = None
     vllm_xargs: dict[str, Any] | None = Field(None, description="arguments of custom logits processors")
+    response_format: dict[str, Any] | None = Field(None, description="text, json_object, json_schema, structural_tag")
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="one of json, regex, choice, grammar, json_object, structural_tag"
+    )
+    guided_json: Any = Field(None, description="older name of structured_outputs.json")
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None

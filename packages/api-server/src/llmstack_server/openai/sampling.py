@@ -8,6 +8,7 @@ from typing import Any
 from llmstack_llm import request_errors
 from llmstack_server.http.errors import missing_parameter
 from llmstack_server.openai.protocol import GenerationFields, PoolingFields
+from llmstack_server.openai.structured import structured_names, structured_outputs
 from llmstack_types import RequestOutputKind, SamplingParams
 
 INT32_MAX = 2**31 - 1
@@ -26,6 +27,11 @@ SAMPLING_FIELDS = (
 PARAM_NAMES = {"extra_args": "vllm_xargs"}
 
 
+def param_names(fields: GenerationFields) -> dict[str, str]:
+    """What this request calls the fields of `SamplingParams`, and the parts of its constraint."""
+    return {**PARAM_NAMES, **structured_names(fields)}
+
+
 def sampling_params(fields: GenerationFields, defaults: SamplingParams, **overrides: Any) -> SamplingParams:
     """`defaults` with what the request gives; null means the default, and falsy values are values.
 
@@ -36,6 +42,9 @@ def sampling_params(fields: GenerationFields, defaults: SamplingParams, **overri
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(fields, name)) is not None}
     if fields.vllm_xargs is not None:
         given["extra_args"] = fields.vllm_xargs
+    constraint = structured_outputs(fields)
+    if constraint is not None:
+        given["structured_outputs"] = constraint
     kind = RequestOutputKind.DELTA if fields.stream else RequestOutputKind.FINAL_ONLY
     return dataclasses.replace(defaults, **(given | overrides), output_kind=kind)
 

@@ -16,10 +16,6 @@ def one_of(*harmless: Any) -> Predicate:
     return lambda value: value is None or any(type(value) is type(entry) and value == entry for entry in harmless)
 
 
-def _is_text_format(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and value.get("type") == "text")
-
-
 _NEVER = one_of()
 
 # Field to the values that mean what the server does anyway.
@@ -30,13 +26,6 @@ COMMON: Mapping[str, Predicate] = {
     "logits_processors": one_of([]),
     "kv_transfer_params": _NEVER,
     "return_tokens_as_token_ids": one_of(False),
-    "response_format": _is_text_format,
-    "structured_outputs": _NEVER,
-    "guided_json": _NEVER,
-    "guided_regex": _NEVER,
-    "guided_choice": _NEVER,
-    "guided_grammar": _NEVER,
-    "guided_json_object": one_of(False),
     "thinking_token_budget": _NEVER,
     "repetition_detection": _NEVER,
     "stream_interval": one_of(1),
