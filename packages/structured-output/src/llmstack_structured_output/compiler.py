@@ -151,7 +151,8 @@ def normal_form(params: StructuredOutputsParams) -> StructuredOutputsParams:
     _check_types(params)
     value = getattr(params, kind)
     if kind in _SCHEMAS and not isinstance(value, str):
-        return replace(params, **{kind: _as_text(f"structured_outputs.{kind}", value)})
+        text = _as_text(f"structured_outputs.{kind}", value)
+        return replace(params, json=text) if kind == "json" else replace(params, structural_tag=text)
     return replace(params, choice=tuple(value)) if kind == "choice" else params
 
 

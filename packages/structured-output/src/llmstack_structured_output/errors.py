@@ -43,9 +43,10 @@ def not_available(reason: str) -> InvalidRequestError:
 
 
 def one_line(text: str) -> str:
-    """The first line of a library's message, printable and bounded, without its full stop."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "it cannot be compiled")
-    shown = "".join(char if char.isprintable() else " " for char in line[:MAX_REASON_CHARS])
+    """The line of a library's message that says why, printable and bounded, without its full stop."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it cannot be compiled"]
+    why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    shown = "".join(char if char.isprintable() else " " for char in why[:MAX_REASON_CHARS])
     return shown.rstrip(".")
 
 
