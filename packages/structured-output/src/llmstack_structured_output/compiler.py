@@ -163,10 +163,16 @@ def _check_types(params: StructuredOutputsParams) -> None:
             raise errors.invalid_constraint(f"structured_outputs.{name}", f"expected {expected}")
         if isinstance(value, str):
             _check_text(f"structured_outputs.{name}", value)
-    for choice in params.choice or ():
-        if not isinstance(choice, str):
-            raise errors.invalid_constraint("structured_outputs.choice", "expected an array of strings")
-        _check_text("structured_outputs.choice", choice)
+    if params.choice is not None:
+        _check_choices(params.choice)
+
+
+def _check_choices(choices: Sequence[Any]) -> None:
+    param = "structured_outputs.choice"
+    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise errors.invalid_constraint(param, "expected an array of strings that are not empty")
+    for choice in choices:
+        _check_text(param, choice)
 
 
 def _check_text(param: str, text: str) -> None:

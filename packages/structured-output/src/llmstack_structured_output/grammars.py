@@ -29,13 +29,11 @@ def context_free_grammar(param: str, text: str, limits: GrammarLimits) -> str:
 
 
 def choice_grammar(param: str, choices: Sequence[str], limits: GrammarLimits) -> str:
-    """The grammar of exactly these strings.
+    """The grammar of exactly these strings, of which there is at least one and none is empty.
 
     Raises:
-        InvalidRequestError: There is none, one is empty or no text, or they are over a limit.
+        InvalidRequestError: They are over a limit.
     """
-    if not choices or not all(choices):
-        raise errors.invalid_constraint(param, "expected an array of strings that are not empty")
     if len(choices) > limits.max_choices:
         raise errors.grammar_too_complex(param, f"it has more than {limits.max_choices} strings")
     if sum(len(choice.encode("utf-8", "replace")) for choice in choices) > limits.max_choice_bytes:
