@@ -7,7 +7,6 @@ import ctypes
 import faulthandler
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -20,7 +19,7 @@ import zmq
 from llmstack_engine_core.build import build_engine_core
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
-from llmstack_engine_core.ipc.sockets import bind_engine_socket
+from llmstack_engine_core.ipc.sockets import bind_engine_socket, remove_places
 from llmstack_engine_core.start_order import StartOrder, receive_start_order
 from llmstack_types import LLMStackError
 
@@ -47,7 +46,7 @@ def main(arguments: list[str]) -> int:
         return _serve(order)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
-        shutil.rmtree(order.directory, ignore_errors=True)
+        remove_places(order.directory, order.address)
 
 
 def _serve(order: StartOrder) -> int:
@@ -124,7 +123,7 @@ def _follow_parent(lifeline: socket.socket, order: StartOrder) -> None:
             pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_GRACE_S)
-    shutil.rmtree(order.directory, ignore_errors=True)
+    remove_places(order.directory, order.address)
     os._exit(1)  # the main thread is inside native code and hears no signal
 
 

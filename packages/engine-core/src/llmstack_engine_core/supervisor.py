@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import weakref
 from pathlib import Path
+
+from llmstack_engine_core.ipc.sockets import remove_places
 
 
 class EngineProcess:
@@ -29,7 +30,9 @@ class EngineProcess:
         self._grace_s = grace_s
         self._pidfd = _open_pidfd(popen.pid)
         self.death_fd = lifeline.fileno() if self._pidfd is None else self._pidfd
-        self._finalizer = weakref.finalize(self, _end, popen, lifeline, directory, grace_s, self._pidfd, os.getpid())
+        self._finalizer = weakref.finalize(
+            self, _end, popen, lifeline, (directory, address), grace_s, self._pidfd, os.getpid()
+        )
 
     @property
     def pid(self) -> int:
@@ -73,7 +76,7 @@ def _open_pidfd(pid: int) -> int | None:
 def _end(
     popen: subprocess.Popen[bytes],
     lifeline: socket.socket,
-    directory: Path,
+    places: tuple[Path, str],
     grace_s: float,
     pidfd: int | None,
     owner_pid: int,
@@ -89,7 +92,7 @@ def _end(
     lifeline.close()
     if pidfd is not None:
         os.close(pidfd)
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_places(*places)
 
 
 def _signal_name(number: int) -> str:

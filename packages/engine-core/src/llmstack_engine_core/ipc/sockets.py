@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -66,6 +68,14 @@ def check_private_directory(directory: Path) -> None:
 def private_address(directory: Path) -> str:
     """Where the engine core of a private directory listens."""
     return f"ipc://{directory / ENGINE_SOCKET_NAME}"
+
+
+def remove_places(directory: Path, address: str) -> None:
+    """Removes what an engine core leaves in the file system: its private directory, and its socket elsewhere."""
+    shutil.rmtree(directory, ignore_errors=True)
+    if address.startswith("ipc://"):
+        with contextlib.suppress(OSError):
+            os.unlink(address.removeprefix("ipc://"))
 
 
 def bind_engine_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
