@@ -206,3 +206,12 @@ def test_a_language_model_scores_by_its_vectors(demo_server: Any) -> None:
     status, refused, _ = demo_server.post("/classify", {"input": "a"})
     assert status == 400
     assert "does not support Classification API" in refused["error"]["message"]
+
+
+def test_a_use_that_a_model_is_not_made_for_ends_the_start_with_a_sentence(
+    launch: Callable[..., Any], cross_encoder: tuple[Path, Any]
+) -> None:
+    server = launch(str(cross_encoder[0]), "--runner", "generate")
+    assert server.process.wait(60) != 0
+    assert "the model only pools, which runner, task or convert exclude" in server.log
+    assert "Traceback" not in server.log

@@ -15,7 +15,7 @@ import pytest
 from llmstack_llm import LLM, AsyncLLM, EmbeddingRequestOutput, LLMEngine, PoolingRequestOutput, SamplingParams
 from llmstack_llm.admit import AdmissionLimits, admit_sampling_params
 from llmstack_llm.admit_pooling import MAX_NUMBERS_PER_PROMPT, admit_pooling, admit_pooling_params
-from llmstack_llm.engine_args import EngineArgs, EngineArgsError
+from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.model_config import load_model_config
 from llmstack_llm.pooling_config import PoolingConfig, PoolingConfigError, load_pooling_config
 from llmstack_llm.pooling_outputs import PoolingOutput
@@ -144,13 +144,6 @@ def test_a_model_that_only_computes_embeddings_completes_nothing(folder: Path) -
 @pytest.mark.parametrize("runner", ["auto", "generate", "pooling"])
 def test_what_vllm_calls_a_runner_is_ours_by_default(folder: Path, runner: str) -> None:
     assert EngineArgs(str(folder), runner=runner).create_engine_config()[1].runner == "default"
-
-
-def test_a_task_may_be_named_where_it_is_one_of_ours(folder: Path) -> None:
-    with LLM(str(folder), task="embed", **ECHO) as llm:
-        assert len(llm.embed("a", use_tqdm=False)) == 1
-    with pytest.raises(EngineArgsError, match="task"):
-        LLM(str(folder), task="classify", **ECHO)
 
 
 # --- the asynchronous front end -----------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ _ENGINE_FIELDS = (
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "long_prefill_token_threshold",
     "max_num_partial_prefills", "num_host_blocks", "async_scheduling", "speculative_config",
     "structured_outputs_config",
-    "runner", "logits_processors", "logprobs_mode",
+    "runner", "task", "convert", "logits_processors", "logprobs_mode",
     "disable_log_stats", "record_steps", "data_parallel_size",
 )  # fmt: skip
 

@@ -16,6 +16,8 @@ from llmstack_server.unavailable_flags import NOT_AVAILABLE
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
+TASKS = ("auto", "generate", "embed", "embedding", "classify", "score")
+CONVERSIONS = ("auto", "none", "embed", "classify")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
@@ -92,9 +94,15 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--task",
-        choices=("auto", "generate", "embed", "embedding"),
+        choices=TASKS,
         default="auto",
-        help="accepted; a model does all that it can",
+        help="older name of --runner; 'classify' and 'score' ask for a model with labels (default: auto)",
+    )
+    add(
+        "--convert",
+        choices=CONVERSIONS,
+        default="auto",
+        help="'none' keeps a model that generates from pooling as well (default: auto)",
     )
     add("--seed", type=int, default=0, help="seed of dummy weights and of unseeded requests (default: 0)")
 
@@ -163,7 +171,11 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--enforce-eager", action="store_true", help="record no decode steps, for debugging")
     add("--disable-log-stats", action="store_true", help="no statistics from the engine")
     add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
-    add("--runner", default="default", help=argparse.SUPPRESS)
+    add(
+        "--runner",
+        default="auto",
+        help="'generate' or 'pooling' leaves the other away, 'auto' offers all that the model can (default: auto)",
+    )
 
 
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

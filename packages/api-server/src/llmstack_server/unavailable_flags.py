@@ -6,7 +6,7 @@ _FLAGS = """
 --additional-config --all2all-backend --allow-deprecated-quantization
 --allowed-local-media-path --allowed-media-domains
 --attention-backend --attention-config --block-size-override --calculate-kv-scales --chat-template-content-format
---code-revision --compilation-config --config-format --convert --cpu-offload-gb
+--code-revision --compilation-config --config-format --cpu-offload-gb
 --cudagraph-capture-sizes --cudagraph-metrics --data-parallel-address
 --data-parallel-external-lb --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-rpc-port
 --data-parallel-size-local --data-parallel-start-rank --default-chat-template-kwargs

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm.model_config import ModelConfig, load_model_config
+from llmstack_llm.model_use import RUNNERS, ModelUse
 from llmstack_llm.structured_outputs import read_structured_outputs_config
 from llmstack_types import LLMStackError
 
@@ -23,8 +24,6 @@ MODEL_IMPLS = ("auto", "llmstack", "transformers")
 QUANTIZATIONS = ("int8", "int4")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 CONTENT_FORMATS = ("auto", "string", "openai")
-# What vLLM calls a runner says what a model is for; here every model does all that it can.
-_VLLM_RUNNERS = ("auto", "generate", "pooling")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -69,7 +68,10 @@ class EngineArgs:
         chat_template: A path, or the template itself; None is the model's.
         chat_template_content_format: Whether templates get a message's content as `string` or in `openai`'s parts;
             `auto` asks the template.
-        runner: Name in the entry point group `llmstack.model_runners`, or `module:Class`.
+        runner: `generate` or `pooling` leaves the other away, `auto` offers all that the model can. Or the name of
+            the model runner: in the entry point group `llmstack.model_runners`, or `module:Class`.
+        task: vLLM's older name for the same; `classify` and `score` ask for a model with labels.
+        convert: `none` keeps a model that generates from pooling as well; `classify` asks for labels.
         record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
         data_parallel_size: Engine cores that share the requests, each with the whole model and a share of the machine.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
@@ -113,6 +115,8 @@ class EngineArgs:
     chat_template_content_format: str = "auto"
     disable_log_stats: bool = False
     runner: str = "default"
+    task: str = "auto"
+    convert: str = "auto"
     data_parallel_size: int = 1
     max_num_queued_reqs: int | None = None
     log_level: str = "INFO"
@@ -143,6 +147,7 @@ class EngineArgs:
         except ValueError as error:
             raise EngineArgsError(str(error)) from error
         self._check_conflicts()
+        self._use()
 
     def create_engine_config(
         self, usage_context: UsageContext = UsageContext.OPENAI_API_SERVER
@@ -162,6 +167,7 @@ class EngineArgs:
             max_model_len=self.max_model_len,
             generation_config=self.generation_config,
             skip_tokenizer_init=self.skip_tokenizer_init,
+            use=self._use(),
         )
         return model_config, self._engine_config(model_config, usage_context)
 
@@ -190,7 +196,7 @@ class EngineArgs:
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "scheduler": scheduler,
-            "runner": "default" if self.runner in _VLLM_RUNNERS else self.runner,
+            "runner": "default" if self.runner in RUNNERS else self.runner,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
@@ -209,6 +215,12 @@ class EngineArgs:
             return self.max_num_batched_tokens
         default = _DEFAULT_MAX_NUM_BATCHED_TOKENS[usage_context]
         return default if self.enable_chunked_prefill else max(default, max_model_len)
+
+    def _use(self) -> ModelUse:
+        try:
+            return ModelUse.from_options(self.runner, self.task, self.convert)
+        except ValueError as error:
+            raise EngineArgsError(str(error)) from error
 
     def _num_blocks(self) -> int | None:
         return self.num_kv_blocks if self.num_kv_blocks is not None else self.num_gpu_blocks_override

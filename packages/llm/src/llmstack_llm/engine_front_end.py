@@ -77,7 +77,8 @@ class EngineFrontEnd:
         if self._starting is None:
             self._check_alive()
             self._starting = asyncio.create_task(self._client.wait_until_ready())
-        ready = await asyncio.shield(self._starting)  # one caller's cancellation is not everyone's
+        started = await asyncio.shield(self._starting)  # one caller's cancellation is not everyone's
+        ready = self.model_config.use.restrict(started)
         if self.ready is None:
             self._set_ready(ready)
         self._check_alive()

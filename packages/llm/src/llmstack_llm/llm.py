@@ -43,7 +43,7 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "trust_remote_code": (False,),
-    "task": (None, "auto", "generate", "embed", "embedding"),
+    "task": (None,),
     "tokenizer_mode": ("auto",),
     "cpu_offload_gb": (0,),
     "swap_space": (0,),

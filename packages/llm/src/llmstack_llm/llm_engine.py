@@ -78,7 +78,7 @@ class LLMEngine:
         self._stat_loggers = list(stat_loggers)
         self._request_id_to_collector: dict[str, RequestOutputCollector | PoolingCollector] = {}
         self._ended: list[RequestOutput | PoolingRequestOutput] = []
-        self.ready = client.wait_until_ready()
+        self.ready = model_config.use.restrict(client.wait_until_ready())
         self.input_processor.set_ready(self.ready)
         for stat_logger in self._stat_loggers:
             stat_logger.log_engine_initialized(self.ready)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmstack_llm.model_use import ModelUse
 from llmstack_llm.pooling_config import PoolingConfig, load_pooling_config
 from llmstack_types import LLMStackError, SamplingParams
 
@@ -44,6 +45,7 @@ class ModelConfig:
         default_sampling: From `generation_config.json`: field of `SamplingParams` to the model's own default.
         hf_config: All of `config.json`.
         pooling: What a folder of sentence-transformers says besides.
+        use: What is offered of what the model can do.
     """
 
     model: str
@@ -61,6 +63,7 @@ class ModelConfig:
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     hf_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    use: ModelUse = field(default_factory=ModelUse)
 
     @property
     def num_token_types(self) -> int:
@@ -89,6 +92,7 @@ def load_model_config(
     max_model_len: int | None = None,
     generation_config: str = "auto",
     skip_tokenizer_init: bool = False,
+    use: ModelUse | None = None,
 ) -> ModelConfig:
     """Resolves the folders and reads their configurations.
 
@@ -126,6 +130,7 @@ def load_model_config(
         default_sampling=_default_sampling(generation) if generation_config == "auto" else {},
         hf_config=config,
         pooling=pooling,
+        use=use or ModelUse(),
     )
 
 
