@@ -233,6 +233,19 @@ async def test_a_bounded_front_end_refuses_what_is_too_much(folder: Path, client
     await llm.shutdown()
 
 
+async def test_prompt_tokens_that_wait_may_be_bounded(folder: Path, client: FakeEngineCoreClient):
+    client.step_delay_s = 0.05
+    llm = make(folder, client, max_num_queued_tokens=8)
+    first = asyncio.create_task(collect(llm, "longer than eight", "a", max_tokens=1))
+    await first_request(client)
+    with pytest.raises(ServerOverloadedError) as caught:
+        await collect(llm, "ab", "b")
+    assert caught.value.reason == "max_num_queued_tokens"
+    assert (await first)[-1].finished
+    assert (await collect(llm, "ab", "c", max_tokens=1))[-1].finished
+    await llm.shutdown()
+
+
 async def test_the_engine_cores_limits_are_those_of_admission(folder: Path):
     client = FakeEngineCoreClient(EngineReady(2, 16, 64, 257, "float32", "cpu"))
     llm = make(folder, client)

@@ -40,6 +40,17 @@ def test_every_option_reaches_the_layer_it_is_for(tmp_path: Path):
     assert (engine.model.logprobs_mode, engine.model.quantization) == ("processed_logprobs", "int4")
 
 
+def test_options_about_requests_reach_the_front_end_and_those_of_the_model_the_runner(tmp_path: Path):
+    args = EngineArgs(
+        str(write_model_folder(tmp_path)), max_logprobs=5, stream_interval=4, hf_overrides={"n_positions": 32},
+        override_generation_config={"top_k": 7},
+    )  # fmt: skip
+    model, engine = args.create_engine_config()
+    assert (model.max_logprobs, model.max_model_len, engine.model.max_model_len) == (5, 32, 32)
+    assert json.loads(engine.model.hf_overrides) == {"n_positions": 32}
+    assert (model.default_sampling_params().stream_interval, model.default_sampling_params().top_k) == (4, 7)
+
+
 def test_a_class_of_a_processor_that_no_name_finds_is_refused(tmp_path: Path):
     class Local: ...
 
@@ -62,6 +73,8 @@ def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(tmp_path: P
     ({"max_num_seqs": 0}, ["max_num_seqs"]), ({"block_size": True}, ["block_size"]),
     ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization"]), ({"logprobs_mode": "x"}, ["logprobs_mode"]),
     ({"quantization": "awq"}, ["quantization", "int8", "int4"]),
+    ({"max_logprobs": -2}, ["max_logprobs"]), ({"stream_interval": 0}, ["stream_interval"]),
+    ({"max_num_queued_tokens": 0}, ["max_num_queued_tokens"]),
 ])  # fmt: skip
 def test_a_wrong_option_or_combination_is_refused_naming_all_fields(options: dict[str, Any], names: list[str]):
     with pytest.raises(EngineArgsError) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,51 @@ def test_text_ids_and_dicts_mean_the_same():
         assert processor().admit(prompt, SamplingParams()).prompt_token_ids == ids
     assert processor().admit("Hi", SamplingParams()).prompt == "Hi"
     assert processor().admit(ids, SamplingParams()).prompt is None
+
+
+@pytest.mark.parametrize(("fields", "kept"), [
+    ({"truncate_prompt_tokens": 3}, "hij"), ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, "abc"),
+    ({"truncate_prompt_tokens": 99}, "abcdefghij"), ({"truncate_prompt_tokens": -1}, "abcdefghij"),
+    ({"truncate_prompt_tokens": -1, "max_tokens": 124}, "ghij"),
+    ({"truncate_prompt_tokens": -1, "max_tokens": None}, "abcdefghij"),
+])  # fmt: skip
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_prompt_is_cut_where_that_is_asked_for(is_text: bool, fields: dict[str, Any], kept: str):
+    inputs = processor()
+    prompt = "abcdefghij" if is_text else inputs.tokenizer.encode("abcdefghij")
+    admitted = inputs.admit(prompt, SamplingParams(**fields))
+    assert admitted.prompt_token_ids == inputs.tokenizer.encode(kept)
+    assert admitted.prompt == kept
+    [request] = inputs.process_inputs("r", admitted)
+    params = request.sampling_params
+    assert (params.truncate_prompt_tokens, params.truncation_side, params.stream_interval) == (None, "left", 1)
+
+
+def test_a_cut_prompt_may_be_longer_than_the_context():
+    admitted = processor().admit("x" * 100_000, SamplingParams(truncate_prompt_tokens=-1, max_tokens=8))
+    assert len(admitted.prompt_token_ids) == 120
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), [
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "integer_below_min_value"),
+    ({"truncate_prompt_tokens": 129}, "truncate_prompt_tokens", "integer_above_max_value"),
+    ({"truncate_prompt_tokens": 3, "truncation_side": "middle"}, "truncation_side", "invalid_value"),
+    ({"truncate_prompt_tokens": -1, "max_tokens": "many"}, "max_tokens", "invalid_type"),
+    ({"stream_interval": 0}, "stream_interval", "integer_below_min_value"),
+    ({"stream_interval": 2**40}, "stream_interval", "integer_above_max_value"),
+    ({"logprobs": 21}, "logprobs", "integer_above_max_value"),
+])  # fmt: skip
+def test_fields_of_the_front_end_have_ranges(fields: dict[str, Any], param: str, code: str):
+    error = refusal("Hi", **fields)
+    assert (error.param, error.code) == (param, code)
+
+
+def test_more_logprobs_may_be_allowed():
+    inputs = InputProcessor(dataclasses.replace(CONFIG, max_logprobs=50), None)
+    assert inputs.admit([1], SamplingParams(logprobs=50)).sampling_params.logprobs == 50
+    with pytest.raises(InvalidRequestError):
+        inputs.admit([1], SamplingParams(prompt_logprobs=51))
 
 
 def test_an_empty_text_starts_with_the_end_of_text_as_at_openai():

@@ -54,6 +54,18 @@ def test_the_models_sampling_defaults_apply_and_the_log_says_so(tmp_path: Path, 
     assert (plain.temperature, plain.max_tokens) == (1.0, None)
 
 
+def test_values_of_the_configuration_can_be_replaced(tmp_path: Path):
+    folder = str(write_model_folder(tmp_path, config={"n_positions": 1024, "rope": {"a": 1, "b": 2}}))
+    facts = load_model_config(folder, hf_overrides={"n_positions": 64, "rope": {"b": 3}})
+    assert (facts.max_model_len, facts.hf_config["rope"]) == (64, {"a": 1, "b": 3})
+
+
+def test_minus_one_allows_log_probabilities_of_the_whole_vocabulary(tmp_path: Path):
+    folder = str(write_model_folder(tmp_path))
+    assert load_model_config(folder).max_logprobs == 20
+    assert load_model_config(folder, max_logprobs=-1).max_logprobs == load_model_config(folder).vocab_size
+
+
 @pytest.mark.parametrize(
     "config", [{"vocab_size": None}, {"vocab_size": 0}, {"architectures": []}, {"architectures": None}]
 )

@@ -281,6 +281,27 @@ def test_an_error_comes_after_what_was_already_there():
             stream.get_nowait()
 
 
+def test_a_stream_may_wait_for_several_tokens_but_not_for_its_first_and_last():
+    bench = Bench()
+    stream = bench.add(output_kind=DELTA, stream_interval=3)
+    news = []
+    for text in "abcdefg":
+        bench.say(text)
+        news.append(stream.get_nowait())
+    bench.say("h", finish_reason=FinishReason.LENGTH)
+    texts = [None if one is None else one.outputs[0].text for one in [*news, stream.get_nowait()]]
+    assert texts == ["a", None, None, "bcd", None, None, "efg", "h"]
+
+
+def test_prompt_tokens_wait_until_their_first_token():
+    bench = Bench()
+    bench.add("a", "four")
+    bench.add("b", "twelve")
+    assert bench.outputs.num_waiting_prompt_tokens == 10
+    bench.say("x", "a")
+    assert bench.outputs.num_waiting_prompt_tokens == 6
+
+
 def test_a_slow_consumer_finds_one_merged_output():
     bench = Bench()
     stream = bench.add(output_kind=DELTA, max_tokens=None)

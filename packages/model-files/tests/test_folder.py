@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmstack_model_files import ModelFilesError, artifact_path, open_artifact, read_json, read_json_array
+from llmstack_model_files import ModelFilesError, artifact_path, open_artifact, overridden, read_json, read_json_array
 from llmstack_model_files import folder as folder_module
 
 
@@ -104,3 +104,11 @@ def test_json_over_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "config.json").write_text(json.dumps({"a": "x" * 100}))
     with pytest.raises(ModelFilesError, match="larger"):
         read_json(tmp_path, "config.json")
+
+
+def test_overrides_replace_values_and_merge_objects():
+    config = {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": [1]}
+    overrides = {"a": None, "b": {"d": {"e": 4, "g": 5}}, "f": [2], "h": {"i": 6}}
+    merged = {"a": None, "b": {"c": 2, "d": {"e": 4, "g": 5}}, "f": [2], "h": {"i": 6}}
+    assert overridden(config, overrides) == merged
+    assert config == {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": [1]}

@@ -276,3 +276,9 @@ def test_importing_the_runner_brings_torch_and_nothing_else_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"
+
+
+def test_values_in_place_of_those_in_the_configuration_shape_the_model(tmp_path: Path):
+    one = make_runner(tmp_path).kv_cache_spec()
+    two = make_runner(tmp_path, hf_overrides='{"n_layer": 1}').kv_cache_spec()
+    assert (one.num_layers > 1, two.num_layers) == (True, 1)

@@ -63,7 +63,8 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "structured_outputs": None,
 }
 # vLLM has the first four elsewhere, and the last two not in public.
-OWN_FIELDS = ("best_of", "use_beam_search", "length_penalty", "early_stopping", "typical_p", "bad_words_token_ids")
+OWN_FIELDS = ("best_of", "use_beam_search", "length_penalty", "early_stopping", "typical_p", "bad_words_token_ids",
+              "stream_interval", "truncate_prompt_tokens", "truncation_side")  # fmt: skip
 
 
 def test_the_defaults_of_sampling_params_are_vllms() -> None:

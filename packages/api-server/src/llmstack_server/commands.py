@@ -7,7 +7,7 @@ import os
 import sys
 
 from llmstack_server.config import config_from
-from llmstack_server.environment import read_environment
+from llmstack_server.environment import export_hub_settings, read_environment
 from llmstack_server.errors import ServeError
 from llmstack_server.flags import add_serve_arguments
 
@@ -26,6 +26,7 @@ class ServeCommand:
         """Serves until a signal or the engine's death; returns the exit code."""
         try:
             config = config_from(namespace, read_environment(os.environ))
+            export_hub_settings(namespace, os.environ)
             # Everything below is heavy, and not needed for `--help` or a wrong flag.
             from llmstack_server.serve import run_serve
 

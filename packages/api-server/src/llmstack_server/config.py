@@ -40,13 +40,14 @@ DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _ENGINE_FIELDS = (
-    "tokenizer", "revision", "load_format", "model_impl", "quantization", "enforce_eager",
-    "chat_template", "generation_config", "seed", "max_num_seqs",
+    "tokenizer", "tokenizer_revision", "skip_tokenizer_init", "revision", "hf_overrides",
+    "load_format", "model_impl", "quantization", "enforce_eager",
+    "chat_template", "generation_config", "override_generation_config", "seed", "max_num_seqs",
     "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "gpu_memory_utilization",
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "long_prefill_token_threshold",
     "max_num_partial_prefills", "num_host_blocks", "async_scheduling", "speculative_config",
-    "structured_outputs_config",
-    "runner", "task", "convert", "logits_processors", "logprobs_mode",
+    "structured_outputs_config", "runner", "task", "convert", "logits_processors", "logprobs_mode",
+    "max_logprobs", "stream_interval", "max_num_queued_tokens",
     "disable_log_stats", "record_steps", "data_parallel_size",
 )  # fmt: skip
 
@@ -217,6 +218,8 @@ def _warnings(namespace: argparse.Namespace, environment: Environment, http: HTT
         found.append(f"serving {namespace.model_tag}: --model {namespace.model} is ignored")
     if namespace.api_key:
         found.append("--api-key shows in the list of processes; LLMSTACK_API_KEY does not")
+    if namespace.hf_token:
+        found.append("--hf-token shows in the list of processes; HF_TOKEN does not")
     if http.uds is not None and (namespace.host is not None or namespace.port is not None):
         found.append(f"listening on the unix socket {http.uds} alone: --host and --port are ignored")
     if not http.api_keys and http.uds is None and not is_loopback(http.host):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 # Name here to the names looked up, in order.
@@ -41,3 +42,11 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     understood = {name for names in _NAMES.values() for name in names} | _SILENT
     ignored = sorted(name for name in variables if name.startswith("VLLM_") and name not in understood)
     return Environment(ignored=tuple(ignored), **found)
+
+
+def export_hub_settings(namespace: argparse.Namespace, variables: MutableMapping[str, str]) -> None:
+    """Tells huggingface-hub what `--hf-token` and `--download-dir` say; before anything imports it."""
+    if namespace.hf_token:
+        variables["HF_TOKEN"] = namespace.hf_token
+    if namespace.download_dir is not None:
+        variables["HF_HUB_CACHE"] = namespace.download_dir

@@ -67,7 +67,24 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="names in the API; the first is reported",
     )
     add("--tokenizer", help="folder or repository id of the tokenizer (default: the model's)")
+    add("--tokenizer-revision", metavar="REVISION", help="branch, tag or commit of --tokenizer")
+    add(
+        "--tokenizer-mode",
+        choices=("auto", "hf"),
+        default="auto",
+        help="accepted; every tokenizer is a fast one (default: auto)",
+    )
+    add("--skip-tokenizer-init", action="store_true", help="no tokenizer: token ids in, token ids out")
     add("--revision", help="branch, tag or commit of the repository")
+    add("--hf-overrides", type=json_object, metavar="JSON", help="values in place of those in config.json")
+    add(
+        "--hf-token",
+        nargs="?",
+        const="",
+        metavar="TOKEN",
+        help="for private and gated repositories; better in HF_TOKEN, whose value it takes where it has none",
+    )
+    add("--download-dir", metavar="DIR", help="where repositories are kept (default: that of huggingface-hub)")
     add("--load-format", choices=LOAD_FORMATS, default="auto", help="'dummy' makes random weights (default: auto)")
     add(
         "--model-impl",
@@ -90,7 +107,14 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--generation-config",
         default="auto",
-        help="'auto' takes sampling defaults from the model's generation_config.json, 'vllm' does not (default: auto)",
+        help="sampling defaults: 'auto' takes the model's generation_config.json, 'vllm' none, a folder its own "
+        "(default: auto)",
+    )
+    add(
+        "--override-generation-config",
+        type=json_object,
+        metavar="JSON",
+        help='sampling defaults in place of those, such as {"temperature": 0.2}',
     )
     add(
         "--task",
@@ -166,6 +190,12 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
     add("--max-num-queued-reqs", type=at_least(1), metavar="N", help="503 beyond this many unfinished (default: 1024)")
+    add(
+        "--max-num-queued-tokens",
+        type=at_least(1, count),
+        metavar="N",
+        help="503 beyond this many prompt tokens of requests without a first token (default: no limit)",
+    )
     add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--enforce-eager", action="store_true", help="record no decode steps, for debugging")
@@ -193,6 +223,13 @@ def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         choices=LOGPROBS_MODES,
         default=LOGPROBS_MODES[0],
         help="log-probabilities of the model, or those a token was drawn by (default: raw_logprobs)",
+    )
+    add(
+        "--max-logprobs",
+        type=at_least(-1),
+        default=20,
+        metavar="N",
+        help="most likely tokens that a request may ask for, -1 for the whole vocabulary (default: 20)",
     )
 
 

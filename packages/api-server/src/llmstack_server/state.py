@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm.admit import AdmissionLimits
+from llmstack_llm.admit_rules import MAX_LOGPROBS
 from llmstack_server.config import ServeConfig
 from llmstack_server.http.in_flight import InFlight
 from llmstack_server.lifecycle import Lifecycle
@@ -75,6 +76,7 @@ class ServerState:
         if self.ready is None:
             raise EngineDeadError("the engine core is not up")
         num_kv_tokens = self.ready.num_blocks * self.ready.block_size
+        max_logprobs = self.config.engine.get("max_logprobs", MAX_LOGPROBS)
         return AdmissionLimits(
             self.ready.max_model_len,
             self.ready.vocab_size,
@@ -83,6 +85,7 @@ class ServerState:
             is_generative=self.ready.is_generative,
             is_causal=self.ready.is_causal,
             num_labels=self.ready.num_labels,
+            max_logprobs=self.ready.vocab_size if max_logprobs == -1 else max_logprobs,
         )
 
     @property

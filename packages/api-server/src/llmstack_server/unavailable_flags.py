@@ -12,30 +12,30 @@ _FLAGS = """
 --data-parallel-size-local --data-parallel-start-rank --default-chat-template-kwargs
 --default-mm-loras --disable-cascade-attn --disable-custom-all-reduce
 --disable-hybrid-kv-cache-manager --disable-mm-preprocessor-cache
---disable-sliding-window --distributed-executor-backend --distributed-timeout-seconds --download-dir
+--disable-sliding-window --distributed-executor-backend --distributed-timeout-seconds
 --ec-transfer-config --enable-auto-tool-choice --enable-dbo --enable-eplb --enable-expert-parallel
 --enable-fault-tolerance --enable-layerwise-nvtx-tracing
 --enable-lora --enable-lora-bias --enable-mm-embeds
 --enable-prompt-embeds --enable-scale-out
 --enable-tower-connector-lora --enable-trace-replay --eplb-config
 --exclude-tools-when-tool-choice-none --expert-placement-strategy --fully-sharded-loras
---hf-config-path --hf-overrides --hf-token --ignore-patterns
+--hf-config-path --ignore-patterns
 --interleave-mm-strings --io-processor-plugin --kv-cache-dtype --kv-cache-metrics --kv-events-config
 --kv-offloading-backend --kv-offloading-size --kv-sharing-fast-prefill --kv-transfer-config --limit-mm-per-prompt
 --log-error-stack --logits-processor-pattern
 --lora-dtype --lora-modules --mamba-block-size --mamba-cache-dtype
---mamba-ssm-cache-dtype --master-addr --master-port --max-cpu-loras --max-logprobs
---max-long-partial-prefills --max-lora-rank --max-loras --max-num-queued-tokens
+--mamba-ssm-cache-dtype --master-addr --master-port --max-cpu-loras
+--max-long-partial-prefills --max-lora-rank --max-loras
 --max-parallel-loading-workers --media-io-kwargs --mm-encoder-attn-backend --mm-encoder-tp-mode
 --mm-processor-cache-gb --mm-processor-cache-type --mm-processor-kwargs --mm-shm-cache-max-object-size-mb
 --model-loader-extra-config --nnodes --node-rank --optimization-level
---override-attention-dtype --override-generation-config --pooler-config --prefill-context-parallel-size
+--override-attention-dtype --pooler-config --prefill-context-parallel-size
 --prefix-caching-hash-algo --profiler-config --pt-load-map-location --ray-workers-use-nsight
 --reasoning-parser --reasoning-parser-plugin --response-role --runner-type
 --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl --show-hidden-metrics-for-version
---skip-mm-profiling --skip-tokenizer-init --specialize-active-lora
+--skip-mm-profiling --specialize-active-lora
 --swap-space
---tokenizer-mode --tokenizer-revision --tokens-only --tool-call-parser --tool-parser-plugin --tool-server
+--tokens-only --tool-call-parser --tool-parser-plugin --tool-server
 --trust-remote-code --trust-request-chat-template --use-tqdm-on-load --video-pruning-rate
 --weight-transfer-config --worker-cls --worker-extension-cls
 """

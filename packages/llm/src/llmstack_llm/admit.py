@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit_choice import check_choice
-from llmstack_llm.admit_rules import check_token_ids, check_values, normal_logit_bias
+from llmstack_llm.admit_rules import MAX_LOGPROBS, check_token_ids, check_values, normal_logit_bias
 from llmstack_llm.bad_words import check_bad_words, check_bad_words_token_ids
 from llmstack_llm.structured_outputs import admit_constraint
 from llmstack_types import RequestOutputKind, SamplingParams
@@ -32,6 +32,7 @@ class AdmissionLimits:
         is_causal: False for an encoder.
         num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
         num_token_types: 2 for a model that is told which text of a pair a token belongs to.
+        max_logprobs: Most likely tokens that may be asked for at each place.
     """
 
     max_model_len: int
@@ -43,6 +44,7 @@ class AdmissionLimits:
     is_causal: bool = True
     num_labels: int = 0
     num_token_types: int = 1
+    max_logprobs: int = MAX_LOGPROBS
 
     @property
     def max_request_tokens(self) -> int:
@@ -113,7 +115,7 @@ def admit_sampling_params(
 
     if not limits.is_generative:
         raise request_errors.generation_not_supported()
-    check_values(params, limits.vocab_size, name)
+    check_values(params, limits.vocab_size, name, max_logprobs=limits.max_logprobs)
     check_bad_words(name("bad_words"), params.bad_words)
     check_bad_words_token_ids(name("bad_words_token_ids"), params.bad_words_token_ids, limits.vocab_size)
     logit_bias = normal_logit_bias(name("logit_bias"), params.logit_bias, limits.vocab_size)

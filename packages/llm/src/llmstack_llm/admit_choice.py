@@ -15,7 +15,8 @@ _FIT_FOR_BEAMS = frozenset(
     {
         "n", "best_of", "temperature", "seed", "stop_token_ids", "ignore_eos", "max_tokens", "logprobs", "detokenize",
         "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind",
-        "use_beam_search", "length_penalty", "early_stopping", "kept_special_tokens",
+        "use_beam_search", "length_penalty", "early_stopping", "kept_special_tokens", "stream_interval",
+        "truncate_prompt_tokens", "truncation_side",
     }
 )  # fmt: skip
 _MUST_BE_NEUTRAL: Mapping[str, Any] = {

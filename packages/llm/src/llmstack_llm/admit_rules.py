@@ -15,6 +15,7 @@ MAX_N = 128
 MAX_BEST_OF = 20
 MAX_LENGTH_PENALTY = 10.0  # ten thousand tokens to the tenth power is still a float
 MAX_LOGPROBS = 20
+MAX_STREAM_INTERVAL = 1 << 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -113,6 +114,7 @@ RULES: Mapping[str, IntegerRule | DecimalRule | InstanceRule] = {
     "include_stop_str_in_output": _BOOLEAN,
     "output_kind": InstanceRule(RequestOutputKind, "an output kind"),
     "kept_special_tokens": InstanceRule(tuple, "a tuple of strings"),
+    "stream_interval": IntegerRule(1, MAX_STREAM_INTERVAL),
 }
 
 
@@ -191,10 +193,14 @@ def _bias(param: str, value: object) -> float:
     return float(value)
 
 
-def check_values(params: SamplingParams, vocab_size: int, name: Callable[[str], str]) -> None:
+def check_values(
+    params: SamplingParams, vocab_size: int, name: Callable[[str], str], *, max_logprobs: int = MAX_LOGPROBS
+) -> None:
     """Types and ranges of every field, in the table's order; `name` gives the name the user knows a field by."""
+    of_logprobs = IntegerRule(0, max_logprobs, is_optional=True)
     for field, rule in RULES.items():
-        rule.check(name(field), getattr(params, field))
+        limit = of_logprobs if field in ("logprobs", "prompt_logprobs") else rule
+        limit.check(name(field), getattr(params, field))
     check_stop(name("stop"), params.stop)
     if params.stop_token_ids is not None:
         check_token_ids(name("stop_token_ids"), params.stop_token_ids, vocab_size, max_length=MAX_STOP_TOKEN_IDS)

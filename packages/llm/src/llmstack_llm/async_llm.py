@@ -53,6 +53,7 @@ class AsyncLLM(EngineFrontEnd):
         chat_template: str | ChatTemplate | None = None,
         chat_template_content_format: str = "auto",
         max_num_queued_reqs: int | None = None,
+        max_num_queued_tokens: int | None = None,
         trace: bool = False,
         structured_outputs: StructuredOutputsConfig | None = None,
     ) -> None:
@@ -64,6 +65,7 @@ class AsyncLLM(EngineFrontEnd):
             output_class(tokenizer),
             stat_loggers,
             max_num_queued_reqs,
+            max_num_queued_tokens,
         )
         self.tokenizer = tokenizer
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
@@ -104,6 +106,7 @@ class AsyncLLM(EngineFrontEnd):
             chat_template=chat_template,
             chat_template_content_format=args.chat_template_content_format,
             max_num_queued_reqs=args.max_num_queued_reqs,
+            max_num_queued_tokens=args.max_num_queued_tokens,
             trace=args.trace,
             structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
         )
@@ -212,7 +215,7 @@ class AsyncLLM(EngineFrontEnd):
         if not isinstance(prompt, AdmittedPooling):
             prompt = await self.admit_pooling(prompt, pooling_params or PoolingParams())
         self._check_alive()
-        self._check_room(1)
+        self._check_room(1, len(prompt.prompt_token_ids))
         request = self.input_processor.process_pooling(request_id, prompt, priority=priority, cache_salt=cache_salt)
         collector = self.output_processor.add_pooling_request(prompt.prompt, request)
         is_finished = False
@@ -237,11 +240,6 @@ class AsyncLLM(EngineFrontEnd):
         """What a classifier calls its labels, as far as it does."""
         return self.model_config.label_names
 
-    @property
-    def label_names(self) -> Mapping[int, str]:
-        """What a classifier calls its labels, as far as it does."""
-        return self.model_config.label_names
-
     def default_sampling_params(self) -> SamplingParams:
         """The model's own defaults over vLLM's; `max_tokens` None unless the model sets one."""
         return self.model_config.default_sampling_params()
@@ -259,7 +257,7 @@ class AsyncLLM(EngineFrontEnd):
         if not isinstance(prompt, AdmittedRequest):
             prompt = await self.admit(prompt, sampling_params or self.default_sampling_params())
         self._check_alive()
-        self._check_room(prompt.sampling_params.num_generated)
+        self._check_room(prompt.sampling_params.num_generated, len(prompt.prompt_token_ids))
         requests = self.input_processor.process_inputs(request_id, prompt, priority=priority, cache_salt=cache_salt)
         # Registered first: an output can never arrive for a request that is not known here.
         collector = self.output_processor.add_request(request_id, prompt.prompt, requests, prompt.sampling_params)

@@ -63,7 +63,13 @@ class EngineArgs:
         speculative_config: Guesses at tokens, several of which one step then verifies; changes no output. A mapping, or
             the same as JSON: `{"method": "ngram", "num_speculative_tokens": 5}`, with `prompt_lookup_max` and
             `prompt_lookup_min` for the lengths of the n-grams. None guesses nothing.
-        generation_config: `auto` applies the model's own sampling defaults, `vllm` keeps vLLM's.
+        generation_config: `auto` applies the model's own sampling defaults, `vllm` keeps vLLM's, or a folder.
+        override_generation_config: Sampling defaults in place of those, such as `{"temperature": 0.2}`.
+        hf_overrides: Values in place of those in the model's `config.json`; objects are merged.
+        tokenizer_revision: Of `tokenizer`, where that is a repository.
+        max_logprobs: Most likely tokens that a request may ask for at each place; -1 is the whole vocabulary.
+        stream_interval: Tokens between two outputs of a stream, where a request does not say.
+        max_num_queued_tokens: Prompt tokens of requests without a first token at most; None is no limit.
         skip_tokenizer_init: Token ids in, token ids out.
         chat_template: A path, or the template itself; None is the model's.
         chat_template_content_format: Whether templates get a message's content as `string` or in `openai`'s parts;
@@ -110,6 +116,12 @@ class EngineArgs:
     async_scheduling: bool = False
     speculative_config: Mapping[str, Any] | str | None = None
     generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
+    hf_overrides: Mapping[str, Any] | None = None
+    tokenizer_revision: str | None = None
+    max_logprobs: int = 20
+    stream_interval: int = 1
+    max_num_queued_tokens: int | None = None
     skip_tokenizer_init: bool = False
     chat_template: str | None = None
     chat_template_content_format: str = "auto"
@@ -136,10 +148,13 @@ class EngineArgs:
         _check_choice("chat_template_content_format", self.chat_template_content_format, CONTENT_FORMATS)
         for name in (
             "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
-            "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_num_queued_reqs",
+            "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_num_queued_reqs", "max_num_queued_tokens",
+            "stream_interval",
             "data_parallel_size",
         ):  # fmt: skip
             _check_positive(name, getattr(self, name))
+        if self.max_logprobs < -1:
+            raise EngineArgsError(f"max_logprobs {self.max_logprobs}: expected -1, or 0 and more")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise EngineArgsError(f"gpu_memory_utilization {self.gpu_memory_utilization}: must lie in (0, 1]")
         try:
@@ -166,9 +181,16 @@ class EngineArgs:
             dtype=_DTYPE_ALIASES.get(self.dtype, self.dtype),
             max_model_len=self.max_model_len,
             generation_config=self.generation_config,
+            override_generation_config=self.override_generation_config or {},
+            hf_overrides=self.hf_overrides or {},
+            max_logprobs=self.max_logprobs,
+            tokenizer_revision=self.tokenizer_revision,
             skip_tokenizer_init=self.skip_tokenizer_init,
             use=self._use(),
         )
+        if self.stream_interval != 1:
+            defaults = {**model_config.default_sampling, "stream_interval": self.stream_interval}
+            model_config = dataclasses.replace(model_config, default_sampling=defaults)
         return model_config, self._engine_config(model_config, usage_context)
 
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
@@ -185,6 +207,7 @@ class EngineArgs:
             "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
             "gpu_memory_utilization": float(self.gpu_memory_utilization), "logprobs_mode": self.logprobs_mode,
             "quantization": self.quantization, "enforce_eager": self.enforce_eager,
+            "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
             "num_engines": self.data_parallel_size,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,

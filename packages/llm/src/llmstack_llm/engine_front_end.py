@@ -45,6 +45,7 @@ class EngineFrontEnd:
         output_processor: OutputProcessor,
         stat_loggers: Sequence[StatLogger],
         max_num_queued_reqs: int | None,
+        max_num_queued_tokens: int | None = None,
     ) -> None:
         self.model_config = model_config
         self.input_processor = input_processor
@@ -53,6 +54,7 @@ class EngineFrontEnd:
         self._client = client
         self._stat_loggers = list(stat_loggers)
         self._max_num_queued_reqs = max_num_queued_reqs
+        self._max_num_queued_tokens = max_num_queued_tokens
         self._starting: asyncio.Task[EngineReady] | None = None
         self._output_loop: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -206,10 +208,15 @@ class EngineFrontEnd:
         if self._client.is_dead:
             raise EngineDeadError("the engine core is gone")
 
-    def _check_room(self, num_completions: int) -> None:
+    def _check_room(self, num_completions: int, num_prompt_tokens: int) -> None:
         limit = self._max_num_queued_reqs
         if limit is not None and self.output_processor.num_unfinished_completions + num_completions > limit:
             raise ServerOverloadedError("too many requests are in flight")
+        limit = self._max_num_queued_tokens
+        num_waiting = 0 if limit is None else self.output_processor.num_waiting_prompt_tokens
+        # A request that finds nobody waiting passes whatever its length, or it would never be served.
+        if limit is not None and num_waiting and num_waiting + num_prompt_tokens > limit:
+            raise ServerOverloadedError("too many prompt tokens are waiting", reason="max_num_queued_tokens")
 
     def _set_ready(self, ready: EngineReady) -> None:
         for engine in self._client.engines:

@@ -38,6 +38,8 @@ PromptInput = str | Sequence[int] | Mapping[str, Any]
 MAX_CHARS_ON_LOOP = 8192  # about 2 ms of tokenizing
 _NO_NAMES: Mapping[str, str] = {}
 _PLAIN_OUTPUTS = StructuredOutputsConfig()
+# Fields that the front end alone heeds.
+_DONE_HERE: Mapping[str, Any] = {"stream_interval": 1, "truncate_prompt_tokens": None, "truncation_side": "left"}
 _NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
 
 
@@ -66,7 +68,10 @@ class InputProcessor:
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = AdmissionLimits(
-            model_config.max_model_len, model_config.vocab_size, num_token_types=model_config.num_token_types
+            model_config.max_model_len,
+            model_config.vocab_size,
+            num_token_types=model_config.num_token_types,
+            max_logprobs=model_config.max_logprobs,
         )
         self.eos_token_ids = _eos_token_ids(model_config, tokenizer)
         self.constraints = ConstraintAdmission(model_config.tokenizer_path, self.eos_token_ids, structured_outputs)
@@ -109,6 +114,8 @@ class InputProcessor:
             InvalidRequestError: Names the field at fault.
         """
         text, token_ids = self._text_and_ids(prompt, param)
+        if sampling_params.truncate_prompt_tokens is not None:
+            text, token_ids = self._cut(text, token_ids, sampling_params, param, param_names, add_special_tokens)
         if token_ids is None:
             token_ids = self._encode(text or "", param, add_special_tokens)
         if sampling_params.stop_strings and self.tokenizer is None:
@@ -229,6 +236,7 @@ class InputProcessor:
                     seed=completion_seed(seed, index),
                     max_tokens=max_tokens,
                     prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+                    **_DONE_HERE,
                 ),
                 eos_token_ids=self.eos_token_ids,
                 arrival_time_s=arrival_time_s,
@@ -238,6 +246,36 @@ class InputProcessor:
             )
             for index in range(params.num_generated)
         ]
+
+    def _cut(
+        self,
+        text: str | None,
+        token_ids: list[int] | None,
+        params: SamplingParams,
+        param: str,
+        param_names: Mapping[str, str],
+        add_special_tokens: bool,
+    ) -> tuple[str | None, list[int]]:
+        """The part of a prompt that is kept, as text (where there is a tokenizer) and as token ids."""
+        name = param_names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
+        max_tokens = check_truncation(params, self.limits.max_request_tokens, param=name)
+        if params.truncate_prompt_tokens == -1 and type(params.max_tokens or 1) is int:
+            max_tokens = max(1, self.limits.max_request_tokens - max(params.max_tokens or 1, 1))
+        if token_ids is not None:
+            kept = cut_token_ids(token_ids, max_tokens, params.truncation_side)
+        elif self.tokenizer is None:
+            raise request_errors.unsupported_value(param, "this server has no tokenizer, so it takes token ids only")
+        else:
+            check_text(param, text or "")
+            kept = encode_pooling_prompt(
+                self.tokenizer,
+                text or "",
+                add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens,
+                side=params.truncation_side,
+                param=name,
+            ).token_ids
+        return None if self.tokenizer is None else self.tokenizer.decode(kept), kept
 
     def _text_and_ids(self, prompt: PromptInput, param: str) -> tuple[str | None, list[int] | None]:
         if isinstance(prompt, str):

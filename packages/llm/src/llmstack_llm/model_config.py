@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmstack_llm.generation_config import read_generation_config, sampling_defaults
 from llmstack_llm.model_use import ModelUse
 from llmstack_llm.pooling_config import PoolingConfig, load_pooling_config
 from llmstack_types import LLMStackError, SamplingParams
 
-logger = logging.getLogger(__name__)
-
+_NOTHING: Mapping[str, Any] = {}
 # What published configurations leave out and mean.
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
@@ -22,7 +21,6 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
 _POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta", "camembert")
 _DEFAULT_MAX_MODEL_LEN = 2048
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 class ModelConfigError(LLMStackError, ValueError):
@@ -42,10 +40,11 @@ class ModelConfig:
         vocab_size: Width of the logits.
         dtype: As asked for; `auto` is the checkpoint's.
         checkpoint_dtype: What `config.json` says; None where it does not.
-        default_sampling: From `generation_config.json`: field of `SamplingParams` to the model's own default.
+        default_sampling: Field of `SamplingParams` to the default, the model's own or one given in its place.
         hf_config: All of `config.json`.
         pooling: What a folder of sentence-transformers says besides.
         use: What is offered of what the model can do.
+        max_logprobs: Most likely tokens that may be asked for at each place.
     """
 
     model: str
@@ -64,6 +63,7 @@ class ModelConfig:
     hf_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
     use: ModelUse = field(default_factory=ModelUse)
+    max_logprobs: int = 20
 
     @property
     def num_token_types(self) -> int:
@@ -91,27 +91,34 @@ def load_model_config(
     dtype: str = "auto",
     max_model_len: int | None = None,
     generation_config: str = "auto",
+    override_generation_config: Mapping[str, Any] = _NOTHING,
+    hf_overrides: Mapping[str, Any] = _NOTHING,
+    max_logprobs: int = 20,
+    tokenizer_revision: str | None = None,
     skip_tokenizer_init: bool = False,
     use: ModelUse | None = None,
 ) -> ModelConfig:
     """Resolves the folders and reads their configurations.
 
-    `generation_config`: `auto` applies the model's sampling defaults, `vllm` keeps vLLM's.
+    `generation_config`, `override_generation_config`: See `sampling_defaults`.
+    `hf_overrides`: Values in place of those in `config.json`; objects are merged.
+    `max_logprobs`: -1 allows the whole vocabulary.
 
     Raises:
-        ModelConfigError: A needed fact is missing, or an option contradicts the model.
+        ModelConfigError, GenerationConfigError: A needed fact is missing, or an option contradicts the model.
         ModelFilesError: A folder or file is missing or unreadable.
     """
-    from llmstack_model_files import read_json, resolve_model
+    from llmstack_model_files import overridden, read_json, resolve_model
 
-    if generation_config not in ("auto", "vllm"):
-        raise ModelConfigError(f"generation_config {generation_config!r}: expected 'auto' or 'vllm'")
     path = resolve_model(model, revision)
-    tokenizer_path = path if tokenizer is None or tokenizer == model else _tokenizer_folder(tokenizer)
-    config = read_json(path, "config.json")
+    tokenizer_path = (
+        path if tokenizer is None or tokenizer == model else _tokenizer_folder(tokenizer, tokenizer_revision)
+    )
+    config = overridden(read_json(path, "config.json"), hf_overrides)
     architecture = _architecture(config)
     text_config = {**_LEFT_OUT.get(architecture, {}), **(config.get("text_config") or config)}
-    generation = read_json(path, "generation_config.json", required=False) or {}
+    generation = read_generation_config(path)
+    vocab_size = _vocab_size(text_config)
     num_positions = _num_positions(text_config)
     pooling = load_pooling_config(path)
     return ModelConfig(
@@ -120,25 +127,28 @@ def load_model_config(
         architecture=architecture,
         model_type=str(config.get("model_type", "")),
         max_model_len=_max_model_len(max_model_len, num_positions, pooling.max_seq_length),
-        vocab_size=_vocab_size(text_config),
+        vocab_size=vocab_size,
         tokenizer_path=None if skip_tokenizer_init else tokenizer_path,
         max_position_embeddings=num_positions,
         dtype=dtype,
         checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),
         eos_token_ids=_ids(generation.get("eos_token_id", text_config.get("eos_token_id"))),
         bos_token_id=next(iter(_ids(generation.get("bos_token_id", text_config.get("bos_token_id")))), None),
-        default_sampling=_default_sampling(generation) if generation_config == "auto" else {},
+        default_sampling=sampling_defaults(generation, generation_config, override_generation_config),
         hf_config=config,
         pooling=pooling,
         use=use or ModelUse(),
+        max_logprobs=vocab_size if max_logprobs == -1 else max_logprobs,
     )
 
 
-def _tokenizer_folder(tokenizer: str) -> Path:
+def _tokenizer_folder(tokenizer: str, revision: str | None) -> Path:
     from llmstack_model_files import resolve_model
 
     folder = Path(tokenizer).expanduser()
-    return folder if folder.is_dir() else resolve_model(tokenizer)  # a tokenizer's folder needs no config.json
+    return (
+        folder if folder.is_dir() else resolve_model(tokenizer, revision)
+    )  # a tokenizer's folder needs no config.json
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -185,15 +195,3 @@ def _ids(value: object) -> tuple[int, ...]:
     """Configurations write one id, a list, or null."""
     values = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(entry for entry in values if type(entry) is int and entry >= 0))
-
-
-def _default_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: generation[key] for key in _SAMPLING_DEFAULTS if isinstance(generation.get(key), int | float)}
-    if "max_new_tokens" in found:
-        found["max_tokens"] = found.pop("max_new_tokens")
-    if found:
-        listed = ", ".join(f"{name}={value}" for name, value in found.items())
-        logger.warning(
-            "the model's generation_config.json sets sampling defaults: %s (generation_config=vllm ignores it)", listed
-        )
-    return found

@@ -67,6 +67,12 @@ class OutputProcessor:
         """Completions in flight, and requests that pool."""
         return len(self.request_id_to_completion) + len(self.pooling)
 
+    @property
+    def num_waiting_prompt_tokens(self) -> int:
+        """Prompt tokens of requests that have no token yet; linear in the requests in flight."""
+        states = self.request_id_to_state.values()
+        return sum(len(state.prompt_token_ids) for state in states if state.first_token_time_s is None)
+
     def add_request(
         self,
         request_id: str,

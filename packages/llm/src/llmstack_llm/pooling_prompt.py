@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmstack_llm import request_errors
 from llmstack_llm.admit_rules import IntegerRule
 from llmstack_llm.tokenizer import Tokenizer
-from llmstack_types import PoolingParams
+from llmstack_types import PoolingParams, SamplingParams
 
 TRUNCATION_SIDES = ("right", "left")
 
@@ -33,7 +33,9 @@ class PoolingPrompt:
     second_text_start: int | None = None
 
 
-def check_truncation(params: PoolingParams, max_tokens: int, *, param: str = "truncate_prompt_tokens") -> int | None:
+def check_truncation(
+    params: PoolingParams | SamplingParams, max_tokens: int, *, param: str = "truncate_prompt_tokens"
+) -> int | None:
     """How many tokens a prompt may keep; None if nothing is to be cut.
 
     `param`: What the user calls the field.

@@ -263,7 +263,8 @@ class CompletionState:
 
     def _delta(self) -> CompletionOutput | None:
         token_ids = self.token_ids[self._num_delivered_tokens :]
-        if not token_ids and self.finish_reason is None:
+        wanted = self.parent.sampling_params.stream_interval if self._num_delivered_tokens else 1
+        if len(token_ids) < wanted and self.finish_reason is None:
             return None
         logprobs = None if self.logprobs is None else self.logprobs[self._num_delivered_tokens :]
         text = "".join(self._text_parts)

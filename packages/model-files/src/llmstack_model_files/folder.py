@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, NoReturn, overload
 
@@ -79,6 +80,16 @@ def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any] 
     if not required and artifact_path(folder, name) is None:
         return None
     return parse_json_object(_read_text(folder, name), name)
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the values of `overrides`; where both have an object, the objects are merged."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        before = merged.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[key] = overridden(before, value) if both else value
+    return merged
 
 
 def read_json_array(folder: Path, name: str, required: bool = True) -> list[Any] | None:

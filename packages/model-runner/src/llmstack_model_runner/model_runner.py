@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 from llmstack_kernels.dispatch import backends
 from llmstack_kernels.linear import bits_per_weight
 from llmstack_kv_cache.storage import allocate_kv_storage
-from llmstack_model_files import read_json
+from llmstack_model_files import overridden, read_json
 from llmstack_model_runner.block_copies import apply_block_copies
 from llmstack_model_runner.device_memory import available_kv_bytes, return_freed_memory, working_bytes
 from llmstack_model_runner.graph_runner import DecodeOutput, GraphRunner
@@ -98,7 +99,7 @@ class ModelRunner:
         self._sampler = Sampler(config.logprobs_mode)
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
-        model_config = read_json(model_path, "config.json")
+        model_config = overridden(read_json(model_path, "config.json"), json.loads(config.hf_overrides or "{}"))
         refuse_quantized_checkpoint(model_config)
         model_class = choose_model_class(_architecture(model_config), config.model_impl)
         logger.info("model: %s (%s)", _architecture(model_config), model_class.implementation)

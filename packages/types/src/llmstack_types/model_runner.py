@@ -24,6 +24,7 @@ class ModelRunnerConfig:
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
         quantization: `int8` or `int4` rounds the weights of linear layers on loading; None keeps their precision.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
+        hf_overrides: A JSON object of values in place of those in `config.json`; empty for none.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
@@ -44,6 +45,7 @@ class ModelRunnerConfig:
     max_num_drafts: int = 0
     quantization: str | None = None
     num_engines: int = 1
+    hf_overrides: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,12 @@ class SamplingParams:
         bad_words_token_ids: The same as token ids, which is what the sampler bars: the last one of each sequence where
             the others were just generated. The input processor adds those of `bad_words`.
         extra_args: Arguments for custom logits processors: JSON's scalars and lists of them.
-        kept_special_tokens: Special tokens that show in the text even where `skip_special_tokens` leaves out the others.
+        kept_special_tokens: Special tokens that show even where `skip_special_tokens` leaves out the others.
         structured_outputs: What the completion must conform to. The end of the constraint ends the completion, under
             `ignore_eos` and before `min_tokens` too, which only keep it from ending while more could follow.
+        stream_interval: Tokens of a completion between two outputs of a stream, after the first.
+        truncate_prompt_tokens: Tokens of the prompt that are kept; -1 keeps what leaves room for `max_tokens`.
+        truncation_side: The side on which tokens are dropped, `left` or `right`.
     """
 
     n: int = 1
@@ -87,6 +90,9 @@ class SamplingParams:
     extra_args: Mapping[str, Any] | None = None
     structured_outputs: StructuredOutputsParams | None = None
     kept_special_tokens: tuple[str, ...] = ()
+    stream_interval: int = 1
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str = "left"
 
     @property
     def num_generated(self) -> int:

@@ -12,7 +12,7 @@ from llmstack_server.chat.deltas import ChatDelta, ChatMessage
 from llmstack_server.chat.prepare import prepare_chat_generation
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.http.errors import missing_parameter
-from llmstack_server.openai.common import Generation, check_fields, new_id
+from llmstack_server.openai.common import Generation, answer_ids, check_fields
 from llmstack_server.openai.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import ChatCompletionRequest, parse
@@ -32,17 +32,17 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatAnswer:
     if fields.messages is None:
         raise missing_parameter("messages")
     check_fields(state, body, fields, CHAT)
-    request_id = new_id("chatcmpl")
+    ids = answer_ids("chatcmpl", fields.request_id)
     stream = await prepare_chat_generation(
         state,
         _conversation(fields),
         _params(state, fields),
-        request_id=request_id,
+        request_id=ids.engine,
         param_names=_param_names(fields),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
     )
-    generation = Generation(state, fields, check_model(state, fields.model), [stream.prompt], request_id)
+    generation = Generation(state, fields, check_model(state, fields.model), [stream.prompt], ids)
     return ChatAnswer(generation, fields, stream)
 
 
@@ -147,6 +147,8 @@ class ChatAnswer:
         extras: dict[str, Any] = {}
         if self._fields.prompt_logprobs is not None:
             extras["prompt_logprobs"] = prompt_logprobs_object(self._stream.prompt_logprobs)
+        if self._fields.return_prompt_text:
+            extras["prompt_text"] = self._stream.prompt.prompt
         if self._fields.return_token_ids:
             extras["prompt_token_ids"] = list(self._stream.prompt.prompt_token_ids)
         return extras
@@ -154,7 +156,8 @@ class ChatAnswer:
     def _logprobs(self, new: ChatDelta | ChatMessage) -> dict[str, Any] | None:
         if not self._fields.logprobs:
             return None
-        return chat_logprobs(new.token_ids, new.logprobs or (), self._fields.top_logprobs or 0)
+        shows_ids = self._generation.shows_tokens_as_ids
+        return chat_logprobs(new.token_ids, new.logprobs or (), self._fields.top_logprobs or 0, shows_ids=shows_ids)
 
 
 def _role_choice(index: int) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from llmstack_llm import request_errors
 from llmstack_server.http.errors import unknown_parameter
 from llmstack_server.openai.events import ChunkEncoder, merge
 from llmstack_server.openai.models import check_model
-from llmstack_server.openai.protocol import GenerationFields, PoolingFields, unknown_fields
+from llmstack_server.openai.protocol import AnswerFields, GenerationFields, PoolingFields, unknown_fields
 from llmstack_server.openai.sampling import check_control_fields, check_stream_options
 from llmstack_server.openai.timings import timings_object
 from llmstack_server.openai.unsupported import IGNORED, Predicate, check_unsupported
@@ -24,20 +25,30 @@ from llmstack_server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
+MAX_REQUEST_ID_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerIds:
+    """The id that an answer carries, and the one that its request has in the engine: the first may come twice."""
+
+    answer: str
+    engine: str
+
 
 @dataclass(slots=True)
 class Generation:
     """One checked request: its prompts, and what every answer to it carries.
 
     Attributes:
-        id: `cmpl-` or `chatcmpl-` and a random part; the engine's request ids extend it.
+        ids: Of the answer, and of the request in the engine.
     """
 
     state: ServerState
-    fields: GenerationFields
+    fields: AnswerFields
     model: str
     prompts: Sequence[AdmittedPrompt]
-    id: str
+    ids: AnswerIds
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -54,7 +65,7 @@ class Generation:
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that counts tokens."""
         options = self.fields.stream_options
-        return options is not None and bool(options.include_usage)
+        return self.state.config.http.answers.forces_usage or (options is not None and bool(options.include_usage))
 
     @property
     def includes_continuous_usage(self) -> bool:
@@ -62,18 +73,24 @@ class Generation:
         options = self.fields.stream_options
         return self.includes_usage and options is not None and bool(options.continuous_usage_stats)
 
+    @property
+    def shows_tokens_as_ids(self) -> bool:
+        """Whether tokens of log-probabilities are `token_id:N`."""
+        asked = self.fields.return_tokens_as_token_ids
+        return self.state.config.http.answers.shows_tokens_as_ids if asked is None else asked
+
     def new_usage(self) -> UsageCounter:
         """A counter at zero."""
         return UsageCounter(self.prompts)
 
     def new_encoder(self, object_name: str) -> ChunkEncoder:
         """What encodes the chunks of a stream."""
-        return ChunkEncoder(self.id, object_name, self.created, self.model, self.includes_usage)
+        return ChunkEncoder(self.ids.answer, object_name, self.created, self.model, self.includes_usage)
 
     def answer(self, object_name: str, choices: Sequence[dict[str, Any]], usage: UsageCounter) -> dict[str, Any]:
         """A whole answer; the choices may come in any order."""
         return {
-            "id": self.id,
+            "id": self.ids.answer,
             "object": object_name,
             "created": self.created,
             "model": self.model,
@@ -96,7 +113,7 @@ class Generation:
         priority, cache_salt = self.fields.priority or 0, self.fields.cache_salt or ""
         return merge(
             [
-                generate(prompt, None, f"{self.id}-{index}", priority=priority, cache_salt=cache_salt)
+                generate(prompt, None, f"{self.ids.engine}-{index}", priority=priority, cache_salt=cache_salt)
                 for index, prompt in enumerate(self.prompts)
             ]
         )
@@ -105,6 +122,21 @@ class Generation:
 def new_id(prefix: str) -> str:
     """A fresh id; never the client's, which may come twice."""
     return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def answer_ids(prefix: str, given: str | None) -> AnswerIds:
+    """Fresh ids, or such as begin with what the client gave.
+
+    Raises:
+        InvalidRequestError: It is too long, or has characters that a log should not show.
+    """
+    if given is None:
+        fresh = new_id(prefix)
+        return AnswerIds(fresh, fresh)
+    if not 0 < len(given) <= MAX_REQUEST_ID_CHARS or not all("!" <= char <= "~" for char in given):
+        reason = f"expected 1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters"
+        raise request_errors.invalid_value("request_id", reason)
+    return AnswerIds(f"{prefix}-{given}", new_id(f"{prefix}-{given}"))
 
 
 def check_fields(

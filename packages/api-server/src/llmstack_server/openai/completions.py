@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmstack_llm.admit import admit_sampling_params, check_fan_out
-from llmstack_server.openai.common import Generation, check_fields, new_id
+from llmstack_server.openai.common import Generation, answer_ids, check_fields
 from llmstack_server.openai.events import close
 from llmstack_server.openai.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
@@ -31,6 +31,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     values, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)
     names = param_names(fields)
+    ids = answer_ids("cmpl", fields.request_id)
     params = admit_sampling_params(_params(state, fields), state.limits, param_names=names, is_echo=bool(fields.echo))
     check_fan_out(len(values), params.num_generated, state.limits)
     prompts = [
@@ -45,7 +46,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         )
         for index, value in enumerate(values)
     ]
-    generation = Generation(state, fields, check_model(state, fields.model), prompts, new_id("cmpl"))
+    generation = Generation(state, fields, check_model(state, fields.model), prompts, ids)
     has_logprobs = fields.logprobs is not None
     echoes = [await _echo(state, prompt, has_logprobs) for prompt in prompts] if fields.echo else []
     return CompletionAnswer(generation, fields, echoes)
@@ -90,11 +91,11 @@ async def _echo(state: ServerState, prompt: AdmittedPrompt, has_logprobs: bool) 
 class _ChoiceBuilder:
     """Builds the choices of one completion; remembers what its earlier chunks have brought."""
 
-    def __init__(self, fields: CompletionRequest, echo: Echo | None) -> None:
+    def __init__(self, fields: CompletionRequest, echo: Echo | None, *, shows_ids: bool) -> None:
         self._fields = fields
         self._echo = echo
         self._is_first = True
-        self._logprobs = None if fields.logprobs is None else CompletionLogprobs(fields.logprobs)
+        self._logprobs = None if fields.logprobs is None else CompletionLogprobs(fields.logprobs, shows_ids=shows_ids)
 
     def build(self, index: int, output: PromptOutput, new: Completion) -> dict[str, Any]:
         """The choice object for what is new; the first one brings the prompt, where it is echoed."""
@@ -149,7 +150,8 @@ class CompletionAnswer:
         return self._generation.is_stream
 
     def _builder(self, prompt_index: int) -> _ChoiceBuilder:
-        return _ChoiceBuilder(self._fields, self._echoes[prompt_index] if self._echoes else None)
+        echo = self._echoes[prompt_index] if self._echoes else None
+        return _ChoiceBuilder(self._fields, echo, shows_ids=self._generation.shows_tokens_as_ids)
 
     def _note_prompt(self, prompt_index: int, output: PromptOutput) -> None:
         if self._echoes:

@@ -71,10 +71,20 @@ class GenerationFields(BaseModel):
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    stream_interval: int | None = Field(None, description="tokens between two chunks of a stream, after the first")
+    truncate_prompt_tokens: int | None = Field(None, description="prompt tokens to keep; -1 keeps what fits")
+    truncation_side: str | None = Field(None, description="where tokens are dropped: left (the default) or right")
     user: str | None = None
 
 
-class CompletionRequest(GenerationFields):
+class AnswerFields(GenerationFields):
+    """What completions and chat let a request say about its answer."""
+
+    request_id: str | None = Field(None, description="what the answer's id ends in")
+    return_tokens_as_token_ids: bool | None = Field(None, description="tokens of log-probabilities as token_id:N")
+
+
+class CompletionRequest(AnswerFields):
     """Body of `POST /v1/completions`."""
 
     prompt: Any = Field(None, description="a string, strings, token ids, or lists of token ids")
@@ -83,7 +93,7 @@ class CompletionRequest(GenerationFields):
     suffix: str | None = None
 
 
-class ChatCompletionRequest(GenerationFields):
+class ChatCompletionRequest(AnswerFields):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[dict[str, Any]] | None = None
@@ -92,6 +102,7 @@ class ChatCompletionRequest(GenerationFields):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    return_prompt_text: bool | None = Field(None, description="repeat the rendered prompt, in prompt_text")
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -20,15 +20,11 @@ _NEVER = one_of()
 
 # Field to the values that mean what the server does anyway.
 COMMON: Mapping[str, Predicate] = {
-    "truncate_prompt_tokens": _NEVER,
-    "truncation_side": _NEVER,
     "logprob_token_ids": one_of([]),
     "logits_processors": one_of([]),
     "kv_transfer_params": _NEVER,
-    "return_tokens_as_token_ids": one_of(False),
     "thinking_token_budget": _NEVER,
     "repetition_detection": _NEVER,
-    "stream_interval": one_of(1),
 }
 COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": one_of([]), "suffix": one_of("")}
 CHAT: Mapping[str, Predicate] = {
@@ -51,7 +47,7 @@ CHAT: Mapping[str, Predicate] = {
 # Known fields that change nothing here, whatever their value: not worth counting as unknown.
 IGNORED = frozenset(
     ("parallel_tool_calls", "store", "metadata", "service_tier", "reasoning_effort", "verbosity", "prompt_cache_key",
-     "prompt_cache_retention", "safety_identifier", "include_reasoning", "session_id", "request_id")
+     "prompt_cache_retention", "safety_identifier", "include_reasoning", "session_id")
 )  # fmt: skip
 
 

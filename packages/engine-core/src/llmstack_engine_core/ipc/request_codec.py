@@ -137,7 +137,8 @@ _COUNT = fields.integer(0, _INT32)
 _OPTIONAL_COUNT = fields.optional(_COUNT)
 _NUM_LOGPROBS = fields.optional(fields.integer(-1, _INT32))
 
-# One check per field of `SamplingParams`, in the order of its class: the wire carries no names.
+# One check per field of `SamplingParams`, in the order of its class: the wire carries no names. The last fields of the
+# class are missing: the front end alone heeds them.
 _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "n": fields.integer(1, _INT32),
     "presence_penalty": fields.number(-1e6, 1e6),
