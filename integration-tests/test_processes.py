@@ -1,0 +1,370 @@
+"""A server spread over processes: the same answers however it is, and nothing left behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+import llmstack_demo_model
+
+PROMPTS = ["The", "A cat", "Once upon a time", "In the morning", "She said", "He was", "It is", "They"]
+LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture
+def runtime_folder() -> Iterator[Path]:
+    """Where a server of this test puts its sockets; a short path, since those of sockets are limited."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def slow_echo(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Arguments for a model that starts at once and takes 5 ms per token."""
+    folder = tmp_path_factory.mktemp("models") / "echo?step_delay_s=0.005"
+    folder.symlink_to(llmstack_demo_model.model_path())
+    return [str(folder), "--runner", "echo", "--served-model-name", "llmstack-demo"]
+
+
+@pytest.fixture
+def start(launch: Callable[..., Any], runtime_folder: Path, slow_echo: list[str]) -> Callable[..., Any]:
+    """Starts a server that is ready, over the slow echo unless the demo model is asked for."""
+
+    def start_ready(*arguments: str, has_model: bool = False) -> Any:
+        model = [] if has_model else slow_echo
+        server = launch(*model, *arguments, env={"XDG_RUNTIME_DIR": str(runtime_folder)})
+        server.wait_until_ready()
+        return server
+
+    return start_ready
+
+
+def complete(server: Any, prompt: str, max_tokens: int = 12) -> str:
+    answer = server.client.completions.create(
+        model="llmstack-demo", prompt=prompt, max_tokens=max_tokens, temperature=0
+    )
+    return str(answer.choices[0].text)
+
+
+def complete_all(server: Any) -> list[str]:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(lambda prompt: complete(server, prompt), PROMPTS))
+
+
+def open_stream(server: Any) -> Any:
+    stream = server.client.completions.create(model="llmstack-demo", prompt="The", stream=True, **LONG)
+    next(iter(stream))
+    return stream
+
+
+def rest_of(stream: Any) -> str:
+    """Why a stream has ended; `lost` where it was cut off, by an error event or with the connection."""
+    try:
+        return str(list(stream)[-1].choices[0].finish_reason)
+    except (openai.APIError, httpx.TransportError):
+        return "lost"
+
+
+def post(server: Any, path: str) -> int:
+    return httpx.post(server.url + path, timeout=60).status_code
+
+
+def processes(server: Any) -> dict[str, Any]:
+    return dict(server.get_json("/server_info")["processes"])
+
+
+def api_pids(server: Any, count: int = 2) -> list[int]:
+    """Process ids of the API processes by index, once all of them have answered."""
+    index_to_pid: dict[int, int] = {}
+
+    def have_all_answered() -> bool:
+        with ThreadPoolExecutor(8) as pool:
+            for info in pool.map(lambda _: processes(server), range(16)):
+                index_to_pid[info["api_server_index"]] = info["pid"]
+        return len(index_to_pid) == count
+
+    server.wait_for(have_all_answered, "answer of every API process")
+    return [index_to_pid[index] for index in range(count)]
+
+
+@pytest.fixture(scope="module")
+def expected(demo_server: Any) -> list[str]:
+    return [complete(demo_server, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--disable-frontend-multiprocessing"],
+        ["--api-server-count", "2"],
+        ["--data-parallel-size", "2"],
+        ["--api-server-count", "2", "--data-parallel-size", "2"],
+    ],
+    ids=["one-process", "two-api-processes", "two-engines", "two-of-each"],
+)
+def test_every_arrangement_gives_the_same_answers_and_leaves_nothing(
+    start: Callable[..., Any], runtime_folder: Path, expected: list[str], arguments: list[str]
+) -> None:
+    server = start(*arguments, has_model=True)
+    assert complete_all(server) == expected
+    assert server.log.count("is ready on") == 1
+    assert server.stop(timeout_s=20) == 0
+    assert list(runtime_folder.iterdir()) == []
+    assert "Traceback" not in server.log
+
+
+def test_one_process_alone_holds_everything(start: Callable[..., Any]) -> None:
+    server = start("--disable-frontend-multiprocessing")
+    assert psutil.Process(server.process.pid).children() == []
+    assert server.get_json("/server_info")["engine"]["pid"] == server.process.pid
+    stream = open_stream(server)
+    server.process.send_signal(signal.SIGTERM)
+    assert rest_of(stream) == "length"
+    assert server.process.wait(20) == 0
+
+
+def test_two_api_processes_share_one_port_one_engine_and_their_metrics(start: Callable[..., Any]) -> None:
+    server = start("--api-server-count", "2")
+    api_pids(server)
+    engine_pid = server.engine_pid()  # there is but one
+    complete_all(server)
+    for _ in range(6):  # whoever answers
+        assert server.metric("llmstack:request_success_total") == len(PROMPTS)
+        assert server.metric("vllm:generation_tokens_total") == 12 * len(PROMPTS)
+        assert server.metric("llmstack:num_requests_running") == 0
+        assert server.metric("llmstack:lifecycle_state") == 1
+        assert server.get_json("/server_info")["engine"]["pid"] == engine_pid
+    stream = open_stream(server)
+    server.wait_for(lambda: server.metric("llmstack:num_requests_running") == 1, "running request, in whoever answers")
+    assert {server.get_json("/load")["server_load"] for _ in range(6)} == {1}
+    stream.close()
+    server.wait_for(lambda: server.metric("llmstack:num_requests_running") == 0, "abort")
+    steps = server.metric("llmstack:engine_steps_total")
+    assert server.metric("llmstack:iteration_tokens_total_count") <= steps < 2 * 400
+    server.stop()
+
+
+def test_an_api_process_that_is_killed_loses_its_own_requests_and_is_replaced(
+    start: Callable[..., Any], runtime_folder: Path
+) -> None:
+    server = start("--api-server-count", "2")
+    pids = api_pids(server)
+    streams = [open_stream(server) for _ in range(8)]
+    server.wait_for(lambda: server.metric("llmstack:num_requests_running") > 0, "running requests")
+    os.kill(pids[0], signal.SIGKILL)
+    assert {rest_of(stream) for stream in streams} <= {"length", "lost"}
+    assert api_pids(server)[0] != pids[0]
+    assert api_pids(server)[1] == pids[1]
+    server.wait_for(lambda: server.metric("llmstack:kv_cache_usage_perc") == 0, "freed blocks")
+    assert complete(server, "The", max_tokens=3)
+    assert server.stop(timeout_s=20) == 0
+    assert list(runtime_folder.iterdir()) == []
+
+
+def test_a_signal_drains_all_api_processes_and_a_second_one_does_not_wait(
+    start: Callable[..., Any], runtime_folder: Path
+) -> None:
+    server = start("--api-server-count", "2")
+    streams = [open_stream(server) for _ in range(4)]
+    server.process.send_signal(signal.SIGTERM)
+    assert [rest_of(stream) for stream in streams] == ["length"] * 4
+    assert server.process.wait(20) == 0
+    assert list(runtime_folder.iterdir()) == []
+
+    server = start("--api-server-count", "2", "--shutdown-timeout", "60")
+    stream = open_stream(server)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for(lambda: "SIGTERM: shutting down" in server.log, "first signal")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 128 + signal.SIGTERM
+    assert rest_of(stream) == "lost"
+    assert list(runtime_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--api-server-count", "2"], ["-dp", "2"]], ids=["api", "engines"])
+def test_a_dead_engine_core_ends_all_with_a_clear_line(
+    start: Callable[..., Any], runtime_folder: Path, arguments: list[str]
+) -> None:
+    server = start(*arguments)
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    stream = open_stream(server)
+    os.kill(server.get_json("/server_info")["engines"][-1]["pid"], signal.SIGKILL)
+    assert rest_of(stream) == "lost"
+    assert server.process.wait(30) == 1
+    assert "engine core" in server.log
+    assert "Traceback" not in server.log
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert list(runtime_folder.iterdir()) == []
+
+
+def test_a_killed_server_takes_all_its_processes_along(start: Callable[..., Any], runtime_folder: Path) -> None:
+    server = start("--api-server-count", "2", "-dp", "2")
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(family) == 4
+    server.process.kill()
+    server.process.wait(10)
+    assert not psutil.wait_procs(family, timeout=15)[1]
+    assert [path for folder in runtime_folder.iterdir() for path in folder.glob("engine.sock")] == []
+
+
+def test_a_taken_port_fails_before_any_process_starts(launch: Callable[..., Any]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        server = launch("--api-server-count", "2", "--port", port)
+        assert server.process.wait(20) == 1
+    assert f"port {port} on 127.0.0.1 is in use" in server.log
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["/nowhere/at/all"], "/nowhere/at/all"),
+        (["--runner", "nonesuch"], "there is no model runner 'nonesuch'"),
+        (["--runner", "echo", "--num-kv-blocks", "100000000"], "out of memory"),
+    ],
+)
+def test_a_start_that_fails_is_one_line_however_many_processes_there_are(
+    launch: Callable[..., Any], runtime_folder: Path, arguments: list[str], part: str
+) -> None:
+    server = launch("--api-server-count", "2", *arguments, env={"XDG_RUNTIME_DIR": str(runtime_folder)})
+    assert server.process.wait(60) == 1
+    assert part in server.log.splitlines()[-1]
+    assert "Traceback" not in server.log
+    assert list(runtime_folder.iterdir()) == []
+
+
+def test_a_stop_while_loading_leaves_nothing(launch: Callable[..., Any], runtime_folder: Path) -> None:
+    server = launch("--api-server-count", "2", env={"XDG_RUNTIME_DIR": str(runtime_folder)})
+    server.wait_until_listening()
+    assert server.stop(timeout_s=20) == 0
+    assert list(runtime_folder.iterdir()) == []
+
+
+def test_engine_cores_share_the_requests_and_each_has_its_metrics(start: Callable[..., Any]) -> None:
+    server = start("-dp", "2", "--enable-control-routes")
+    streams = [open_stream(server) for _ in range(4)]
+    for engine in ("0", "1"):
+        pattern = rf'llmstack:num_requests_running\{{engine="{engine}",model_name="llmstack-demo"\}} (\S+)'
+        assert float(re.findall(pattern, httpx.get(f"{server.url}/metrics").text)[0]) == 2
+    info = server.get_json("/server_info")
+    assert len({engine["pid"] for engine in info["engines"]}) == 2
+    for stream in streams:
+        stream.close()
+    server.wait_for(lambda: server.metric("llmstack:num_requests_running") == 0, "aborts")
+    assert post(server, "/reset_prefix_cache") == 200
+    server.stop()
+
+
+class Headless:
+    """Engine cores without HTTP."""
+
+    def __init__(self, launch: Callable[..., Any], *arguments: str, env: dict[str, str]) -> None:
+        self.server = launch("--headless", *arguments, env=env)
+        self.server.wait_for(lambda: "engine cores are ready" in self.server.log, "ready engine cores")
+        self.addresses = re.findall(r"--engine-address (.+)", self.server.log)[-1].split()
+
+
+def test_servers_attach_to_engine_cores_that_run_without_http(
+    launch: Callable[..., Any], runtime_folder: Path, expected: list[str]
+) -> None:
+    env = {"XDG_RUNTIME_DIR": str(runtime_folder)}
+    headless = Headless(launch, "-dp", "2", env=env)
+    assert len(headless.addresses) == 2
+    assert psutil.Process(headless.server.process.pid).net_connections("tcp") == []
+    servers = [launch("--engine-address", *headless.addresses, *extra, env=env) for extra in ([], ["-asc", "2"])]
+    for server in servers:
+        server.wait_until_ready()
+        assert complete_all(server) == expected
+    stream = open_stream(servers[0])
+    servers[0].process.kill()
+    servers[0].process.wait(10)
+    assert rest_of(stream) == "lost"
+    servers[1].wait_for(lambda: servers[1].metric("llmstack:kv_cache_usage_perc") == 0, "freed blocks")
+    assert complete_all(servers[1]) == expected
+    assert headless.server.stop(timeout_s=20) == 0
+    assert servers[1].process.wait(20) == 1
+    assert "is gone" in servers[1].log or "engine core died" in servers[1].log
+    assert list(runtime_folder.iterdir()) == []
+
+
+def test_engine_cores_listen_only_where_they_may_and_serve_only_their_model(
+    launch: Callable[..., Any], runtime_folder: Path, stories_path: Path
+) -> None:
+    address = f"ipc://{runtime_folder}/own/engine.sock"
+    headless = Headless(launch, "--engine-address", address, "--runner", "echo", env={})
+    second = launch("--headless", "--engine-address", address)
+    assert second.process.wait(30) == 1
+    assert "in use" in second.log
+    other = launch(str(stories_path), "--engine-address", address)
+    assert other.process.wait(60) == 1
+    assert "but this front end was given" in other.log
+    assert headless.server.stop(timeout_s=20) == 0
+    assert not (runtime_folder / "own" / "engine.sock").exists()
+    for address in ("tcp://0.0.0.0:5555", "ipc://relative"):
+        refused = launch("--headless", "--engine-address", address)
+        assert refused.process.wait(30) == 1
+        assert "Traceback" not in refused.log
+
+
+def resident_bytes(server: Any) -> int:
+    return int(psutil.Process(server.engine_pid()).memory_info().rss)
+
+
+def test_a_sleeping_engine_refuses_in_every_process_and_says_the_same_when_awake(
+    launch: Callable[..., Any], expected: list[str]
+) -> None:
+    server = launch("--api-server-count", "2", "--enable-control-routes", "--enable-sleep-mode")
+    server.wait_until_ready()
+    stream = open_stream(server)
+    assert post(server, "/sleep") == 503
+    stream.close()
+    server.wait_for(lambda: server.metric("llmstack:num_requests_running") == 0, "abort")
+    for level in (1, 2):
+        assert post(server, f"/sleep?level={level}") == 200
+        for _ in range(4):  # whoever answers
+            assert server.get_json("/is_sleeping") == {"is_sleeping": True}
+            assert server.get_status("/health") == 200
+            status, body, _ = server.post("/v1/completions", {"model": "llmstack-demo", "prompt": "x"})
+            assert (status, "asleep" in body["error"]["message"]) == (503, True)
+        state = ("weights_offloaded", "discard_all")[level - 1]
+        assert server.metric(rf'vllm:engine_sleep_state\{{.*sleep_state="{state}"\}}') == 1
+    assert post(server, "/wake_up") == 200
+    assert server.get_json("/is_sleeping") == {"is_sleeping": False}
+    assert complete_all(server) == expected
+    assert (post(server, "/sleep?level=3"), post(server, "/wake_up?tags=weights")) == (400, 400)
+    server.stop()
+
+
+@pytest.mark.full
+def test_a_sleeping_engine_gives_its_memory_back(launch: Callable[..., Any], gpt2_path: Path) -> None:
+    server = launch(
+        str(gpt2_path), "--load-format", "dummy", "--served-model-name", "llmstack-demo",
+        "--enable-control-routes", "--enable-sleep-mode",
+    )  # fmt: skip
+    server.wait_until_ready()
+    prompt = "word " * 600  # fills blocks
+    before = complete(server, prompt)
+    rss = [resident_bytes(server)]
+    for level in (1, 2):
+        assert post(server, f"/sleep?level={level}") == 200
+        rss.append(resident_bytes(server))
+    assert rss[0] - rss[1] > 10 << 20  # keys and values of 600 tokens
+    assert rss[1] - rss[2] > 200 << 20  # 124 million weights
+    assert post(server, "/wake_up") == 200
+    assert complete(server, prompt) == before
+    server.stop()
