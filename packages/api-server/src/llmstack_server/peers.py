@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,15 +15,17 @@ logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 1.0
 MAX_ANSWER_BYTES = 16 << 20
-MAX_QUESTION_BYTES = 64
+MAX_QUESTION_BYTES = 128
 
 Answers = Mapping[str, Callable[[], Any]]
+TopicAnswer = Callable[[str], Awaitable[Any]]
 
 
 class Peers:
     """Unix sockets in a directory of the server's own, one per API process; a context manager.
 
-    A question is a word, an answer JSON. A peer that does not answer in time is left out: it has ended, or is starting.
+    A question is a word, or a topic and what is asked about it; an answer is JSON. A peer that does not answer in time
+    is left out: it has ended, or is starting.
 
     Attributes:
         index: This process among the others, from 0 on.
@@ -35,6 +37,7 @@ class Peers:
         self.count = count
         self._directory = directory
         self._answers: Answers = {}
+        self._topics: dict[str, TopicAnswer] = {}
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Peers:
@@ -54,13 +57,18 @@ class Peers:
         """From here on questions are answered: word to what makes the answer."""
         self._answers = answers
 
+    def add_topic(self, word: str, answer: TopicAnswer) -> None:
+        """From here on questions that begin with `word` are answered; `answer` gets the rest of them."""
+        self._topics[word] = answer
+
     async def ask(self, question: str) -> list[Any]:
         """The answers of the others, in their order."""
         others = [index for index in range(self.count) if index != self.index]
-        answers = await asyncio.gather(*(self._ask_one(index, question) for index in others))
+        answers = await asyncio.gather(*(self.ask_one(index, question) for index in others))
         return [answer for answer in answers if answer is not None]
 
-    async def _ask_one(self, index: int, question: str) -> Any:
+    async def ask_one(self, index: int, question: str) -> Any:
+        """The answer of one of the others; None where there is none."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._path(index), limit=MAX_ANSWER_BYTES)
@@ -77,10 +85,16 @@ class Peers:
         with suppress(OSError, ValueError, asyncio.IncompleteReadError):
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 question = (await reader.readline()).decode().strip()
-                answer = self._answers.get(question)
-                writer.write(json.dumps(None if answer is None else answer()).encode() + b"\n")
+                writer.write(json.dumps(await self._answer_to(question)).encode() + b"\n")
                 await writer.drain()
         writer.close()
+
+    async def _answer_to(self, question: str) -> Any:
+        word, _, rest = question.partition(" ")
+        if word in self._topics:
+            return await self._topics[word](rest)
+        answer = self._answers.get(question)
+        return None if answer is None else answer()
 
     def _path(self, index: int) -> Path:
         return self._directory / f"api-{index}.sock"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 
 class EventLog:
@@ -26,15 +25,12 @@ class EventLog:
         self._is_closed = True
         self._tell()
 
-    async def follow(self, start: int = 0) -> AsyncIterator[bytes]:
-        """The events from the sequence number `start` on, then new ones, until it is closed."""
-        while True:
-            while start < len(self._events):
-                yield self._events[start]
-                start += 1
-            if self._is_closed:
-                return
+    async def read(self, start: int, *, max_events: int = 1024) -> tuple[list[bytes], bool]:
+        """Events from the sequence number `start` on as soon as there are some, and whether none will follow them."""
+        while start >= len(self._events) and not self._is_closed:
             await self._news.wait()
+        events = self._events[start : start + max_events]
+        return events, self._is_closed and start + len(events) >= len(self._events)
 
     def _tell(self) -> None:
         """Wakes who waits now; who comes later waits for the next."""

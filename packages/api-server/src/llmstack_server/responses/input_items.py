@@ -27,9 +27,9 @@ def new_item_id(kind: str) -> str:
     return f"{_ID_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
-def new_response_id() -> str:
-    """A fresh id for a response; it cannot be guessed."""
-    return f"resp_{uuid.uuid4().hex}"
+def new_response_id(process_index: int = 0) -> str:
+    """A fresh id for a response; it says which of the server's processes keeps it, and cannot be guessed."""
+    return f"resp_{process_index:03x}{uuid.uuid4().hex}"
 
 
 def read_input(value: Any, find_item: FindItem) -> list[Item]:

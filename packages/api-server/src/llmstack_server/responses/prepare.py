@@ -12,16 +12,19 @@ from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import prepare_chat_generation, render_conversation
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.chat.turns import about_input
+from llmstack_server.http.errors import HTTPError
 from llmstack_server.openai.common import check_fields
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import parse
 from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
 from llmstack_server.openai.unsupported import unsupported
 from llmstack_server.responses.input_items import messages_of, new_response_id, read_input
+from llmstack_server.responses.local import NOT_FOUND
 from llmstack_server.responses.objects import ResponseObject
 from llmstack_server.responses.protocol import UNSUPPORTED, ResponseRequest, check_include, check_metadata
 from llmstack_server.responses.run import ResponseRun
-from llmstack_server.responses.store import ResponseStore, StoredItem, decode, encode
+from llmstack_server.responses.shared import SharedResponses, referenced_ids
+from llmstack_server.responses.store import StoredItem, decode, encode
 from llmstack_server.responses.text_format import structured_outputs
 from llmstack_server.responses.tools import chat_tool_choice, chat_tools
 from llmstack_server.responses.truncation import prepare_newest_turns
@@ -46,30 +49,30 @@ class PreparedResponse:
     fields: ResponseRequest
 
 
-async def prepare_response(state: ServerState, store: ResponseStore, body: dict[str, Any]) -> PreparedResponse:
+async def prepare_response(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> PreparedResponse:
     """Checks a request, finds the turns before it, renders the conversation and tokenizes it.
 
     Raises:
         InvalidRequestError: Names the first field at fault.
     """
-    fields, input_items = _read(state, store, body)
+    fields, input_items = await _read(state, responses, body)
     conversation = _conversation(fields, input_items)
-    response_id = new_response_id()
+    response_id = new_response_id(responses.process_index)
     stream = await _prepare_stream(state, fields, conversation, response_id)
     response = ResponseObject(
         response_id,
         check_model(state, fields.model),
         fields,
         stream.prompt.sampling_params,
-        is_stored=fields.store is not False and store.is_enabled,
+        is_stored=fields.store is not False and responses.local.store.is_enabled,
         status="queued" if fields.background else "in_progress",
     )
     return PreparedResponse(ResponseRun(stream, response), input_items, fields)
 
 
-async def count_input_tokens(state: ServerState, store: ResponseStore, body: dict[str, Any]) -> int:
+async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:
     """How many tokens the model would read; raises as `prepare_response`."""
-    fields, input_items = _read(state, store, body)
+    fields, input_items = await _read(state, responses, body)
     try:
         rendered = await render_conversation(state, _conversation(fields, input_items))
     except InvalidRequestError as error:
@@ -77,37 +80,38 @@ async def count_input_tokens(state: ServerState, store: ResponseStore, body: dic
     return len(rendered["prompt_token_ids"])
 
 
-def _read(
-    state: ServerState, store: ResponseStore, body: dict[str, Any]
+async def _read(
+    state: ServerState, responses: SharedResponses, body: dict[str, Any]
 ) -> tuple[ResponseRequest, tuple[StoredItem, ...]]:
     fields = parse(ResponseRequest, body)
     check_fields(state, body, fields, UNSUPPORTED)
-    _check(fields, store)
-    history = _history(store, fields.previous_response_id)
-    return fields, history + tuple(encode(item) for item in read_input(fields.input, store.find_item))
+    _check(fields, has_store=responses.local.store.is_enabled)
+    history = await _history(responses, fields.previous_response_id)
+    found = await responses.find_items(referenced_ids(fields.input))
+    return fields, history + tuple(encode(item) for item in read_input(fields.input, found.get))
 
 
-def _check(fields: ResponseRequest, store: ResponseStore) -> None:
+def _check(fields: ResponseRequest, *, has_store: bool) -> None:
     check_metadata(fields.metadata)
     check_include(fields.include)
     if fields.instructions is not None:
         check_text("instructions", fields.instructions)
     if fields.background and fields.store is False:
         raise request_errors.invalid_value("background", "it needs 'store': true")
-    if fields.background and not store.is_enabled:
+    if fields.background and not has_store:
         raise request_errors.unsupported_value("background", "this server stores no responses")
 
 
-def _history(store: ResponseStore, response_id: str | None) -> tuple[StoredItem, ...]:
+async def _history(responses: SharedResponses, response_id: str | None) -> tuple[StoredItem, ...]:
     if response_id is None:
         return ()
-    stored = store.get(response_id)
-    if stored is None:
+    try:
+        return await responses.all_items(response_id)
+    except HTTPError as error:
+        if error.answer.code != NOT_FOUND:
+            raise
         message = f"Previous response with id '{request_errors.echo(response_id)}' not found."
-        raise InvalidRequestError(message, param="previous_response_id", code="previous_response_not_found")
-    if stored.is_running:
-        raise request_errors.invalid_value("previous_response_id", "that response has not come to its end yet")
-    return stored.input_items + stored.output_items
+        raise InvalidRequestError(message, param="previous_response_id", code="previous_response_not_found") from None
 
 
 def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:

@@ -8,9 +8,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from llmstack_llm import request_errors
 from llmstack_server.http.openapi import STREAM, error_responses, request_body
 from llmstack_server.openai.serving import STREAM_HEADERS, GenerationResponse
-from llmstack_server.responses.input_list import parse_count, parse_list_query
+from llmstack_server.responses.answers import ResponsesService
+from llmstack_server.responses.input_list import item_page, parse_count, parse_list_query
+from llmstack_server.responses.local import LocalResponses
 from llmstack_server.responses.protocol import ResponseRequest
-from llmstack_server.responses.service import ResponsesService
+from llmstack_server.responses.shared import SharedResponses
 from llmstack_server.responses.store import ResponseStore
 from llmstack_server.state import ServerState
 
@@ -18,7 +20,9 @@ from llmstack_server.state import ServerState
 def add_responses_routes(router: APIRouter, state: ServerState) -> None:
     """`/v1/responses` and what belongs to it."""
     limits = state.config.http.response_store
-    service = ResponsesService(state, ResponseStore(limits.max_responses, limits.max_bytes))
+    local = LocalResponses(state, ResponseStore(limits.max_responses, limits.max_bytes))
+    responses = SharedResponses(local, state.peers)
+    service = ResponsesService(responses)
     errors = error_responses(400, 401, 404, 413, 415, 500, 503)
 
     @router.post("/v1/responses", responses=STREAM | errors, openapi_extra=request_body(ResponseRequest))
@@ -35,25 +39,27 @@ def add_responses_routes(router: APIRouter, state: ServerState) -> None:
     async def retrieve(response_id: str, request: Request) -> Response:
         """A response that was kept, or its events once more."""
         if not _boolean("stream", request.query_params.get("stream", "false")):
-            return _json(service.fetch(response_id))
+            return _json(await responses.fetch(response_id))
         after = request.query_params.get("starting_after")
-        events = service.follow(response_id, None if after is None else parse_count("starting_after", after))
-        return StreamingResponse(events, headers=STREAM_HEADERS)
+        start = 0 if after is None else parse_count("starting_after", after) + 1
+        return StreamingResponse(await responses.follow(response_id, start), headers=STREAM_HEADERS)
 
     @router.post("/v1/responses/{response_id}/cancel", responses=error_responses(400, 401, 404))
     async def cancel(response_id: str) -> Response:
         """Ends a response that is generated in the background."""
-        return _json(await service.cancel(response_id))
+        return _json(await responses.cancel(response_id))
 
     @router.delete("/v1/responses/{response_id}", responses=error_responses(401, 404))
     async def delete(response_id: str) -> Response:
         """Forgets a response."""
-        return JSONResponse(await service.delete(response_id))
+        await responses.delete(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     @router.get("/v1/responses/{response_id}/input_items", responses=error_responses(400, 401, 404))
     async def input_items(response_id: str, request: Request) -> Response:
         """A page of what the model read."""
-        return JSONResponse(service.input_items(response_id, parse_list_query(request.query_params)))
+        query = parse_list_query(request.query_params)
+        return JSONResponse(item_page(await responses.input_items(response_id), query))
 
 
 def _json(data: bytes) -> Response:
