@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from llmstack_llm.token_bytes import TokenBytes, token_bytes_of
+from llmstack_llm.word_piece import is_word_piece, word_piece_tokenizer
 from llmstack_types import LLMStackError
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Reads `tokenizer.json`, or GPT-2's `vocab.json` with `merges.txt`, and `tokenizer_config.json`.
+    """Reads `tokenizer.json`, GPT-2's `vocab.json` with `merges.txt`, or BERT's `vocab.txt`, and their configuration.
 
     Raises:
         TokenizerError: There is neither, or one that cannot be read.
@@ -154,10 +155,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         backend = _parse(_read(folder, "tokenizer.json"))
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         backend = _byte_level_bpe(folder, config)
+    elif (folder / "vocab.txt").is_file():
+        backend = _word_piece(folder, config)
     else:
-        raise TokenizerError(
-            f"{folder.name}: no tokenizer.json, and no vocab.json with merges.txt; convert the tokenizer first"
-        )
+        found = "no tokenizer.json, no vocab.json with merges.txt and no vocab.txt"
+        raise TokenizerError(f"{folder.name}: {found}; convert the tokenizer first")
     return Tokenizer(backend, config)
 
 
@@ -208,6 +210,17 @@ def _shares(lengths: Sequence[int], maximum: int) -> list[int]:
     first, second = lengths
     shorter = min(first, second, maximum // 2)
     return [shorter, maximum - shorter] if first <= second else [maximum - shorter, shorter]
+
+
+def _word_piece(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """BERT's own file; other tokenizers with a file of that name are refused."""
+    if not is_word_piece(config):
+        kind = str(config.get("tokenizer_class"))[:64]
+        raise TokenizerError(f"{folder.name}: {kind} needs a tokenizer.json; convert the tokenizer first")
+    try:
+        return word_piece_tokenizer(_read(folder, "vocab.txt").decode(), config)
+    except ValueError as error:
+        raise TokenizerError(f"{folder.name}: {error}") from error
 
 
 def _merge(line: str) -> tuple[str, str]:
