@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmstack_engine_core.protocols import EventHook
 from llmstack_types import (
     EngineCoreOutputs,
     RequestEvent,
     RequestStatus,
+    ScheduledRequest,
     SchedulerOutput,
+    SchedulerStats,
+    StepPhases,
     StepRecord,
     StepRecording,
 )
@@ -69,10 +72,41 @@ class EventBus:
             logger.exception("an event hook failed")
 
 
+class _KeptStep(NamedTuple):
+    """A `StepRecord` by columns; blocks and drafts by the index of their row, since few rows have any."""
+
+    start_s: float
+    phases: StepPhases
+    stats: SchedulerStats
+    request_ids: tuple[str, ...]
+    num_computed_tokens: tuple[int, ...]
+    num_scheduled_tokens: tuple[int, ...]
+    new_block_ids: dict[int, list[int]]
+    draft_token_ids: dict[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, record: StepRecord) -> _KeptStep:
+        """Takes a record apart."""
+        request_ids, computed, scheduled, blocks, drafts = zip(*record.rows, strict=True) if record.rows else ((),) * 5
+        return cls(
+            record.start_s, record.phases, record.stats, request_ids, computed, scheduled,
+            {index: ids for index, ids in enumerate(blocks) if ids} if any(blocks) else {},
+            {index: ids for index, ids in enumerate(drafts) if ids} if any(drafts) else {},
+        )  # fmt: skip
+
+    def record(self) -> StepRecord:
+        """Puts it together again."""
+        rows = [
+            ScheduledRequest(*row, self.new_block_ids.get(index, []), self.draft_token_ids.get(index, ()))
+            for index, row in enumerate(zip(*self[3:6], strict=True))
+        ]
+        return StepRecord(self.start_s, self.phases, self.stats, rows)
+
+
 class StepRecorder(EventHook):
     """Keeps the last steps and events, within bounds.
 
-    Recording costs two appends: what a step's record holds is immutable and exists anyway.
+    A step is kept as a handful of tuples: hundreds of rows that outlive their step would occupy the garbage collector.
     """
 
     def __init__(self, max_steps: int = 512, max_rows: int = 16_384, max_events: int = 4096) -> None:
@@ -80,7 +114,7 @@ class StepRecorder(EventHook):
         self._max_steps = max_steps
         self._max_rows = max_rows
         self._num_rows = 0
-        self._steps: deque[StepRecord] = deque()
+        self._steps: deque[_KeptStep] = deque()
         self._events: deque[RequestEvent] = deque(maxlen=max_events)
 
     def on_status(self, event: RequestEvent) -> None:
@@ -89,14 +123,14 @@ class StepRecorder(EventHook):
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
         """Keeps it, and gives up the oldest ones over the bounds."""
-        self._steps.append(record)
+        self._steps.append(_KeptStep.of(record))
         self._num_rows += len(record.rows)
         while len(self._steps) > self._max_steps or (self._num_rows > self._max_rows and len(self._steps) > 1):
-            self._num_rows -= len(self._steps.popleft().rows)
+            self._num_rows -= len(self._steps.popleft().request_ids)
 
     def read(self, now_s: float, after_step: int = 0) -> StepRecording:
         """What is kept of the steps after `after_step`, and the last events."""
-        steps = [record for record in self._steps if record.stats.step > after_step]
+        steps = [kept.record() for kept in self._steps if kept.stats.step > after_step]
         return StepRecording(now_s, steps, list(self._events))
 
 

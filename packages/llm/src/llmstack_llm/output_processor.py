@@ -71,7 +71,7 @@ class OutputProcessor:
     def num_waiting_prompt_tokens(self) -> int:
         """Prompt tokens of requests that have no token yet; linear in the requests in flight."""
         states = self.request_id_to_state.values()
-        return sum(len(state.prompt_token_ids) for state in states if state.first_token_time_s is None)
+        return sum(len(state.prompt_token_ids) for state in states if state.metrics.first_token_time_s is None)
 
     def add_request(
         self,
@@ -162,7 +162,7 @@ class OutputProcessor:
         return [
             request_id
             for request_id, state in self.request_id_to_state.items()
-            if state.last_progress_s < since_s and (counts_waiting or state.scheduled_time_s is not None)
+            if state.last_progress_s < since_s and (counts_waiting or state.metrics.scheduled_time_s is not None)
         ]
 
     def fail_all(self, error: Exception) -> None:
@@ -277,18 +277,18 @@ class OutputProcessor:
 
 
 def _count_tokens(completion: CompletionState, num_tokens: int, timestamp_s: float, stats: IterationStats) -> None:
-    parent = completion.parent
+    metrics = completion.parent.metrics
     stats.num_generation_tokens += num_tokens
-    parent.num_generation_tokens += num_tokens
+    metrics.num_generation_tokens += num_tokens
     if completion.last_token_time_s is None:
         completion.first_token_time_s = timestamp_s
-        stats.time_to_first_tokens_s.append(timestamp_s - parent.arrival_time_s)
-        if parent.first_token_time_s is None:
-            parent.first_token_time_s = timestamp_s
-            stats.num_prompt_tokens += len(parent.prompt_token_ids)
+        stats.time_to_first_tokens_s.append(timestamp_s - metrics.arrival_time_s)
+        if metrics.first_token_time_s is None:
+            metrics.first_token_time_s = timestamp_s
+            stats.num_prompt_tokens += len(completion.parent.prompt_token_ids)
     else:
         stats.inter_token_latencies_s.append(timestamp_s - completion.last_token_time_s)
-    completion.last_token_time_s = parent.last_token_time_s = timestamp_s
+    completion.last_token_time_s = metrics.last_token_time_s = timestamp_s
 
 
 def _count_finished(completion: CompletionState, timestamp_s: float, stats: IterationStats) -> None:
@@ -304,16 +304,16 @@ def _finished_stats(completion: CompletionState, timestamp_s: float) -> Finished
     first_s = completion.first_token_time_s
     return FinishedRequestStats(
         finish_reason=completion.finish_reason or "",
-        e2e_latency_s=timestamp_s - parent.arrival_time_s,
+        e2e_latency_s=timestamp_s - parent.metrics.arrival_time_s,
         num_prompt_tokens=len(parent.prompt_token_ids),
         num_generation_tokens=num_tokens,
         num_cached_tokens=parent.num_cached_tokens or 0,
         max_tokens=parent.sampling_params.max_tokens,
-        time_to_first_token_s=None if first_s is None else first_s - parent.arrival_time_s,
+        time_to_first_token_s=None if first_s is None else first_s - parent.metrics.arrival_time_s,
         mean_time_per_output_token_s=None
         if first_s is None or num_tokens < 2
         else (timestamp_s - first_s) / (num_tokens - 1),
-        queue_time_s=_between(parent.arrival_time_s, completion.scheduled_time_s),
+        queue_time_s=_between(parent.metrics.arrival_time_s, completion.scheduled_time_s),
         prefill_time_s=_between(completion.scheduled_time_s, first_s),
         decode_time_s=_between(first_s, completion.last_token_time_s),
         inference_time_s=_between(completion.scheduled_time_s, completion.last_token_time_s),

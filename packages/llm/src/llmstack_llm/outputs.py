@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +19,9 @@ class Logprob:
     decoded_token: str | None = None
 
 
-class RequestMetrics(NamedTuple):
-    """When things happened to a request, in monotonic seconds of the front end.
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request, in monotonic seconds of the front end. Grows until the request has ended.
 
     Attributes:
         arrival_time_s: The request came to the front end.
@@ -31,7 +31,8 @@ class RequestMetrics(NamedTuple):
         queued_time_s: The engine core had taken it over; None before, and where statistics are off.
         scheduled_time_s: It got its blocks and its place in a step, for the first time; None as above.
         num_preemptions: How often its completions had to give up their blocks.
-        scheduler_time_s: Time since then that the engine core spent choosing what to compute and taking results over.
+        scheduler_time_s: Time from then to its end that the engine core spent choosing what to compute and taking
+            results over; 0 before the end.
         model_time_s: The same for the model's part, whoever else was in its steps.
     """
 

@@ -79,18 +79,12 @@ class RequestState:
         self.sampling_params = sampling_params
         self.collector = collector
         self.completion_ids = [request.request_id for request in requests]
-        self.arrival_time_s = requests[0].arrival_time_s
+        self.metrics = RequestMetrics(requests[0].arrival_time_s)
         self.num_unfinished = len(requests)
         self.num_cached_tokens: int | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.has_new_prompt_logprobs = False
-        self.first_token_time_s: float | None = None
-        self.last_token_time_s: float | None = None
-        self.num_generation_tokens = 0
         self.max_num_generation_tokens = 0
-        self.queued_time_s: float | None = None
-        self.scheduled_time_s: float | None = None
-        self.num_preemptions = 0
         self._step_times = step_times or StepTimes()
         self._scheduler_base_s = self._model_base_s = 0.0
         self.finished_completions: dict[int, CompletionOutput] = {}
@@ -118,30 +112,21 @@ class RequestState:
     @property
     def last_progress_s(self) -> float:
         """When something last happened to it."""
-        return max(self.arrival_time_s, self.scheduled_time_s or 0.0, self.last_token_time_s or 0.0)
+        metrics = self.metrics
+        return max(metrics.arrival_time_s, metrics.scheduled_time_s or 0.0, metrics.last_token_time_s or 0.0)
 
     def note_scheduled(self, time_s: float) -> None:
         """The first of its completions got a place in a step."""
-        if self.scheduled_time_s is None:
-            self.scheduled_time_s = time_s
+        if self.metrics.scheduled_time_s is None:
+            self.metrics.scheduled_time_s = time_s
             self._scheduler_base_s = self._step_times.scheduler_s
             self._model_base_s = self._step_times.model_s
 
-    def _metrics(self) -> RequestMetrics:
-        return RequestMetrics(
-            self.arrival_time_s,
-            self.first_token_time_s,
-            self.last_token_time_s,
-            self.num_generation_tokens,
-            self.queued_time_s,
-            self.scheduled_time_s,
-            self.num_preemptions,
-            self._step_times.scheduler_s - self._scheduler_base_s,
-            self._step_times.model_s - self._model_base_s,
-        )
-
     def _put(self, completions: list[CompletionOutput], num_dropped_tokens: int = 0) -> None:
         is_delta = self.output_kind is RequestOutputKind.DELTA
+        if self.num_unfinished == 0:
+            self.metrics.scheduler_time_s = self._step_times.scheduler_s - self._scheduler_base_s
+            self.metrics.model_time_s = self._step_times.model_s - self._model_base_s
         prompt_logprobs = self.prompt_logprobs if not is_delta or self.has_new_prompt_logprobs else None
         self.has_new_prompt_logprobs = False
         self.collector.put(
@@ -152,7 +137,7 @@ class RequestState:
                 prompt_logprobs=prompt_logprobs,
                 outputs=completions,
                 finished=self.num_unfinished == 0,
-                metrics=self._metrics(),
+                metrics=self.metrics,
                 num_cached_tokens=self.num_cached_tokens,
                 num_dropped_tokens=num_dropped_tokens,
             )
@@ -222,9 +207,9 @@ class CompletionState:
                 parent.note_scheduled(time_s)
         elif status in (RequestStatus.PREEMPTED, RequestStatus.SWAPPED):
             self.num_preemptions += 1
-            parent.num_preemptions += 1
-        elif status is RequestStatus.WAITING and parent.queued_time_s is None:
-            parent.queued_time_s = time_s
+            parent.metrics.num_preemptions += 1
+        elif status is RequestStatus.WAITING and parent.metrics.queued_time_s is None:
+            parent.metrics.queued_time_s = time_s
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None, *, is_text: bool = True) -> bool:
         """Takes over one token; True if a stop string is complete with it, and the completion ends here."""
