@@ -177,7 +177,7 @@ ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
     (CHAT, {"max_tokens": 1}, 400, "missing_required_parameter", "messages"),
     (CHAT, chat(messages="hi"), 400, "invalid_type", "messages"),
     (CHAT, chat(messages=[USER, 3]), 400, "invalid_type", "messages[1]"),
-    (CHAT, chat(tools=[]), 400, "unsupported_parameter", "tools"),
+    (CHAT, chat(tools=[]), 400, "empty_array", "tools"),
     (CHAT, chat(chat_template="{{ x }}"), 400, "unsupported_parameter", "chat_template"),
     (CHAT, chat(modalities=["audio"]), 400, "unsupported_parameter", "modalities"),
     ("/tokenize", {}, 400, "missing_required_parameter", "prompt"),

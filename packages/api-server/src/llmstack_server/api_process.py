@@ -92,7 +92,11 @@ class ApiProcess:
                 await asyncio.to_thread(state.telemetry.close)
 
     def _note_ready(self, state: ServerState, engine: AsyncLLM) -> None:
-        state.facts = _facts(engine)
+        from llmstack_server.chat.parsers import choose_parsers
+
+        state.chat_parsers = choose_parsers(self.config.chat, _tool_template(engine))
+        state.facts = _facts(engine) | dict(state.chat_parsers.facts)
+        logger.info("chat: %s", ", ".join(f"{name} {value}" for name, value in state.chat_parsers.facts))
         stages = dict(self.timer.stage_to_s)
         if state.ready is not None:
             stages |= {f"engine: {name}": seconds for name, seconds in state.ready.phases_s.items()}
@@ -126,6 +130,12 @@ class ApiProcess:
 async def _shut_down(opening: asyncio.Future[AsyncLLM]) -> None:
     if not opening.cancel() and not opening.cancelled() and opening.exception() is None:
         await opening.result().shutdown()
+
+
+def _tool_template(engine: AsyncLLM) -> str | None:
+    """The template that says how calls are written."""
+    template = engine.chat_template
+    return template.source if template.tool_source is None else template.tool_source
 
 
 def _facts(engine: AsyncLLM) -> dict[str, object]:

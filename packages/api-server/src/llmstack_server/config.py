@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmstack_server.chat.options import ChatOptions, chat_options
 from llmstack_server.environment import Environment
 from llmstack_server.errors import ServeError
 from llmstack_server.flag_types import port as parse_port
@@ -42,7 +43,8 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _ENGINE_FIELDS = (
     "tokenizer", "tokenizer_revision", "skip_tokenizer_init", "revision", "hf_overrides",
     "load_format", "model_impl", "quantization", "enforce_eager",
-    "chat_template", "generation_config", "override_generation_config", "seed", "max_num_seqs",
+    "chat_template", "chat_template_content_format", "generation_config", "override_generation_config", "seed",
+    "max_num_seqs",
     "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "gpu_memory_utilization",
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "long_prefill_token_threshold",
     "max_num_partial_prefills", "num_host_blocks", "async_scheduling", "speculative_config",
@@ -118,6 +120,7 @@ class ServeConfig:
     max_num_queued_reqs: int = DEFAULT_MAX_NUM_QUEUED_REQS
     engine: dict[str, Any] = field(default_factory=dict)
     http: HTTPConfig = HTTPConfig()
+    chat: ChatOptions = field(default_factory=ChatOptions)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     warnings: tuple[str, ...] = ()
     processes: ProcessConfig = field(default_factory=ProcessConfig)
@@ -146,6 +149,7 @@ def config_from(namespace: argparse.Namespace, environment: Environment) -> Serv
         or max(DEFAULT_MAX_NUM_QUEUED_REQS, 4 * namespace.max_num_seqs),
         engine={name: getattr(namespace, name) for name in _ENGINE_FIELDS},
         http=http,
+        chat=chat_options(namespace),
         observability=observability_config(namespace, environment),
         warnings=tuple(_warnings(namespace, environment, http)),
         processes=process_config(namespace),

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
+from llmstack_server.chat.options import add_chat_arguments
 from llmstack_server.config_file import ConfigFileAction
 from llmstack_server.flag_types import at_least, count, json_object, port, quantization, seconds, share
 from llmstack_server.flags_http import add_http_arguments
@@ -42,6 +43,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add_engine_arguments(parser)
     _add_sampling_arguments(parser)
     _add_server_arguments(parser)
+    add_chat_arguments(parser)
     add_http_arguments(parser)
     add_observability_arguments(parser)
     add_process_arguments(parser)
@@ -121,6 +123,13 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         choices=TASKS,
         default="auto",
         help="older name of --runner; 'classify' and 'score' ask for a model with labels (default: auto)",
+    )
+    add(
+        "--pooler-config",
+        type=json_object,
+        metavar="JSON",
+        help="how vectors are pooled by default, such as "
+        '{"pooling_type": "MEAN", "normalize": true} (default: as the model says)',
     )
     add(
         "--convert",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_llm.admit import AdmissionLimits
 from llmstack_llm.admit_rules import MAX_LOGPROBS
+from llmstack_server.chat.parsers import ChatParsers
 from llmstack_server.config import ServeConfig
 from llmstack_server.http.in_flight import InFlight
 from llmstack_server.lifecycle import Lifecycle
@@ -35,6 +36,7 @@ class ServerState:
         watchdog: Looks for requests that get nowhere.
         facts: Further lines of `/server_info`, such as the kind of chat template.
         peers: The other processes that answer for the same server; None where this is the only one.
+        chat_parsers: What reads calls and reasoning from the text of the model.
     """
 
     config: ServeConfig
@@ -49,6 +51,7 @@ class ServerState:
     ticks: list[Callable[[], None]] = field(default_factory=list)
     watchdog: StuckWatchdog = field(default_factory=lambda: StuckWatchdog(0.0))
     peers: Peers | None = None
+    chat_parsers: ChatParsers = field(default_factory=ChatParsers)
 
     @property
     def engine(self) -> EngineClient:

@@ -17,6 +17,8 @@ from llmstack_llm.outputs import CompletionOutput, Logprob, RequestOutput
 from llmstack_llm.pooling_config import PoolingConfig
 from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.pooling_prompt import TextPair, check_truncation, cut_token_ids
+from llmstack_server.chat.options import ChatOptions
+from llmstack_server.chat.parsers import choose_parsers
 from llmstack_server.config import HTTPConfig, ServeConfig
 from llmstack_server.http.metrics import ServerMetrics
 from llmstack_server.lifecycle import LifecycleState
@@ -61,6 +63,8 @@ class FakeEngineClient:
         admitted: Everything that passed `admit`.
         aborted_request_ids: Requests whose stream was left before its end.
         step_delay_s: How long each token takes.
+        script: What it says in place of the prompt, up to its end.
+        rendered: The arguments of every `render_chat`.
         sleep_level: What `sleep` has set.
         recording: What `recent_steps` gives.
         error: Raised by `generate` when `num_tokens_before_error` tokens have come.
@@ -74,6 +78,8 @@ class FakeEngineClient:
         self.admitted: list[AdmittedRequest] = []
         self.aborted_request_ids: list[str] = []
         self.step_delay_s = step_delay_s
+        self.script: str | None = None
+        self.rendered: list[dict[str, Any]] = []
         self.error: Exception | None = None
         self.num_tokens_before_error = 0
         self.num_running = self.max_num_running = 0
@@ -181,10 +187,17 @@ class FakeEngineClient:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The contents, joined by newlines."""
-        text = "\n".join(str(message["content"]) for message in messages)
+        self.rendered.append(
+            {"messages": messages, "tools": tools, "documents": documents, "chat_template": chat_template,
+             "kwargs": chat_template_kwargs}
+        )  # fmt: skip
+        text = "\n".join(str(message.get("content")) for message in messages)
         return {"prompt": text, "prompt_token_ids": list(text.encode())}
 
     async def generate(
@@ -196,10 +209,10 @@ class FakeEngineClient:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
-        """Repeats the prompt until `max_tokens`."""
+        """Repeats the prompt until `max_tokens`, or says the script."""
         await self.check_health()
         params: SamplingParams = prompt.sampling_params
-        said = [prompt.prompt_token_ids[k % len(prompt.prompt_token_ids)] for k in range(params.max_tokens or 0)]
+        said = self._said(prompt)
         is_finished = False
         self.num_running += 1
         try:
@@ -217,6 +230,13 @@ class FakeEngineClient:
             if not is_finished:
                 self.aborted_request_ids.append(request_id)
 
+    def _said(self, prompt: AdmittedRequest) -> list[int]:
+        script = prompt.prompt_token_ids if self.script is None else list(self.script.encode())
+        num_tokens = prompt.sampling_params.max_tokens or 0
+        if self.script is not None:
+            return script[:num_tokens]
+        return [script[k % len(script)] for k in range(num_tokens)]
+
     def _maybe_fail(self, position: int) -> None:
         if self.is_dead:
             raise EngineDeadError("the fake engine is dead")
@@ -233,7 +253,7 @@ class FakeEngineClient:
                 text=ByteTokenizer().decode(token_ids),
                 token_ids=token_ids,
                 logprobs=None if params.logprobs is None else [_position(t, params.logprobs) for t in token_ids],
-                finish_reason="length" if is_finished else None,
+                finish_reason=self._finish_reason(params) if is_finished else None,
             )
             for index in range(params.n)
         ]
@@ -250,6 +270,10 @@ class FakeEngineClient:
             finished=is_finished,
             num_cached_tokens=0,
         )
+
+    def _finish_reason(self, params: SamplingParams) -> str:
+        is_whole = self.script is not None and len(self.script.encode()) < (params.max_tokens or 0)
+        return "stop" if is_whole else "length"
 
     async def get_tokenizer(self) -> ByteTokenizer:
         """A token is a byte."""
@@ -304,12 +328,19 @@ def _position(token_id: int, num_top: int) -> dict[int, Logprob]:
 
 
 def ready_state(
-    engine: EngineClient, http: HTTPConfig | None = None, names: Sequence[str] = ("fake",), ready: EngineReady = READY
+    engine: EngineClient,
+    http: HTTPConfig | None = None,
+    names: Sequence[str] = ("fake",),
+    ready: EngineReady = READY,
+    *,
+    chat: ChatOptions | None = None,
+    chat_template: str | None = None,
 ) -> ServerState:
-    """The state of a server that has come up over `engine`."""
-    config = ServeConfig(model="fake", served_model_names=tuple(names), http=http or HTTPConfig())
+    """The state of a server that has come up over `engine`; `chat_template` tells which parsers it has."""
+    chat = chat or ChatOptions()
+    config = ServeConfig(model="fake", served_model_names=tuple(names), http=http or HTTPConfig(), chat=chat)
     metrics = ServerMetrics(names[0], has_aliases=config.http.has_metrics_aliases)
-    state = ServerState(config, engine, metrics, ready=ready)
+    state = ServerState(config, engine, metrics, ready=ready, chat_parsers=choose_parsers(chat, chat_template))
     for step in (LifecycleState.LOADING_MODEL, LifecycleState.INITIALIZING_ENGINE, LifecycleState.READY):
         state.lifecycle.advance(step)
     return state

@@ -14,9 +14,23 @@ class Conversation:
     Attributes:
         add_generation_prompt: Whether the prompt ends where an assistant's message begins.
         continue_final_message: Whether the answer continues the last message instead.
+        tools: `{"type": "function", "function": {"name": ..., "parameters": ...}}`, each; None for none.
+        tool_choice: `none`, `auto`, `required`, or an object that names a function; None is `auto` if there are tools.
+        parallel_tool_calls: Whether one answer may call several times.
+        documents: What the template may quote.
+        chat_template: Takes the place of the model's; its text.
+        reasoning_effort: For the template; `none` asks for no reasoning.
+        include_reasoning: Whether the reasoning is part of the answer.
     """
 
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    documents: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True

@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from llmstack_server.chat.deltas import ChatDelta, ChatMessage, fold
+from llmstack_server.chat.reading import ChoiceReader, ReadingPlan
 from llmstack_server.openai.events import close
 from llmstack_server.openai.logprobs import Position
 from llmstack_server.openai.usage import UsageCounter
-from llmstack_server.protocols import AdmittedPrompt, EngineClient
+from llmstack_server.protocols import AdmittedPrompt, Completion, EngineClient
 
 
 class ChatStream:
@@ -27,16 +28,22 @@ class ChatStream:
         prompt: AdmittedPrompt,
         request_id: str,
         *,
+        reading: ReadingPlan | None = None,
         priority: int = 0,
         cache_salt: str = "",
     ) -> None:
+        """`reading`: None where all that the model says is content."""
         self.prompt = prompt
         self.usage = UsageCounter([prompt])
         self.prompt_logprobs: Sequence[Position | None] | None = None
         self._engine = engine
         self._request_id = request_id
+        self._reading = reading
+        self._index_to_reader: dict[int, ChoiceReader] = {}
         self._priority = priority
         self._cache_salt = cache_salt
+        if reading is not None and reading.reasoning is not None:
+            self.usage.num_reasoning_tokens = 0
 
     @property
     def n(self) -> int:
@@ -54,18 +61,31 @@ class ChatStream:
         outputs = self._engine.generate(
             self.prompt, None, self._request_id, priority=self._priority, cache_salt=self._cache_salt
         )
-        usage = self.usage
+        usage, reading = self.usage, self._reading
         try:
             async for output in outputs:
                 usage.add(0, output)
                 if output.prompt_logprobs is not None:
                     self.prompt_logprobs = output.prompt_logprobs
                 for new in output.outputs:
+                    if reading is not None:
+                        yield self._read(new, reading)
+                        continue
                     yield ChatDelta(
                         new.index, new.text, "", (), new.token_ids, new.logprobs, new.finish_reason, new.stop_reason
                     )
         finally:
             await close(outputs)
+
+    def _read(self, new: Completion, reading: ReadingPlan) -> ChatDelta:
+        reader = self._index_to_reader.get(new.index)
+        if reader is None:
+            reader = self._index_to_reader[new.index] = ChoiceReader(reading)
+        delta = reader.read(new)
+        if reading.reasoning is not None:
+            readers = self._index_to_reader.values()
+            self.usage.num_reasoning_tokens = sum(one.num_reasoning_tokens for one in readers)
+        return delta
 
     async def fold(self) -> list[ChatMessage]:
         """The whole answer, one message per choice; raises as `deltas`."""

@@ -7,8 +7,9 @@ from contextlib import aclosing
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.chat.conversation import Conversation
-from llmstack_server.chat.deltas import ChatDelta, ChatMessage
+from llmstack_server.chat.deltas import ChatDelta, ChatMessage, ToolCall
 from llmstack_server.chat.prepare import prepare_chat_generation
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.http.errors import missing_parameter
@@ -51,7 +52,14 @@ def _conversation(fields: ChatCompletionRequest) -> Conversation:
         fields.messages or (),
         add_generation_prompt=_generation_prompt(fields),
         continue_final_message=bool(fields.continue_final_message),
+        tools=fields.tools,
+        tool_choice=fields.tool_choice,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        documents=fields.documents,
+        chat_template=fields.chat_template,
         chat_template_kwargs=fields.chat_template_kwargs,
+        reasoning_effort=fields.reasoning_effort,
+        include_reasoning=fields.include_reasoning is not False,
     )
 
 
@@ -85,6 +93,7 @@ class ChatAnswer:
         self._generation = generation
         self._fields = fields
         self._stream = stream
+        self._wants_tokens = bool(fields.logprobs or fields.return_token_ids)
 
     @property
     def is_stream(self) -> bool:
@@ -109,20 +118,20 @@ class ChatAnswer:
                     is_first = False
                     prompt_extras = self._prompt_extras()
                     for index in range(generation.n):
-                        yield encoder.encode([_role_choice(index)], extra | prompt_extras)
+                        yield encoder.encode([self._role_choice(index)], extra | prompt_extras)
                 if self._is_worth_sending(delta):
                     yield encoder.encode([self._chunk_choice(delta)], extra)
         if generation.includes_usage:
             yield encoder.encode([], {"usage": usage.as_object()} | generation.timing_fields(usage))
 
     def _is_worth_sending(self, delta: ChatDelta) -> bool:
-        wants_tokens = bool(self._fields.logprobs or self._fields.return_token_ids)
-        return bool(delta.content or delta.finish_reason is not None or wants_tokens)
+        has_news = delta.content or delta.reasoning or delta.tool_calls or delta.finish_reason is not None
+        return bool(has_news) or self._wants_tokens
 
     def _chunk_choice(self, delta: ChatDelta) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": delta.index,
-            "delta": {"content": delta.content} if delta.content or delta.finish_reason is None else {},
+            "delta": _delta(delta),
             "logprobs": self._logprobs(delta),
             "finish_reason": delta.finish_reason,
         }
@@ -131,7 +140,7 @@ class ChatAnswer:
     def _whole_choice(self, message: ChatMessage) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": message.index,
-            "message": {"role": "assistant", "content": message.content, "refusal": None},
+            "message": _message(message, self._role),
             "logprobs": self._logprobs(message),
             "finish_reason": message.finish_reason,
         }
@@ -159,7 +168,41 @@ class ChatAnswer:
         shows_ids = self._generation.shows_tokens_as_ids
         return chat_logprobs(new.token_ids, new.logprobs or (), self._fields.top_logprobs or 0, shows_ids=shows_ids)
 
+    @property
+    def _role(self) -> str:
+        return self._generation.state.config.chat.response_role
 
-def _role_choice(index: int) -> dict[str, Any]:
-    delta = {"role": "assistant", "content": "", "refusal": None}
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _role_choice(self, index: int) -> dict[str, Any]:
+        delta = {"role": self._role, "content": "", "refusal": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _delta(delta: ChatDelta) -> dict[str, Any]:
+    found: dict[str, Any] = {"content": delta.content} if delta.content else {}
+    if delta.reasoning:
+        found["reasoning_content"] = delta.reasoning
+    if delta.tool_calls:
+        found["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
+    return found if found or delta.finish_reason is not None else {"content": ""}
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    """A call's id, type and name come once; clients put the pieces of its arguments together."""
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _message(message: ChatMessage, role: str) -> dict[str, Any]:
+    is_all_else = not message.content and bool(message.reasoning or message.tool_calls)
+    found: dict[str, Any] = {"role": role, "content": None if is_all_else else message.content, "refusal": None}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return found
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

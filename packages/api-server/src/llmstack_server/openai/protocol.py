@@ -102,8 +102,15 @@ class ChatCompletionRequest(AnswerFields):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = Field(None, description="functions that the model may call; at most 128")
+    tool_choice: Any = Field(None, description="'none', 'auto', 'required', or an object that names a function")
+    parallel_tool_calls: bool | None = Field(None, description="whether one answer may call several times")
+    documents: list[dict[str, Any]] | None = Field(None, description="what the chat template may quote")
+    chat_template: str | None = Field(None, description="in place of the model's, where requests are trusted")
     return_prompt_text: bool | None = Field(None, description="repeat the rendered prompt, in prompt_text")
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(None, description="for the chat template; 'none' asks for no reasoning")
+    include_reasoning: bool | None = None
 
 
 class PoolingFields(BaseModel):
@@ -132,6 +139,9 @@ class TokenizeRequest(BaseModel):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 from llmstack_llm.admit_rules import check_token_ids
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.chat.prepare import render_conversation
 from llmstack_server.http.errors import missing_parameter
 from llmstack_server.openai.common import check_fields
 from llmstack_server.openai.protocol import DetokenizeRequest, TokenizeRequest, parse
@@ -18,12 +20,16 @@ async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
     fields = parse(TokenizeRequest, body)
     check_fields(state, body, fields, CHAT if "messages" in body else {})
     if fields.messages is not None:
-        rendered = await state.engine.render_chat(
+        conversation = Conversation(
             fields.messages,
             add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
             continue_final_message=bool(fields.continue_final_message),
+            tools=fields.tools,
+            documents=fields.documents,
+            chat_template=fields.chat_template,
             chat_template_kwargs=fields.chat_template_kwargs,
         )
+        rendered = await render_conversation(state, conversation)
         token_ids = list(rendered["prompt_token_ids"])
     elif fields.prompt is not None:
         tokenizer = await state.engine.get_tokenizer()

@@ -29,16 +29,12 @@ COMMON: Mapping[str, Predicate] = {
 COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": one_of([]), "suffix": one_of("")}
 CHAT: Mapping[str, Predicate] = {
     **COMMON,
-    "tools": _NEVER,
-    "tool_choice": one_of("none", "auto"),
     "functions": _NEVER,
     "function_call": one_of("none", "auto"),
     "audio": _NEVER,
     "modalities": one_of(["text"]),
     "prediction": _NEVER,
     "web_search_options": _NEVER,
-    "documents": one_of([]),
-    "chat_template": _NEVER,
     "mm_processor_kwargs": one_of({}),
     "prompt_embeds": one_of([]),
 }
@@ -46,8 +42,8 @@ CHAT: Mapping[str, Predicate] = {
 
 # Known fields that change nothing here, whatever their value: not worth counting as unknown.
 IGNORED = frozenset(
-    ("parallel_tool_calls", "store", "metadata", "service_tier", "reasoning_effort", "verbosity", "prompt_cache_key",
-     "prompt_cache_retention", "safety_identifier", "include_reasoning", "session_id")
+    ("store", "metadata", "service_tier", "verbosity", "prompt_cache_key", "prompt_cache_retention",
+     "safety_identifier", "session_id")
 )  # fmt: skip
 
 
@@ -63,6 +59,11 @@ def check_unsupported(body: Mapping[str, Any], table: Mapping[str, Predicate]) -
             raise unsupported(field)
 
 
+# What to use in place of a field.
+_INSTEAD = {"functions": "; use 'tools'", "function_call": "; use 'tool_choice'"}
+
+
 def unsupported(param: str) -> InvalidRequestError:
     """The refusal of one field."""
-    return request_errors.unsupported_parameter(param, f"'{param}' is not supported by this server")
+    reason = f"'{param}' is not supported by this server{_INSTEAD.get(param, '')}"
+    return request_errors.unsupported_parameter(param, reason)

@@ -13,12 +13,14 @@ class UsageCounter:
 
     Attributes:
         timings: Those of the output that came last.
+        num_reasoning_tokens: Completion tokens of reasoning; None where nobody tells them from others.
     """
 
     def __init__(self, prompts: Sequence[AdmittedPrompt]) -> None:
         self.timings: Timings | None = None
         self.num_prompt_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
         self.num_completion_tokens = 0
+        self.num_reasoning_tokens: int | None = None
         self._prompt_index_to_num_cached = [0] * len(prompts)
 
     def add(self, prompt_index: int, output: PromptOutput) -> None:
@@ -34,9 +36,12 @@ class UsageCounter:
 
     def as_object(self) -> dict[str, Any]:
         """The object of the API; a prompt counts once, whatever `n`."""
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._prompt_index_to_num_cached)},
         }
+        if self.num_reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
+        return usage

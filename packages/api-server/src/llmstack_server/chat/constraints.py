@@ -1,0 +1,90 @@
+"""The constraint on an answer that must be a call, or whose calls must keep to their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_output_parsers import HermesToolParser, ToolParserFactory
+from llmstack_server.chat.tools import ToolMode, ToolUse
+from llmstack_types import SamplingParams, StructuredOutputsParams
+
+# What stands around a call, as templates of this form show it.
+_CALL_BEGIN, _CALL_END = "<tool_call>\n", "\n</tool_call>"
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+def with_tool_constraint(
+    params: SamplingParams, tool_use: ToolUse, tool_parser: ToolParserFactory | None
+) -> SamplingParams:
+    """The parameters with the constraint that the tools ask for.
+
+    Raises:
+        InvalidRequestError: The request brings a constraint of its own beside a call that it demands.
+    """
+    if tool_use.is_forced and params.structured_outputs is not None:
+        reason = "a demanded call cannot be combined with another constraint on the output"
+        raise request_errors.invalid_value("tool_choice", reason)
+    if params.structured_outputs is not None:
+        return params
+    constraint = _constraint(tool_use, tool_parser)
+    return params if constraint is None else replace(params, structured_outputs=constraint)
+
+
+def _constraint(tool_use: ToolUse, tool_parser: ToolParserFactory | None) -> StructuredOutputsParams | None:
+    if tool_use.mode is ToolMode.NAMED:
+        return StructuredOutputsParams(json=tool_use.functions[tool_use.name])
+    if tool_use.mode is ToolMode.REQUIRED:
+        return StructuredOutputsParams(json=_array_of_calls(tool_use))
+    has_strict = bool(tool_use.strict_names & tool_use.functions.keys())
+    if tool_use.mode is ToolMode.AUTO and has_strict and tool_parser is HermesToolParser:
+        return StructuredOutputsParams(structural_tag=_tagged_calls(tool_use))
+    return None
+
+
+def _array_of_calls(tool_use: ToolUse) -> Mapping[str, Any]:
+    from llmstack_structured_output import tool_calls_schema
+
+    max_calls = None if tool_use.is_parallel else 1
+    return tool_calls_schema(list(tool_use.functions.items()), max_calls=max_calls, arguments_key="parameters")
+
+
+def _tagged_calls(tool_use: ToolUse) -> str:
+    """Free text in which calls keep to the schemas of strict functions; those of others have any arguments."""
+    from llmstack_structured_output import tagged_tool_calls
+
+    functions = [
+        (name, schema if name in tool_use.strict_names else _ANY_ARGUMENTS)
+        for name, schema in tool_use.functions.items()
+    ]
+    return tagged_tool_calls(functions, begin=_CALL_BEGIN, end=_CALL_END, is_parallel=tool_use.is_parallel)
+
+
+def after_reasoning(constraint: StructuredOutputsParams, end_tag: str) -> StructuredOutputsParams | None:
+    """The same constraint on what follows the reasoning that the prompt has begun; None where it cannot be written."""
+    body = _format_of(constraint)
+    if body is None:
+        return None
+    reasoning = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": end_tag}
+    gap = {"type": "regex", "pattern": "[ \\n]{0,2}"}
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [reasoning, gap, body]}}
+    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+
+
+def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
+    """The constraint as a part of a structural tag."""
+    if constraint.whitespace_pattern is not None or constraint.disable_any_whitespace:
+        return None
+    if constraint.json is not None:
+        schema = json.loads(constraint.json) if isinstance(constraint.json, str) else constraint.json
+        return {"type": "json_schema", "json_schema": schema}
+    if constraint.json_object:
+        return {"type": "json_schema", "json_schema": {"type": "object"}}
+    if constraint.regex is not None:
+        return {"type": "regex", "pattern": constraint.regex}
+    if constraint.choice is not None:
+        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in constraint.choice]}
+    return None

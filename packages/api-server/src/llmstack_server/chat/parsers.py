@@ -1,0 +1,72 @@
+"""Which parsers read the text of the served model: those named by flags, else those its chat template looks like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory, reasoning_parser, tool_parser
+from llmstack_server.chat.options import NO_PARSER, ChatOptions
+from llmstack_server.errors import ServeError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParsers:
+    """The parsers of one server.
+
+    Attributes:
+        tool: None where calls cannot be read.
+        reasoning: None where the text of the model is all content.
+        facts: For `/server_info` and the log: what each was chosen by.
+    """
+
+    tool: ToolParserFactory | None = None
+    reasoning: ReasoningParserFactory | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+def choose_parsers(options: ChatOptions, template: str | None) -> ChatParsers:
+    """The parsers for a model with this chat template; None is for a model without one.
+
+    Raises:
+        ServeError: There must be a parser of tool calls, and none is known.
+    """
+    tool_name, tool_reason = _named_or(options.tool_call_parser, _tool_parser_of(template or ""))
+    reasoning_name, reasoning_reason = _named_or(options.reasoning_parser, _reasoning_parser_of(template or ""))
+    if options.needs_tool_parser and tool_name is None:
+        raise ServeError(
+            "--enable-auto-tool-choice: no parser of tool calls is known for this model's chat template; "
+            "name one by --tool-call-parser"
+        )
+    return ChatParsers(
+        None if tool_name is None else tool_parser(tool_name, options.tool_parser_plugin),
+        None if reasoning_name is None else reasoning_parser(reasoning_name, options.reasoning_parser_plugin),
+        (("tool_call_parser", tool_reason), ("reasoning_parser", reasoning_reason)),
+    )
+
+
+def _named_or(name: str | None, found: str | None) -> tuple[str | None, str]:
+    """The name, and the words for it."""
+    if name == NO_PARSER:
+        return None, "none (by flag)"
+    if name is not None:
+        return name, f"{name} (by flag)"
+    return found, "none (the chat template shows no known form)" if found is None else f"{found} (by the chat template)"
+
+
+def _tool_parser_of(template: str) -> str | None:
+    """The form that the template has calls written in."""
+    if "<tool_call>" in template:
+        return "qwen3_coder" if "<function=" in template else "hermes"
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    if "<|python_start|>" in template or "[func_name1(" in template:
+        return "pythonic"
+    if "<|python_tag|>" in template or '{"name": function name, "parameters":' in template:
+        return "llama3_json"
+    return None
+
+
+def _reasoning_parser_of(template: str) -> str | None:
+    if "[/THINK]" in template:
+        return "mistral"
+    return "think" if "</think>" in template else None

@@ -1,0 +1,58 @@
+"""Where reasoning begins in an answer, and how many of its tokens it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmstack_output_parsers import ReasoningParserFactory
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.protocols import TextCodec
+
+
+def is_open_in(prompt: str, conversation: Conversation, parser: ReasoningParserFactory) -> bool | None:
+    """Whether the prompt leaves the model thinking; False where it has ended that, None where it does not tell."""
+    if conversation.continue_final_message:
+        return _is_open_in_message(conversation, parser)
+    end = prompt[-64:].rstrip()
+    if end.endswith(parser.start):
+        return True
+    if end.endswith(parser.end):
+        return False
+    kwargs = conversation.chat_template_kwargs or {}
+    return False if kwargs.get("enable_thinking") is False or kwargs.get("thinking") is False else None
+
+
+def _is_open_in_message(conversation: Conversation, parser: ReasoningParserFactory) -> bool:
+    """A begun message is an answer, unless its text shows that the model was still thinking."""
+    content = conversation.messages[-1].get("content")
+    return isinstance(content, str) and content.rfind(parser.start) > content.rfind(parser.end)
+
+
+class ReasoningCounter:
+    """Counts the tokens of one answer's reasoning, by the tokens of its tags."""
+
+    def __init__(self, start_id: int, end_id: int, *, is_open: bool) -> None:
+        self._start_id = start_id
+        self._end_id = end_id
+        self._is_open = is_open
+        self._is_over = False
+
+    def count(self, token_ids: Sequence[int]) -> int:
+        """How many of the next tokens belong to the reasoning; its tags do not."""
+        num_tokens = 0
+        for token_id in token_ids:
+            if self._is_over:
+                break
+            if token_id == self._start_id:
+                self._is_open = True
+            elif token_id == self._end_id:
+                self._is_over = True
+            elif self._is_open:
+                num_tokens += 1
+        return num_tokens
+
+
+def tag_ids(tokenizer: TextCodec, parser: ReasoningParserFactory) -> tuple[int, int] | None:
+    """The tokens of the tags; None where a tag is no single token."""
+    start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in (parser.start, parser.end))
+    return (start[0], end[0]) if len(start) == len(end) == 1 else None
