@@ -15,7 +15,7 @@ import pytest
 from llmstack_llm import LLM, AsyncLLM, EmbeddingRequestOutput, LLMEngine, PoolingRequestOutput, SamplingParams
 from llmstack_llm.admit import AdmissionLimits, admit_sampling_params
 from llmstack_llm.admit_pooling import MAX_NUMBERS_PER_PROMPT, admit_pooling, admit_pooling_params
-from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.model_config import load_model_config
 from llmstack_llm.pooling_config import PoolingConfig, PoolingConfigError, load_pooling_config
 from llmstack_llm.pooling_outputs import PoolingOutput
@@ -380,6 +380,40 @@ def test_a_module_or_mode_that_would_change_the_vectors_is_refused(tmp_path: Pat
     write_modules(weighted, "Transformer", "Pooling", mode="pooling_mode_weightedmean_tokens")
     with pytest.raises(PoolingConfigError, match=r"1_Pooling/config.json: .*found pooling_mode_weightedmean_tokens"):
         load_model_config(str(weighted))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (PoolingType.MEAN, False)),
+        ({"pooling_type": "CLS"}, (PoolingType.CLS, False)),
+        ({"seq_pooling_type": "LAST", "normalize": True}, (PoolingType.LAST, True)),
+        ({"use_activation": True}, (PoolingType.MEAN, True)),
+    ],
+)
+def test_a_pooler_config_stands_above_the_folder(
+    folder: Path, asked: dict[str, Any], expected: tuple[PoolingType, bool]
+) -> None:
+    write_modules(folder, "Transformer", "Pooling")
+    for value in (asked, json.dumps(asked)):
+        config = EngineArgs(str(folder), pooler_config=value).create_engine_config()[0]
+        assert (config.pooling.pooling_type, config.pooling.normalize) == expected
+        assert config.max_model_len == 32
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"pooling_type": "STEP"}, "pooling_type 'STEP' is none of cls, mean, last"),
+        ({"normalize": 1}, "normalize must be true or false"),
+        ({"step_tag_id": 5}, "no 'step_tag_id'"),
+        ("{", "no JSON"),
+        ("[]", "no JSON object"),
+    ],
+)
+def test_a_pooler_config_that_says_anything_else_is_refused(folder: Path, asked: Any, text: str) -> None:
+    with pytest.raises((PoolingConfigError, EngineArgsError), match=text):
+        EngineArgs(str(folder), pooler_config=asked).create_engine_config()
 
 
 @pytest.mark.parametrize(("config", "expected"), [({"pad_token_id": 1}, 512), ({}, 512), ({"pad_token_id": 0}, 513)])

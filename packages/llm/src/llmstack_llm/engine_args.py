@@ -78,6 +78,8 @@ class EngineArgs:
             the model runner: in the entry point group `llmstack.model_runners`, or `module:Class`.
         task: vLLM's older name for the same; `classify` and `score` ask for a model with labels.
         convert: `none` keeps a model that generates from pooling as well; `classify` asks for labels.
+        pooler_config: How vectors are pooled by default, in place of what the folder says: a mapping, or the same as
+            JSON, with `pooling_type` (`CLS`, `MEAN`, `LAST`) and `normalize`.
         record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
         data_parallel_size: Engine cores that share the requests, each with the whole model and a share of the machine.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
@@ -129,6 +131,7 @@ class EngineArgs:
     runner: str = "default"
     task: str = "auto"
     convert: str = "auto"
+    pooler_config: Mapping[str, Any] | str | None = None
     data_parallel_size: int = 1
     max_num_queued_reqs: int | None = None
     log_level: str = "INFO"
@@ -187,6 +190,7 @@ class EngineArgs:
             tokenizer_revision=self.tokenizer_revision,
             skip_tokenizer_init=self.skip_tokenizer_init,
             use=self._use(),
+            pooler_config=_json_object("pooler_config", self.pooler_config),
         )
         if self.stream_interval != 1:
             defaults = {**model_config.default_sampling, "stream_interval": self.stream_interval}
@@ -269,6 +273,21 @@ def _class_name(processor: str | type) -> str:
     if "." in getattr(processor, "__qualname__", "."):
         raise EngineArgsError(f"logits_processors: {processor!r:.100} must be a class at the top level of its module")
     return f"{processor.__module__}:{processor.__qualname__}"
+
+
+def _json_object(name: str, value: Mapping[str, Any] | str | None) -> Mapping[str, Any] | None:
+    """A mapping that may have been written as JSON.
+
+    Raises:
+        EngineArgsError: It is none.
+    """
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise EngineArgsError(f"{name}: it is no JSON: {error}") from error
+    if parsed is not None and not isinstance(parsed, Mapping):
+        raise EngineArgsError(f"{name}: it is no JSON object")
+    return parsed
 
 
 def _speculative(value: Mapping[str, Any] | str | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmstack_llm.generation_config import read_generation_config, sampling_defaults
 from llmstack_llm.model_use import ModelUse
-from llmstack_llm.pooling_config import PoolingConfig, load_pooling_config
+from llmstack_llm.pooling_config import PoolingConfig, load_pooling_config, override_pooling_config
 from llmstack_types import LLMStackError, SamplingParams
 
 _NOTHING: Mapping[str, Any] = {}
@@ -42,7 +42,7 @@ class ModelConfig:
         checkpoint_dtype: What `config.json` says; None where it does not.
         default_sampling: Field of `SamplingParams` to the default, the model's own or one given in its place.
         hf_config: All of `config.json`.
-        pooling: What a folder of sentence-transformers says besides.
+        pooling: What a folder of sentence-transformers says besides, or a `pooler_config` in its place.
         use: What is offered of what the model can do.
         max_logprobs: Most likely tokens that may be asked for at each place.
     """
@@ -97,6 +97,7 @@ def load_model_config(
     tokenizer_revision: str | None = None,
     skip_tokenizer_init: bool = False,
     use: ModelUse | None = None,
+    pooler_config: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
     """Resolves the folders and reads their configurations.
 
@@ -120,7 +121,7 @@ def load_model_config(
     generation = read_generation_config(path)
     vocab_size = _vocab_size(text_config)
     num_positions = _num_positions(text_config)
-    pooling = load_pooling_config(path)
+    pooling = override_pooling_config(load_pooling_config(path), pooler_config or {})
     return ModelConfig(
         model=model,
         path=path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,33 @@ def load_pooling_config(folder: Path) -> PoolingConfig:
     length = lengths.get("max_seq_length")
     max_seq_length = length if type(length) is int and length > 0 else None
     return PoolingConfig(pooling_type, "Normalize" in found, max_seq_length)
+
+
+def override_pooling_config(found: PoolingConfig, asked: Mapping[str, Any]) -> PoolingConfig:
+    """What the folder says, less what a `pooler_config` of vLLM's form says otherwise.
+
+    Raises:
+        PoolingConfigError: A field or a way of pooling that there is not.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in asked.items():
+        if name in ("pooling_type", "seq_pooling_type"):
+            changes["pooling_type"] = _named_type(name, value)
+        elif name in ("normalize", "use_activation"):
+            if type(value) is not bool:
+                raise PoolingConfigError(f"pooler_config: {name} must be true or false")
+            changes["normalize"] = value
+        else:
+            raise PoolingConfigError(f"pooler_config: there is no {name[:64]!r}; pooling_type and normalize can be set")
+    return dataclasses.replace(found, **changes)
+
+
+def _named_type(name: str, value: Any) -> PoolingType:
+    try:
+        return PoolingType(str(value).lower())
+    except ValueError:
+        listed = ", ".join(PoolingType)
+        raise PoolingConfigError(f"pooler_config: {name} {str(value)[:64]!r} is none of {listed}") from None
 
 
 def _by_kind(modules: Sequence[Any]) -> dict[str, str]:
