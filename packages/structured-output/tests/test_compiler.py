@@ -14,18 +14,6 @@ from llmstack_structured_output.testing import BYTE_VOCAB_SIZE, EOS_TOKEN_ID, wr
 from llmstack_types import InvalidRequestError, StructuredOutputsParams
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_byte_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def compiler(folder: Path) -> GrammarCompiler:
-    return GrammarCompiler(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID])
-
-
 def is_complete(compiler: GrammarCompiler, text: str, **constraint: Any) -> bool:
     matcher = compiler.compile(StructuredOutputsParams(**constraint)).new_matcher()
     return matcher.accept(text.encode()) and matcher.is_complete

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from llguidance import LLExecutor
 
@@ -22,6 +23,12 @@ _MAX_THREADS = 8
 class _Request:
     matcher: Matcher
     min_tokens: int
+
+
+class _Row(NamedTuple):
+    request: _Request
+    drafts: Sequence[int]
+    place: int
 
 
 class ConstrainedRequests:
@@ -83,10 +90,15 @@ class ConstrainedRequests:
         Args:
             rows: Request id and draft tokens; the ids are distinct and followed.
         """
-        num_places = sum(1 + len(drafts) for _, drafts in rows)
+        placed, num_places = [], 0
+        for request_id, drafts in rows:
+            placed.append(_Row(self._requests[request_id], drafts, num_places))
+            num_places += 1 + len(drafts)
         bits = bytearray(b"\xff") * (num_places * self.mask_bytes)
-        self._fill(rows, bits, num_places)
-        self._bar_early_ends(rows, bits)
+        if placed:
+            self._fill(placed, bits, num_places)
+        for row in placed:
+            self._correct(row, bits)
         return bits
 
     def end(self, request_id: str) -> None:
@@ -96,29 +108,25 @@ class ConstrainedRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def _fill(self, rows: Sequence[tuple[str, Sequence[int]]], bits: bytearray, num_places: int) -> None:
-        place, plain, drafted = 0, [], []
-        for request_id, drafts in rows:
-            handle = self._requests[request_id].matcher.handle
-            if drafts:
-                drafted.append((handle, place, list(drafts)))
-            else:
-                plain.append((handle, place))
-            place += 1 + len(drafts)
+    def _fill(self, rows: Sequence[_Row], bits: bytearray, num_places: int) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(bits))
+        plain = [(row.request.matcher.handle, row.place) for row in rows if not row.drafts]
+        drafted = [(row.request.matcher.handle, row.place, list(row.drafts)) for row in rows if row.drafts]
         if plain:
             self._pool().unsafe_compute_mask_ptr(plain, address, self.mask_bytes, num_places)
         if drafted:
             self._pool().unsafe_compute_mask_ptr_with_draft_token(drafted, address, self.mask_bytes, num_places)
 
-    def _bar_early_ends(self, rows: Sequence[tuple[str, Sequence[int]]], bits: bytearray) -> None:
-        place = 0
-        for request_id, drafts in rows:
-            request = self._requests[request_id]
-            num_early = max(0, request.min_tokens - request.matcher.num_tokens)
-            for at in range(place, place + min(num_early, 1 + len(drafts))):
-                self._bar_end(bits, at * self.mask_bytes)
-            place += 1 + len(drafts)
+    def _correct(self, row: _Row, bits: bytearray) -> None:
+        """The library lets a text end where its matcher has failed, and knows nothing of `min_tokens`."""
+        num_places, matcher = 1 + len(row.drafts), row.request.matcher
+        if matcher.handle.is_error():
+            size = num_places * self.mask_bytes
+            start = row.place * self.mask_bytes
+            bits[start : start + size] = bytes(size)
+        num_early = max(0, row.request.min_tokens - matcher.num_tokens)
+        for place in range(row.place, row.place + min(num_early, num_places)):
+            self._bar_end(bits, place * self.mask_bytes)
 
     def _bar_end(self, bits: bytearray, start: int) -> None:
         mask = bits[start : start + self.mask_bytes]

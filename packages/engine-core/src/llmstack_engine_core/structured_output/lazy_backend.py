@@ -27,10 +27,10 @@ class LazyBackend:
         Raises:
             InvalidRequestError: There is no tokenizer, or the backend is not installed.
         """
-        if self._backend is None:
-            with self._lock:
-                self._backend = self._backend or self._make()
-        return self._backend
+        with self._lock:
+            if self._backend is None:
+                self._backend = self._make()
+            return self._backend
 
     def _make(self) -> ConstraintBackend:
         if self._tokenizer_path is None:
