@@ -1,0 +1,225 @@
+"""Other people's clients, unmodified, against a real server: each is installed into an environment of its own.
+
+The environments are kept in pytest's cache, so only the first run installs. Where a package index cannot be reached the
+test is skipped and says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
+
+CLIENTS = Path(__file__).parent / "clients"
+INSTALL_TIMEOUT_S = 900
+RUN_TIMEOUT_S = 240
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OPENAI_API_KEY": "none",
+    "OMP_NUM_THREADS": "1",
+}
+
+Install = Callable[..., Path]
+
+
+def run(command: list[object], cwd: Path, timeout_s: float = RUN_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **OFFLINE, "HF_HOME": str(cwd / "hub")}
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, env=environment)
+
+
+def output_of(command: list[object], cwd: Path) -> str:
+    ran = run(command, cwd)
+    assert ran.returncode == 0, f"{ran.stdout[-2000:]}\n{ran.stderr[-4000:]}"
+    return ran.stdout
+
+
+@pytest.fixture(scope="session")
+def install(pytestconfig: pytest.Config) -> Install:
+    """Makes a folder with clients installed in it, by a function that fills a new one, or takes the one made before."""
+
+    def prepare(fill: Callable[[Path, tuple[str, ...]], subprocess.CompletedProcess[str]], *names: str) -> Path:
+        key = hashlib.sha256(repr((sys.version_info[:2], fill.__name__, names)).encode()).hexdigest()[:16]
+        folder = Path(pytestconfig.cache.mkdir("clients")) / key
+        if (folder / "complete").is_file():
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        ran = fill(folder, names)
+        if ran.returncode != 0:
+            reason = (ran.stderr.strip().splitlines() or ["no reason given"])[-1]
+            pytest.skip(f"{', '.join(names)} cannot be installed here: {reason[:200]}")
+        (folder / "complete").touch()
+        return folder
+
+    return prepare
+
+
+def with_pip(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """A virtual environment with nothing else in it."""
+    venv.create(folder, with_pip=True)
+    return run([folder / "bin/python", "-m", "pip", "install", "--quiet", *names], folder, INSTALL_TIMEOUT_S)
+
+
+def with_pip_and_ours(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """A virtual environment that takes what it needs from the developers' one, so that PyTorch is not copied."""
+    venv.create(folder, with_pip=True)
+    packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+    Path(packages, "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return run([folder / "bin/python", "-m", "pip", "install", "--quiet", *names], folder, INSTALL_TIMEOUT_S)
+
+
+def with_npm(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """A folder with `node_modules`."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm, which is not installed")
+    (folder / "package.json").write_text("{}")
+    return run(["npm", "install", "--loglevel=error", "--no-audit", "--no-fund", *names], folder, INSTALL_TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    from llmstack_demo_model import model_path
+
+    return model_path()
+
+
+@pytest.fixture
+def place(demo_server: Any) -> list[object]:
+    """URL and model, as the scripts take them."""
+    return [demo_server.url + "/v1", "llmstack-demo"]
+
+
+def test_openai_for_node(install: Install, place: list[object], tmp_path: Path) -> None:
+    folder = install(with_npm, "openai@^7")
+    script = shutil.copy(CLIENTS / "openai_node.mjs", folder)  # modules are looked for beside the script
+    said = json.loads(output_of(["node", script, *place], tmp_path))
+    assert said["models"] == ["llmstack-demo"]
+    assert said["whole"]
+    assert said["pieces"] == said["streamed"] == said["whole"]
+    assert said["streamedUsage"] == said["wholeUsage"] > 12
+    assert said["finishReason"] == "length"
+    assert "".join(said["textTokens"]) == "".join(said["textChunks"]) == said["text"]
+    assert said["numVectors"] == 2
+    assert said["numDimensions"] > 0
+    assert said["response"].startswith(said["whole"])
+    assert said["mistake"] == {
+        "status": 400, "param": "n", "code": "integer_above_max_value", "isBadRequest": True,
+    }  # fmt: skip
+
+
+def test_langchain(install: Install, place: list[object], tmp_path: Path) -> None:
+    python = install(with_pip, "langchain-openai>=1,<2", "litellm>=1.80,<2") / "bin/python"
+    said = json.loads(output_of([python, CLIENTS / "langchain_chat.py", *place], tmp_path))
+    assert said["whole"]
+    assert said["streamed"] == said["both"][0] == said["whole"]
+    assert said["both"][1] != said["whole"]
+    assert said["finish_reason"] == "length"
+    assert said["num_chunks"] > 6
+    assert said["whole_usage"]["output_tokens"] == said["streamed_usage"]["output_tokens"] == 12
+
+
+def test_litellm(install: Install, place: list[object], tmp_path: Path) -> None:
+    python = install(with_pip, "langchain-openai>=1,<2", "litellm>=1.80,<2") / "bin/python"
+    said = json.loads(output_of([python, CLIENTS / "litellm_calls.py", *place], tmp_path))
+    assert said["whole"]
+    assert said["streamed"] == said["whole"]
+    assert said["streamed_usage"] == said["whole_usage"] > 10
+    assert "".join(said["text_tokens"]) == said["text"]
+    assert len(said["text_tokens"]) == 5
+    assert said["num_dimensions"] > 0
+    assert "`nobody` does not exist" in said["mistake"]
+
+
+QUESTIONS: list[dict[str, Any]] = [
+    {"question": "Once upon a", "choices": ["time there", "zqx of"], "answer": 0},
+    {"question": "The fox ran into the", "choices": ["xylophone", "wood"], "answer": 1},
+    {"question": "The old king had three", "choices": ["sons", "divisors of unity"], "answer": 0},
+]
+TASK = """
+task: choice
+dataset_path: json
+dataset_kwargs: {data_files: questions.jsonl}
+test_split: train
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc}]
+"""
+
+
+def expected_likelihoods(folder: Path) -> list[list[tuple[float, bool]]]:
+    """For each question and choice: the log-likelihood by transformers, and whether it is what greedy decoding says."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def likelihood(context: str, continuation: str) -> tuple[float, bool]:
+        token_ids = tokenizer(context + continuation)["input_ids"]
+        num_context = len(tokenizer(context)["input_ids"])
+        with torch.inference_mode():
+            logprobs = model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+        rows, chosen = logprobs[num_context - 1 : -1], torch.tensor(token_ids[num_context:])
+        total = rows.gather(1, chosen[:, None]).sum().item()
+        return total, bool((rows.argmax(-1) == chosen).all())
+
+    return [[likelihood(q["question"], " " + choice) for choice in q["choices"]] for q in QUESTIONS]
+
+
+def test_lm_eval(install: Install, place: list[object], model_folder: Path, tmp_path: Path) -> None:
+    python = install(with_pip_and_ours, "lm-eval[api]>=0.4.9,<0.5") / "bin/python"
+    url, model = place
+    (tmp_path / "choice.yaml").write_text(TASK)
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    arguments = f"model={model},base_url={url}/completions,tokenizer_backend=huggingface,tokenizer={model_folder}"
+    output_of(
+        [python, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments, "--tasks", "choice",
+         "--include_path", tmp_path, "--log_samples", "--output_path", tmp_path / "out"],
+        tmp_path,
+    )  # fmt: skip
+    (samples,) = tmp_path.glob("out/**/samples_*.jsonl")
+    rows = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda row: row["doc_id"])
+    for row, expected in zip(rows, expected_likelihoods(model_folder), strict=True):
+        for ((likelihood, is_greedy),), (expected_likelihood, expected_greedy) in zip(
+            row["resps"], expected, strict=True
+        ):
+            assert float(likelihood) == pytest.approx(expected_likelihood, abs=0.05)
+            assert is_greedy == str(expected_greedy)
+        best = max(range(len(expected)), key=lambda index: expected[index][0])
+        assert row["acc"] == float(best == row["doc"]["answer"])
+
+
+def test_guidellm(install: Install, demo_server: Any, model_folder: Path, tmp_path: Path) -> None:
+    python = install(with_pip_and_ours, "guidellm>=0.8,<0.9") / "bin/python"
+    report = tmp_path / "report.json"
+    output_of(
+        [python, "-m", "guidellm", "run", "--disable-console",
+         "--backend", f"kind=openai_http,target={demo_server.url},model=llmstack-demo",
+         "--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=6",
+         "--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8",
+         "--tokenizer", f"kind=hf_auto,model={model_folder}", "--output", f"kind=json,path={report}"],
+        tmp_path,
+    )  # fmt: skip
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    metrics = benchmark["metrics"]
+    assert metrics["request_totals"] == {"successful": 6, "errored": 0, "incomplete": 0, "total": 6}
+    assert metrics["output_token_count"]["successful"]["mean"] == 8.0
+    assert metrics["time_to_first_token_ms"]["successful"]["min"] > 0
+    assert all(request["output"] for request in benchmark["requests"]["successful"])
