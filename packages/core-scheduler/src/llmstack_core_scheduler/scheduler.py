@@ -34,7 +34,6 @@ from llmstack_types import (
 MAX_NUM_SKIPPED = 64
 """Waiting requests that others may overtake in one step; it bounds the time of a step, whatever the queue."""
 
-
 # Nearly all messages hold tokens only; calling the class, a function of Python around this, takes half as long again.
 _make = tuple.__new__
 
