@@ -132,13 +132,6 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         '{"pooling_type": "MEAN", "normalize": true} (default: as the model says)',
     )
     add(
-        "--pooler-config",
-        type=json_object,
-        metavar="JSON",
-        help="how vectors are pooled by default, such as "
-        '{"pooling_type": "MEAN", "normalize": true} (default: as the model says)',
-    )
-    add(
         "--convert",
         choices=CONVERSIONS,
         default="auto",
