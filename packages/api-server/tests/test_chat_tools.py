@@ -346,3 +346,20 @@ async def test_the_role_of_answers_is_a_flag():
     server = Server(response_role="bot")
     assert (await server.ask("x")).json()["choices"][0]["message"]["role"] == "bot"
     assert (await server.ask("x", stream=True)).events()[0]["choices"][0]["delta"]["role"] == "bot"
+
+
+WEATHER = {"name": "now", "description": "Tells.", "input_schema": {"type": "object"}}
+
+
+async def test_the_other_apis_call_over_the_same_parsers():
+    server = Server(THINKING)
+    server.engine.script = '<think>hm</think>So <tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'
+    body = {"model": "fake", "messages": [USER], "tools": [WEATHER], "max_tokens": 120}
+    message = (await call(server.app, "POST", "/v1/messages", body)).json()
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
+    assert (message["content"][-1]["input"], message["stop_reason"]) == ({"a": 1}, "tool_use")
+    body = {"input": "Hi", "tools": [{"type": "function", "name": "now", "parameters": {}}]}
+    response = (await call(server.app, "POST", "/v1/responses", body)).json()
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
+    assert response["output"][-1]["arguments"] == '{"a": 1}'
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 2

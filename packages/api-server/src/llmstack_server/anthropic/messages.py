@@ -26,7 +26,6 @@ from llmstack_server.openai.events import frame_named
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import parse
 from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
-from llmstack_server.openai.unsupported import unsupported
 from llmstack_server.state import ServerState
 from llmstack_types import InvalidRequestError, SamplingParams
 
@@ -76,15 +75,16 @@ async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer
 
 def _conversation(fields: PromptFields) -> Conversation:
     messages = read_messages(fields.system, fields.messages)
-    choice, _is_parallel = chat_tool_choice(fields.tool_choice)
-    if chat_tools(fields.tools) and choice != "none":
-        raise unsupported("tools")
+    choice, is_parallel = chat_tool_choice(fields.tool_choice)
     is_continued = continues_last_message(messages)
     effort = fields.output_config.effort if fields.output_config else None
     return Conversation(
         messages,
         add_generation_prompt=not is_continued,
         continue_final_message=is_continued,
+        tools=chat_tools(fields.tools) or None,
+        tool_choice=choice,
+        parallel_tool_calls=is_parallel,
         chat_template_kwargs=template_kwargs(fields.thinking, effort) | (fields.chat_template_kwargs or {}),
     )
 

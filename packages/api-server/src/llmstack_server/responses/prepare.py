@@ -17,7 +17,6 @@ from llmstack_server.openai.common import check_fields
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import parse
 from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
-from llmstack_server.openai.unsupported import unsupported
 from llmstack_server.responses.input_items import messages_of, new_response_id, read_input
 from llmstack_server.responses.local import NOT_FOUND
 from llmstack_server.responses.objects import ResponseObject
@@ -116,10 +115,13 @@ async def _history(responses: SharedResponses, response_id: str | None) -> tuple
 
 def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
     choice, tools = chat_tool_choice(fields.tool_choice, chat_tools(fields.tools))
-    if tools and choice != "none":
-        raise unsupported("tools")
-    messages = messages_of(fields.instructions, map(decode, items))
-    return Conversation(messages, chat_template_kwargs=_template_kwargs(fields))
+    return Conversation(
+        messages_of(fields.instructions, map(decode, items)),
+        tools=tools or None,
+        tool_choice=choice,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        chat_template_kwargs=_template_kwargs(fields),
+    )
 
 
 async def _prepare_stream(
