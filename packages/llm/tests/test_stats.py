@@ -34,3 +34,27 @@ def test_it_works_where_the_engine_core_keeps_no_statistics(caplog: pytest.LogCa
     with caplog.at_level(logging.INFO):
         stat_logger.record(None, IterationStats(num_generation_tokens=4))
     assert "generation 2.0 tokens/s" in caplog.text
+
+
+def test_the_last_line_of_a_burst_comes_without_another_step(caplog: pytest.LogCaptureFixture):
+    now = [0.0]
+    stat_logger = LoggingStatLogger(interval_s=10.0, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        now[0] = 1.0
+        stat_logger.record(None, IterationStats(num_generation_tokens=40))
+        for now[0] in (5.0, 10.0, 20.0, 30.0):
+            stat_logger.tick()
+    assert len(caplog.records) == 1  # quiet while nothing happens
+    assert "generation 4.0 tokens/s" in caplog.text
+
+
+def test_several_engines_have_one_line(caplog: pytest.LogCaptureFixture):
+    now = [0.0]
+    stat_logger = LoggingStatLogger(interval_s=1.0, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for index, num_running in enumerate((3, 4)):
+            stats = SchedulerStats(num_running=num_running, num_free_blocks=5 * index, num_blocks=10)
+            stat_logger.record(stats, IterationStats(num_generation_tokens=10, engine_index=index))
+        now[0] = 1.0
+        stat_logger.tick()
+    assert "generation 20.0 tokens/s, running 7, waiting 0, KV cache 75.0%" in caplog.text

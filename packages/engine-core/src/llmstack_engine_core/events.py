@@ -122,7 +122,9 @@ class StepRecorder(EventHook):
         self._events.append(event)
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
-        """Keeps it, and gives up the oldest ones over the bounds."""
+        """Keeps it, and gives up the oldest ones over the bounds; a step without rows has nothing to show."""
+        if not record.rows:
+            return
         self._steps.append(_KeptStep.of(record))
         self._num_rows += len(record.rows)
         while len(self._steps) > self._max_steps or (self._num_rows > self._max_rows and len(self._steps) > 1):

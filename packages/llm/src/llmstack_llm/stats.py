@@ -103,7 +103,7 @@ class LoggingStatLogger:
         self._num_generation_tokens = 0
         self._hits_before = 0
         self._queries_before = 0
-        self._scheduler_stats = SchedulerStats()
+        self._engine_index_to_stats: dict[int, SchedulerStats] = {}
 
     def log_engine_initialized(self, ready: EngineReady) -> None:
         """Says what the engine core came up with."""
@@ -118,7 +118,7 @@ class LoggingStatLogger:
         self._num_prompt_tokens += iteration_stats.num_prompt_tokens
         self._num_generation_tokens += iteration_stats.num_generation_tokens
         if scheduler_stats is not None:
-            self._scheduler_stats = scheduler_stats
+            self._engine_index_to_stats[iteration_stats.engine_index] = scheduler_stats
         self.tick()
 
     def tick(self) -> None:
@@ -127,20 +127,23 @@ class LoggingStatLogger:
         if now_s - self._since_s < self._interval_s:
             return
         if self._num_prompt_tokens or self._num_generation_tokens:
-            self._log(self._scheduler_stats, now_s - self._since_s)
+            self._log(now_s - self._since_s)
         self._since_s = now_s
 
-    def _log(self, stats: SchedulerStats, elapsed_s: float) -> None:
-        num_queries = stats.prefix_cache_queries - self._queries_before
-        num_hits = stats.prefix_cache_hits - self._hits_before
+    def _log(self, elapsed_s: float) -> None:
+        engines = list(self._engine_index_to_stats.values())
+        num_queries = sum(stats.prefix_cache_queries for stats in engines)
+        num_hits = sum(stats.prefix_cache_hits for stats in engines)
+        new_queries, new_hits = num_queries - self._queries_before, num_hits - self._hits_before
         logger.info(
             "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV cache %.1f%%, hits %.1f%%",
             self._num_prompt_tokens / elapsed_s, self._num_generation_tokens / elapsed_s,
-            stats.num_running, stats.num_waiting, 100 * stats.kv_cache_usage,
-            100 * num_hits / num_queries if num_queries else 0.0,
+            sum(stats.num_running for stats in engines), sum(stats.num_waiting for stats in engines),
+            100 * sum(stats.kv_cache_usage for stats in engines) / max(len(engines), 1),
+            100 * new_hits / new_queries if new_queries else 0.0,
         )  # fmt: skip
         self._num_prompt_tokens = self._num_generation_tokens = 0
-        self._queries_before, self._hits_before = stats.prefix_cache_queries, stats.prefix_cache_hits
+        self._queries_before, self._hits_before = num_queries, num_hits
 
 
 def record_all(
