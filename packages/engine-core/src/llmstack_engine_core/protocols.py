@@ -141,12 +141,15 @@ class EventHook(Protocol):
 
     def on_status(self, event: RequestEvent) -> None:
         """A request has entered a state; from WAITING on to one of the finished ones."""
+        return
 
     def on_scheduled(self, scheduled: SchedulerOutput) -> None:
         """A step is about to be computed."""
+        return
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
         """A step is over, and this is what it brought."""
+        return
 
 
 class ConstraintBackend(Protocol):

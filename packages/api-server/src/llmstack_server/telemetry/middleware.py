@@ -18,12 +18,15 @@ class RequestObserver(Protocol):
 
     def on_request(self, trace: RequestTrace) -> None:
         """The head of a request has come."""
+        return
 
     def on_sent(self, trace: RequestTrace, num_bytes: int) -> None:
         """A piece of the answer was handed to the connection."""
+        return
 
     def on_end(self, trace: RequestTrace, end_s: float) -> None:
         """The answer is complete, or will never be."""
+        return
 
 
 class ObservingMiddleware:

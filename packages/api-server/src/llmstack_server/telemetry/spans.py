@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import Tracer
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from llmstack_server.telemetry.middleware import RequestObserver
@@ -113,13 +112,12 @@ def stages_of(prompt: PromptTrace, start_s: float, end_s: float) -> list[Stage]:
     timings = prompt.timings
     names = ["admission"]
     starts = [start_s]
-    if timings is None:
-        stages = (("engine", prompt.start_s),)
-    else:
-        stages = (
+    stages: list[tuple[str, float | None]] = [("engine", prompt.start_s)]
+    if timings is not None:
+        stages = [
             ("queue", timings.arrival_time_s), ("prefill", timings.scheduled_time_s),
             ("decode", timings.first_token_time_s), ("respond", timings.last_token_time_s),
-        )  # fmt: skip
+        ]  # fmt: skip
     for name, begin_s in stages:
         if begin_s is not None:
             names.append(name)
