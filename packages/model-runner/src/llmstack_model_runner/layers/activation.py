@@ -7,17 +7,10 @@ from typing import TypeVar
 
 import torch
 
-from llmstack_kernels.activation import gelu, gelu_tanh, gelu_tanh_and_mul, relu, silu_and_mul
+from llmstack_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 
 _Found = TypeVar("_Found")
 
-_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": gelu,
-    "gelu_fast": gelu_tanh,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "relu": relu,
-}
 _LINEAR_ACTIVATIONS: Mapping[str, str] = {
     "gelu": "gelu",
     "gelu_fast": "gelu_tanh",
@@ -35,11 +28,6 @@ _GATED_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def linear_activation(name: str) -> str:
     """What a linear layer calls the activation that it takes along; ValueError where it knows none of that name."""
     return _find(name, _LINEAR_ACTIVATIONS)
-
-
-def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function; ValueError where there is none of that name."""
-    return _find(name, _ACTIVATIONS)
 
 
 def gated_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:

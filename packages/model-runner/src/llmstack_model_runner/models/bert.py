@@ -11,7 +11,7 @@ import torch
 from llmstack_kernels.bidirectional_attention import bidirectional_attention
 from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import Embedding, LayerNorm, Linear, WeightSlot, collect_slots
-from llmstack_model_runner.layers.activation import activation
+from llmstack_model_runner.layers.activation import linear_activation
 from llmstack_model_runner.models.base import Encoder, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_float, read_int, refuse
 
@@ -132,7 +132,7 @@ class _Layer:
         self._attention_out = linear(hidden_size, {"attention.output.dense": hidden_size})
         self._attention_norm = norm("attention.output")
         self._mlp_in = linear(hidden_size, {"intermediate.dense": inner_size})
-        self._activation = activation(str(config.get("hidden_act", "gelu")))
+        self._activation = linear_activation(str(config.get("hidden_act", "gelu")))
         self._mlp_out = linear(inner_size, {"output.dense": hidden_size})
         self._mlp_norm = norm("output")
 
@@ -143,5 +143,5 @@ class _Layer:
     def __call__(self, hidden: torch.Tensor, query_start_loc_list: list[int]) -> torch.Tensor:
         query, key, value = self._qkv(hidden).unflatten(-1, (3, self._num_heads, -1)).unbind(1)
         attended = bidirectional_attention(query, key, value, query_start_loc_list, self._scale).flatten(1)
-        hidden = self._attention_norm(hidden + self._attention_out(attended))
-        return self._mlp_norm(hidden + self._mlp_out(self._activation(self._mlp_in(hidden))))
+        hidden = self._attention_norm(self._attention_out(attended, residual=hidden))
+        return self._mlp_norm(self._mlp_out(self._mlp_in(hidden, self._activation), residual=hidden))
