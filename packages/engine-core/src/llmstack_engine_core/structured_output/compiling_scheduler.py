@@ -58,10 +58,7 @@ class CompilingScheduler:
         if request.sampling_params.structured_outputs is None:
             self._scheduler.add_request(request)
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(NUM_COMPILING_THREADS, "compile-grammar")
-        future = self._pool.submit(self._compile, request)
-        self._waiting[request.request_id] = (request, future)
+        self._waiting[request.request_id] = (request, self._compiling(request))
         if self._on_status is not None:
             self._on_status(request.request_id, RequestStatus.WAITING_FOR_GRAMMAR)
 
@@ -70,12 +67,10 @@ class CompilingScheduler:
         return self._scheduler.fork_request(parent_id, child)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Ends requests at once; a grammar being compiled goes to the cache."""
+        """Ends requests at once; a grammar being compiled still goes to the cache."""
         aborted = list(request_ids)
         for request_id in aborted:
-            _, future = self._waiting.pop(request_id, (None, None))
-            if future is not None:
-                future.cancel()
+            self._waiting.pop(request_id, None)
         self._scheduler.abort_requests(aborted)
 
     def has_unfinished_requests(self) -> bool:
@@ -112,6 +107,14 @@ class CompilingScheduler:
         """Forgets cached prefixes; False while requests are running."""
         return self._scheduler.reset_prefix_cache()
 
+    def _compiling(self, request: EngineCoreRequest) -> Future[None]:
+        parent = self._waiting.get(request.fork_of)
+        if parent is not None:  # the same constraint; a fork that is late shares nothing
+            return parent[1]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(NUM_COMPILING_THREADS, "compile-grammar")
+        return self._pool.submit(self._compile, request)
+
     def _compile(self, request: EngineCoreRequest) -> None:
         constraint = request.sampling_params.structured_outputs
         if constraint is not None:
@@ -121,8 +124,7 @@ class CompilingScheduler:
         if not self._scheduler.has_unfinished_requests():
             wait([future for _, future in self._waiting.values()], IDLE_WAIT_S, FIRST_COMPLETED)
         for request_id, (request, future) in list(self._waiting.items()):
-            # A fork that came before its parent would share nothing.
-            if future.done() and request.fork_of not in self._waiting:
+            if future.done():
                 del self._waiting[request_id]
                 self._add(request, future)
 
