@@ -128,16 +128,16 @@ def test_the_choice_among_tools_has_openais_words(choice: Any, expected: Any):
 
 
 @pytest.mark.parametrize(
-    ("thinking", "effort", "expected"),
+    ("thinking", "expected"),
     [
-        (None, None, {}),
-        ({"type": "enabled", "budget_tokens": 2000}, None, {"enable_thinking": True}),
-        ({"type": "disabled"}, "low", {"enable_thinking": False, "reasoning_effort": "low"}),
-        ({"type": "adaptive"}, "high", {"reasoning_effort": "high"}),
+        (None, {}),
+        ({"type": "enabled", "budget_tokens": 2000}, {"enable_thinking": True}),
+        ({"type": "disabled"}, {"enable_thinking": False}),
+        ({"type": "adaptive"}, {}),
     ],
 )
-def test_thinking_is_the_templates_business(thinking: Any, effort: str | None, expected: dict[str, Any]):
-    assert template_kwargs(thinking, effort) == expected
+def test_thinking_is_the_templates_business(thinking: Any, expected: dict[str, Any]):
+    assert template_kwargs(thinking) == expected
 
 
 def test_an_output_format_is_a_constraint():
@@ -156,8 +156,8 @@ def test_an_output_format_is_a_constraint():
         (lambda: chat_tools([{"input_schema": {}}]), "tools[0].name", "missing_required_parameter"),
         (lambda: chat_tool_choice({"type": "required"}), "tool_choice.type", "invalid_value"),
         (lambda: chat_tool_choice({"type": "tool"}), "tool_choice.name", "missing_required_parameter"),
-        (lambda: template_kwargs({"type": "maybe"}, None), "thinking.type", "invalid_value"),
-        (lambda: template_kwargs({"type": "enabled", "budget_tokens": "x"}, None), "thinking.budget_tokens",
+        (lambda: template_kwargs({"type": "maybe"}), "thinking.type", "invalid_value"),
+        (lambda: template_kwargs({"type": "enabled", "budget_tokens": "x"}), "thinking.budget_tokens",
          "invalid_type"),
         (lambda: structured_outputs({"type": "grammar"}), "output_config.format.type", "invalid_value"),
         (lambda: structured_outputs({"type": "json_schema"}), "output_config.format.schema", "invalid_type"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmstack_llm import request_errors
-from llmstack_server.chat.turns import TurnBuilder, about_input
+from llmstack_server.chat.turns import TurnBuilder, in_words_of_api
 
 
 def test_what_an_assistant_thinks_says_and_calls_is_one_message():
@@ -69,8 +69,17 @@ def test_the_answer_of_a_call_has_the_name_of_its_function_where_that_is_known()
     ]
 
 
-def test_errors_about_built_messages_name_what_the_user_has_sent():
-    error = about_input(request_errors.invalid_value("messages[3].role", "no"), "input")
-    assert (error.param, error.message) == ("input", "Invalid 'input': no.")
-    other = request_errors.invalid_value("temperature", "no")
-    assert about_input(other, "input") is other
+@pytest.mark.parametrize(
+    ("param", "name"),
+    [
+        ("messages[3].role", "input"),
+        ("tools[1].function.name", "tools[1].name"),
+        ("tools[1].function.parameters", "tools[1].schema"),
+        ("tool_choice.function.name", "tool_choice.name"),
+        ("temperature", "temperature"),
+    ],
+)
+def test_errors_about_what_was_built_name_what_the_user_has_sent(param: str, name: str):
+    error = request_errors.invalid_value(param, "no")
+    shown = in_words_of_api(error, "input", {".function.parameters": ".schema", ".function": ""})
+    assert (shown.param, shown.message, shown.code) == (name, f"Invalid '{name}': no.", error.code)

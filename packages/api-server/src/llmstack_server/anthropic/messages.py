@@ -18,7 +18,7 @@ from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.prepare import prepare_chat_generation, render_conversation
 from llmstack_server.chat.stream import ChatStream
-from llmstack_server.chat.turns import about_input
+from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.http.errors import ErrorAnswer, missing_parameter
 from llmstack_server.http.request_id import current_request_id
 from llmstack_server.openai.common import check_fields
@@ -31,7 +31,11 @@ from llmstack_types import InvalidRequestError, SamplingParams
 
 MAX_TEMPERATURE = 1.0
 
-_PARAM_NAMES = PARAM_NAMES | {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
+_PARAM_NAMES = PARAM_NAMES | {
+    "stop": "stop_sequences", "structured_outputs": "output_config.format",
+    "structured_outputs.json": "output_config.format.schema",
+}  # fmt: skip
+_TOOL_NAMES = {".function.parameters": ".input_schema", ".function": ""}
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
@@ -57,7 +61,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
             cache_salt=fields.cache_salt or "",
         )
     except InvalidRequestError as error:
-        raise about_input(error, "messages") from None
+        raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
     return MessagesAnswer(message_id, check_model(state, fields.model), fields, stream)
 
 
@@ -69,7 +73,7 @@ async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer
     try:
         rendered = await render_conversation(state, conversation)
     except InvalidRequestError as error:
-        raise about_input(error, "messages") from None
+        raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
     return CountAnswer(len(rendered["prompt_token_ids"]))
 
 
@@ -77,7 +81,6 @@ def _conversation(fields: PromptFields) -> Conversation:
     messages = read_messages(fields.system, fields.messages)
     choice, is_parallel = chat_tool_choice(fields.tool_choice)
     is_continued = continues_last_message(messages)
-    effort = fields.output_config.effort if fields.output_config else None
     return Conversation(
         messages,
         add_generation_prompt=not is_continued,
@@ -85,7 +88,8 @@ def _conversation(fields: PromptFields) -> Conversation:
         tools=chat_tools(fields.tools) or None,
         tool_choice=choice,
         parallel_tool_calls=is_parallel,
-        chat_template_kwargs=template_kwargs(fields.thinking, effort) | (fields.chat_template_kwargs or {}),
+        chat_template_kwargs={**template_kwargs(fields.thinking), **(fields.chat_template_kwargs or {})},
+        reasoning_effort=fields.output_config.effort if fields.output_config else None,
     )
 
 

@@ -69,23 +69,20 @@ def structured_outputs(output_format: dict[str, Any] | None) -> StructuredOutput
     return StructuredOutputsParams(json=schema)
 
 
-def template_kwargs(thinking: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """What reasoning models' templates read of `thinking` and `output_config.effort`.
+def template_kwargs(thinking: dict[str, Any] | None) -> dict[str, Any]:
+    """What reasoning models' templates read of `thinking`.
 
     A budget of thoughts is not kept: `max_tokens` bounds them and the answer together.
 
     Raises:
         InvalidRequestError: Not one of the API's forms.
     """
-    found: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if thinking is None:
-        return found
+        return {}
     kind = thinking.get("type")
     if kind not in ("enabled", "disabled", "adaptive", "between_tools"):
         raise request_errors.invalid_value("thinking.type", "expected 'enabled', 'disabled' or 'adaptive'")
     budget = thinking.get("budget_tokens")
     if budget is not None and type(budget) is not int:
         raise request_errors.invalid_type("thinking.budget_tokens", "an integer", budget)
-    if kind in ("enabled", "disabled"):
-        found["enable_thinking"] = kind == "enabled"
-    return found
+    return {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}

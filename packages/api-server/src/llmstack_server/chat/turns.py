@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from llmstack_types import InvalidRequestError
@@ -72,8 +74,16 @@ class TurnBuilder:
         return self.messages[-1]
 
 
-def about_input(error: InvalidRequestError, param: str) -> InvalidRequestError:
-    """An error about messages that were built here, under the name of what its user has sent."""
-    if not (error.param or "").startswith("messages"):
+def in_words_of_api(error: InvalidRequestError, input_name: str, names: Mapping[str, str]) -> InvalidRequestError:
+    """An error about what was built here, under the name of what its user has sent.
+
+    Messages are called `input_name`; `names` says what parts of the names of tools become.
+    """
+    param = error.param or ""
+    if param.startswith("messages"):
+        name = input_name
+    elif param.startswith("tool"):
+        name = functools.reduce(lambda text, part: text.replace(part, names[part]), names, param)
+    else:
         return error
-    return InvalidRequestError(error.message.replace(f"'{error.param}'", f"'{param}'"), param=param, code=error.code)
+    return InvalidRequestError(error.message.replace(f"'{param}'", f"'{name}'"), param=name, code=error.code)

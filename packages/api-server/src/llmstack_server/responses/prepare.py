@@ -11,7 +11,7 @@ from llmstack_llm.admit_rules import check_text
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import prepare_chat_generation, render_conversation
 from llmstack_server.chat.stream import ChatStream
-from llmstack_server.chat.turns import about_input
+from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.http.errors import HTTPError
 from llmstack_server.openai.common import check_fields
 from llmstack_server.openai.models import check_model
@@ -32,7 +32,10 @@ from llmstack_types import InvalidRequestError, SamplingParams
 
 _PARAM_NAMES = PARAM_NAMES | {
     "max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured_outputs": "text.format",
+    "structured_outputs.json": "text.format.schema",
 }  # fmt: skip
+# A function has no object of its own here.
+_FUNCTION_NAMES = {".function": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ async def count_input_tokens(state: ServerState, responses: SharedResponses, bod
     try:
         rendered = await render_conversation(state, _conversation(fields, input_items))
     except InvalidRequestError as error:
-        raise _renamed(error) from None
+        raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
     return len(rendered["prompt_token_ids"])
 
 
@@ -120,7 +123,8 @@ def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conve
         tools=tools or None,
         tool_choice=choice,
         parallel_tool_calls=fields.parallel_tool_calls is not False,
-        chat_template_kwargs=_template_kwargs(fields),
+        chat_template_kwargs=fields.chat_template_kwargs,
+        reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
     )
 
 
@@ -145,16 +149,7 @@ async def _prepare_stream(
             return await prepare_newest_turns(conversation.messages, prepare)
         return await prepare(conversation.messages)
     except InvalidRequestError as error:
-        raise _renamed(error) from None
-
-
-def _template_kwargs(fields: ResponseRequest) -> dict[str, Any]:
-    """Templates of reasoning models read one of these two; what the client sets itself wins."""
-    effort = fields.reasoning.effort if fields.reasoning else None
-    from_effort: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if effort == "none":
-        from_effort["enable_thinking"] = False
-    return from_effort | (fields.chat_template_kwargs or {})
+        raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
 
 
 def _params(state: ServerState, fields: ResponseRequest) -> SamplingParams:
@@ -164,12 +159,3 @@ def _params(state: ServerState, fields: ResponseRequest) -> SamplingParams:
     params = sampling_params(fields, state.engine.default_sampling_params(), **overrides)
     constraint = structured_outputs(fields.text.format if fields.text else None)
     return params if constraint is None else replace(params, structured_outputs=constraint)
-
-
-def _renamed(error: InvalidRequestError) -> InvalidRequestError:
-    """The error in this API's words: a function has no object of its own, and items are no messages."""
-    param = error.param or ""
-    if not param.startswith("tools"):
-        return about_input(error, "input")
-    name = param.replace(".function", "")
-    return InvalidRequestError(error.message.replace(f"'{param}'", f"'{name}'"), param=name, code=error.code)
