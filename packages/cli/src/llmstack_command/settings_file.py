@@ -5,18 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from llmstack_command.errors import CommandLineError
 
 
-@runtime_checkable
 class SettingsFile(Protocol):
     """What an `argparse.Action` has besides, if its value is a file of further flags."""
+
+    @property
+    def option_strings(self) -> Sequence[str]: ...
 
     def settings(self, path: str) -> Mapping[str, Any]:
         """Flag (`--port`, or with keys of JSON behind it, `--a.b`) to its value; raises argparse.ArgumentTypeError."""
         ...
+
+
+def _is_settings_file(action: object) -> TypeGuard[SettingsFile]:
+    # `isinstance` with a protocol takes 20 us, and there are 200 flags.
+    return hasattr(action, "settings")
 
 
 def words_of_files(
@@ -30,27 +37,24 @@ def words_of_files(
     given = {flag_to_action[base].dest for word in _flag_words(line) if (base := base_of(word)) in flag_to_action}
     words: list[str] = []
     for action in actions:
-        if isinstance(action, SettingsFile):
-            words += _words_of_action(action, action.option_strings, flag_to_action, line, given)
+        if _is_settings_file(action):
+            words += _words_of_action(action, flag_to_action, line, given)
     return words
 
 
 def _words_of_action(
-    action: SettingsFile,
-    option_strings: Sequence[str],
-    flag_to_action: Mapping[str, argparse.Action],
-    line: Sequence[str],
-    given: Collection[str],
+    action: SettingsFile, flag_to_action: Mapping[str, argparse.Action], line: Sequence[str], given: Collection[str]
 ) -> list[str]:
-    paths = _values_of(option_strings, line)
+    name = action.option_strings[0]
+    paths = _values_of(action.option_strings, line)
     if len(paths) > 1:
-        raise CommandLineError(f"{option_strings[0]}: one file at most")
+        raise CommandLineError(f"{name}: one file at most")
     words: list[str] = []
     for path in paths:
-        for flag, value in _settings(action, option_strings[0], path).items():
+        for flag, value in _settings(action, name, path).items():
             found = flag_to_action.get(base_of(flag))
-            if found is None or isinstance(found, SettingsFile):
-                raise CommandLineError(f"{option_strings[0]} {path}: {_unknown_key(flag, flag_to_action)}")
+            if found is None or _is_settings_file(found):
+                raise CommandLineError(f"{name} {path}: {_unknown_key(flag, flag_to_action)}")
             if found.dest not in given:
                 words += _words_of(flag, value, found, flag_to_action)
     return words
