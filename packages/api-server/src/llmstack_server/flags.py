@@ -12,6 +12,7 @@ from llmstack_server.flag_types import at_least, count, json_object, port, quant
 from llmstack_server.flags_http import add_http_arguments
 from llmstack_server.flags_processes import add_process_arguments
 from llmstack_server.observability import add_observability_arguments
+from llmstack_server.refused_flags import add_refused_arguments
 from llmstack_server.unavailable_flags import NOT_AVAILABLE
 
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
@@ -47,6 +48,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_http_arguments(parser)
     add_observability_arguments(parser)
     add_process_arguments(parser)
+    add_refused_arguments(parser)
     for flag in sorted(NOT_AVAILABLE):
         parser.add_argument(flag, action=_NotAvailable, nargs="?", help=argparse.SUPPRESS)
         parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): argparse.SUPPRESS})

@@ -43,6 +43,8 @@ LIMITS = AdmissionLimits(READY.max_model_len, READY.vocab_size, READY.num_blocks
 class ByteTokenizer:
     """A token is a byte."""
 
+    config: Mapping[str, Any] = {"tokenizer_class": "ByteTokenizer"}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The bytes of the text."""
         return list(text.encode())

@@ -36,7 +36,6 @@ def build_app(state: ServerState) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json" if http.has_docs else None,
         redirect_slashes=False,
-        root_path=http.root_path,
     )
     app.include_router(build_router(state))
     app.add_exception_handler(HTTPException, _translate)

@@ -70,6 +70,8 @@ class RequestContextMiddleware:
         start_s = time.monotonic()
         request_id = request_id_of(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
+        if self._state.config.http.root_path:
+            scope["root_path"] = self._state.config.http.root_path
         current_request_id.set(request_id)
         sender = _Sender(send, request_id)
         try:

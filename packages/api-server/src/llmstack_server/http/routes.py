@@ -21,6 +21,7 @@ from llmstack_server.http.steps import add_steps_routes
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.openai.chat import prepare_chat
 from llmstack_server.openai.completions import prepare_completion
+from llmstack_server.openai.invocations import prepare_invocation
 from llmstack_server.openai.models import check_model, model_list, model_object
 from llmstack_server.openai.protocol import (
     ChatCompletionRequest,
@@ -29,7 +30,7 @@ from llmstack_server.openai.protocol import (
     TokenizeRequest,
 )
 from llmstack_server.openai.serving import GenerationResponse
-from llmstack_server.openai.tokenization import detokenize, tokenize
+from llmstack_server.openai.tokenization import detokenize, tokenize, tokenizer_info
 from llmstack_server.pooling.routes import add_pooling_routes
 from llmstack_server.responses.routes import add_responses_routes
 from llmstack_server.state import ServerState
@@ -174,6 +175,11 @@ def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
         """Answers a conversation."""
         return GenerationResponse(state, prepare_chat)
 
+    @router.post("/invocations", responses=errors)
+    async def invocations() -> Response:
+        """Answers as the route does that the body is meant for."""
+        return GenerationResponse(state, prepare_invocation)
+
     @router.post("/tokenize", responses=_errors(400), openapi_extra=_body(TokenizeRequest))
     async def tokenize_route(request: Request) -> Response:
         """Token ids of a prompt or of a conversation."""
@@ -183,6 +189,13 @@ def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
     async def detokenize_route(request: Request) -> Response:
         """Text of token ids."""
         return await _answer_json(state, request, detokenize)
+
+    if state.config.http.has_tokenizer_info:
+
+        @router.get("/tokenizer_info")
+        async def tokenizer_info_route() -> Response:
+            """The tokenizer's configuration."""
+            return JSONResponse(await tokenizer_info(state))
 
 
 def _add_control_routes(router: APIRouter, state: ServerState) -> None:

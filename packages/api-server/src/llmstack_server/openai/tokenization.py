@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`, as vLLM has them."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, as vLLM has them."""
 
 from __future__ import annotations
 
@@ -50,3 +50,8 @@ async def detokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]
     check_token_ids("tokens", fields.tokens, state.limits.vocab_size)
     tokenizer = await state.engine.get_tokenizer()
     return {"prompt": await asyncio.to_thread(tokenizer.decode, fields.tokens, skip_special_tokens=False)}
+
+
+async def tokenizer_info(state: ServerState) -> dict[str, Any]:
+    """What `tokenizer_config.json` says, with the names of its special tokens."""
+    return dict((await state.engine.get_tokenizer()).config)
