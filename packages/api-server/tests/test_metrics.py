@@ -9,7 +9,7 @@ import pytest
 from llmstack_llm.stats import FinishedRequestStats, IterationStats
 from llmstack_server.http.metrics import ServerMetrics
 from llmstack_server.testing import READY
-from llmstack_types import SchedulerStats, StepPhases
+from llmstack_types import BlockEviction, SchedulerStats, StepPhases
 
 
 def values(metrics: ServerMetrics) -> dict[str, float]:
@@ -125,6 +125,18 @@ def test_the_parts_of_a_step_add_up():
         for phase in ("schedule", "execute", "update")
     }
     assert phases == {"schedule": 0.5, "execute": 1.0, "update": 0.25}
+
+
+def test_blocks_have_series_once_they_are_measured():
+    metrics = ServerMetrics("m")
+    assert not any("kv_block" in name for name in values(metrics))
+    metrics.record(None, IterationStats(block_evictions=[BlockEviction(3.0, 1.0, (0.5, 0.25))]))
+    found = values(metrics)
+    sums = [
+        found[f'vllm:kv_block_{name}_seconds_sum{{engine="0",model_name="m"}}']
+        for name in ("lifetime", "idle_before_evict", "reuse_gap")
+    ]
+    assert sums == [3.0, 1.0, 0.75]
 
 
 def test_each_engine_has_series_of_its_own():

@@ -46,6 +46,7 @@ def test_the_environment_asks_for_trace_lines(value: str | None, is_on: bool) ->
         (("--collect-detailed-traces", "all"), "--otlp-traces-endpoint"),
         ((*ENDPOINT, "--disable-log-stats"), "--disable-log-stats"),
         (("--enable-per-request-metrics", "--disable-log-stats"), "--disable-log-stats"),
+        (("--kv-cache-metrics", "--disable-log-stats"), "--disable-log-stats"),
     ],
 )
 def test_what_cannot_work_together_is_refused(arguments: tuple[str, ...], named: str) -> None:

@@ -25,6 +25,7 @@ from llmstack_engine_core.ipc.frames import (
     UtilityResult,
 )
 from llmstack_types import (
+    BlockEviction,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -185,6 +186,7 @@ READY = st.builds(
 )
 TIME = st.floats(0, 1e9)
 EVENTS = st.lists(st.builds(RequestEvent, NAME, st.sampled_from(RequestStatus), TIME), min_size=1, max_size=4)
+EVICTIONS = st.lists(st.builds(BlockEviction, TIME, TIME, tuples(TIME)), min_size=1, max_size=3)
 PHASES = st.builds(StepPhases, TIME, TIME, TIME)
 ROWS = st.builds(ScheduledRequest, NAME, COUNT, COUNT, st.lists(TOKEN_ID, max_size=3), st.lists(TOKEN_ID, max_size=3))
 RECORDS = st.builds(StepRecord, TIME, PHASES, STATS, st.lists(ROWS, max_size=3))
@@ -197,6 +199,7 @@ ENGINE_MESSAGES = (
         optional(STATS),
         st.just(()) | EVENTS,
         optional(PHASES),
+        evictions=st.just(()) | EVICTIONS,
     )
     | READY
     | st.builds(StartFailed, TEXT)

@@ -12,6 +12,7 @@ import pytest
 
 import llmstack_types
 from llmstack_types import (
+    BlockEviction,
     EngineCoreOutput,
     FinishReason,
     InvalidRequestError,
@@ -30,8 +31,8 @@ from llmstack_types import (
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
-    EngineCoreOutput, RequestEvent, ScheduledRequest, SchedulerStats, StepPhases, StepRecord, StepRecording,
-    TokenLogprobs,
+    BlockEviction, EngineCoreOutput, RequestEvent, ScheduledRequest, SchedulerStats, StepPhases, StepRecord,
+    StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmstack_server.environment import Environment
 from llmstack_server.errors import ServeError
-from llmstack_server.flag_types import seconds
+from llmstack_server.flag_types import seconds, share
 
 DETAILS = ("model", "worker", "all")
 _OFF = ("", "0", "false")
@@ -55,6 +55,14 @@ def add_observability_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--trace", action="store_true", help="print one line per stage of each request, in the order it happens")
     add("--enable-per-request-metrics", action="store_true", help="answers to single prompts carry their timings")
+    add("--kv-cache-metrics", action="store_true", help="measure how long KV blocks keep what they hold")
+    add(
+        "--kv-cache-metrics-sample",
+        type=share,
+        default=0.01,
+        metavar="X",
+        help="share of the blocks that is measured then (default: 0.01)",
+    )
     add(
         "--stuck-request-timeout",
         type=seconds,
@@ -73,12 +81,10 @@ def observability_config(namespace: argparse.Namespace, environment: Environment
     if namespace.collect_detailed_traces and namespace.otlp_traces_endpoint is None:
         raise ServeError("--collect-detailed-traces needs --otlp-traces-endpoint", exit_code=2)
     if namespace.disable_log_stats:
-        for flag in ("otlp_traces_endpoint", "enable_per_request_metrics"):
+        for flag in ("otlp_traces_endpoint", "enable_per_request_metrics", "kv_cache_metrics"):
             if getattr(namespace, flag):
                 name = "--" + flag.replace("_", "-")
-                raise ServeError(
-                    f"{name} takes its times from the statistics that --disable-log-stats turns off", exit_code=2
-                )
+                raise ServeError(f"{name} is part of the statistics that --disable-log-stats turns off", exit_code=2)
     return ObservabilityConfig(
         otlp_traces_endpoint=namespace.otlp_traces_endpoint,
         has_detailed_traces=bool(namespace.collect_detailed_traces),

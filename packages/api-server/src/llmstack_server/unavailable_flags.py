@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _FLAGS = """
-
 """
 
 NOT_AVAILABLE = frozenset(_FLAGS.split())

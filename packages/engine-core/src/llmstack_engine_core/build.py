@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.beams import BeamScheduler
+from llmstack_engine_core.block_residency import BlockResidency
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.engine_core import EngineCore
@@ -71,7 +72,6 @@ def _build_with_runner(
     config: EngineConfig, runner: ModelRunner, timer: PhaseTimer, event_hooks: Sequence[EventHook]
 ) -> EngineCore:
     recorder = StepRecorder(config.num_recorded_steps) if config.num_recorded_steps else None
-    events = make_event_bus(config, recorder, event_hooks)
     with timer.phase("load_model"):
         runner.load_model()
     with timer.phase("size_kv_cache"):
@@ -80,6 +80,8 @@ def _build_with_runner(
         max_model_len = choose_max_model_len(config, num_blocks, spec.block_size)
     with timer.phase("initialize_kv_cache"):
         _initialize_kv_cache(runner, num_blocks, config.num_host_blocks, spec)
+    residency = make_block_residency(config, spec)
+    events = make_event_bus(config, [hook for hook in (recorder, residency) if hook is not None], event_hooks)
     with timer.phase("build_scheduler"):
         enable_prefix_caching = config.enable_prefix_caching and spec.is_causal
         cache_config = CacheConfig(num_blocks, spec.block_size, enable_prefix_caching, config.num_host_blocks)
@@ -122,12 +124,19 @@ def _build_with_runner(
         async_scheduling=config.async_scheduling,
         events=events,
         recorder=recorder,
+        residency=residency,
     )
 
 
-def make_event_bus(config: EngineConfig, recorder: StepRecorder | None, event_hooks: Sequence[EventHook]) -> EventBus:
-    """What tells the recorder, the log, the trace and the user's hooks, in this order."""
-    hooks: list[EventHook] = [] if recorder is None else [recorder]
+def make_block_residency(config: EngineConfig, spec: KVCacheSpec) -> BlockResidency | None:
+    """What follows blocks, where that is asked for."""
+    sample = config.block_metrics_sample
+    return BlockResidency(spec.block_size, sample, time.monotonic) if sample else None
+
+
+def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:
+    """What tells the engine core's own hooks, the log, the trace and the user's hooks, in this order."""
+    hooks = list(own)
     if logging.getLogger("llmstack_engine_core").isEnabledFor(logging.DEBUG):
         hooks.append(StepLogger())
     if config.trace:

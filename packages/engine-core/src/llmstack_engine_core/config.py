@@ -30,6 +30,7 @@ class EngineConfig:
             the KV cache cannot hold one such request.
         log_stats: Report the scheduler's state with each step, and the states of requests.
         num_recorded_steps: Steps that are kept for whoever looks later; 0 keeps none.
+        block_metrics_sample: Share of the KV blocks that is followed, to measure how long they keep what they hold.
         trace: Print a line for each stage of each request to standard error.
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
         constraint_backend: What compiles and follows them, as `module:Class`.
@@ -59,6 +60,7 @@ class EngineConfig:
     async_scheduling: bool = False
     num_recorded_steps: int = 512
     trace: bool = False
+    block_metrics_sample: float = 0.0
     tokenizer_path: str | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
 
@@ -76,6 +78,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.async_scheduling and self.scheduler.max_num_drafts:
             raise ValueError("async_scheduling and speculative decoding exclude each other: drafts follow known tokens")
+        if not 0.0 <= self.block_metrics_sample <= 1.0:
+            raise ValueError(f"block_metrics_sample must lie in [0, 1], but is {self.block_metrics_sample}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, but is {self.log_level[:64]!r}")
 

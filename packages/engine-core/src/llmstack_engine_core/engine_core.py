@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from llmstack_engine_core.block_residency import BlockResidency
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.protocols import ModelRunner, PendingOutput, Scheduler
 from llmstack_engine_core.step_log import StepLog
@@ -49,9 +50,10 @@ class EngineCore:
         async_scheduling: bool = False,
         events: EventBus | None = None,
         recorder: StepRecorder | None = None,
+        residency: BlockResidency | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`events` is what the scheduler tells of states, and `recorder` one of its hooks."""
+        """`events` is what the scheduler tells of states; `recorder` and `residency` are among its hooks."""
         self.ready = ready
         self.step_log = step_log
         self.recorder = recorder
@@ -64,6 +66,7 @@ class EngineCore:
         self._under_way: tuple[SchedulerOutput, PendingOutput] | None = None
         self._events = events if events is not None else EventBus((), clock)
         self._clock = clock
+        self._residency = residency
         self._executed_s = 0.0
         self._request_ids: set[str] = set()
         self._refused: list[EngineCoreOutput] = []
@@ -165,7 +168,10 @@ class EngineCore:
         events = self._events.take()
         if not self._log_stats:
             return EngineCoreOutputs(outputs, timestamp_s)
-        return EngineCoreOutputs(outputs, timestamp_s, step_outputs.scheduler_stats, events, phases)
+        evictions = () if self._residency is None else self._residency.take()
+        return EngineCoreOutputs(
+            outputs, timestamp_s, step_outputs.scheduler_stats, events, phases, evictions=evictions
+        )
 
     def recent_steps(self, after_step: int = 0) -> StepRecording:
         """What the recorder has of the steps after `after_step`; nothing without one."""

@@ -81,6 +81,8 @@ class EngineLoop(ABC):
             self._welcome(client)
         elif client not in self._clients:
             logger.warning("refused a message of %s, which has not said hello", client[:64])
+            # One that was dropped since it did not read must not wait for answers that never come.
+            self._send(client, EngineFailed("the engine core does not know this client, or does not any more"))
         elif isinstance(message, EngineCoreRequest):
             self._add_request(client, message)
         elif isinstance(message, AbortRequests):
@@ -161,10 +163,13 @@ class EngineLoop(ABC):
         self._forget_finished(step.outputs)
         concerned = outputs_of.keys() | events_of.keys()
         informed = self._clients_to_inform(step, concerned)
+        first = min(self._clients, default=b"")
         for client in [client for client in self._clients if client in informed or client in concerned]:
             stats, phases = (step.scheduler_stats, step.phases) if client in informed else (None, None)
             outputs, events = outputs_of.get(client, []), events_of.get(client, [])
-            self._send(client, EngineCoreOutputs(outputs, step.timestamp_s, stats, events, phases))
+            evictions = step.evictions if client == first else ()
+            message = EngineCoreOutputs(outputs, step.timestamp_s, stats, events, phases, evictions=evictions)
+            self._send(client, message)
 
     def _forget_finished(self, outputs: Sequence[EngineCoreOutput]) -> None:
         for request_id in [output.request_id for output in outputs if output.finish_reason is not None]:

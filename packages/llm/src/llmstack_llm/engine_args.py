@@ -84,6 +84,8 @@ class EngineArgs:
         data_parallel_size: Engine cores that share the requests, each with the whole model and a share of the machine.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
         log_level: Of the engine core's process.
+        kv_cache_metrics: Measure how long KV blocks keep what they hold.
+        kv_cache_metrics_sample: Share of the blocks that is measured then, in (0, 1].
         trace: Print a line for each stage of each request to standard error.
         structured_outputs_config: A mapping, or the same as JSON: `backend` (`auto`, `guidance`),
             `disable_any_whitespace`.
@@ -140,6 +142,8 @@ class EngineArgs:
     logits_processors: Sequence[str | type] | None = None
     logprobs_mode: str = "raw_logprobs"
     trace: bool = False
+    kv_cache_metrics: bool = False
+    kv_cache_metrics_sample: float = 0.01
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -160,6 +164,8 @@ class EngineArgs:
             raise EngineArgsError(f"max_logprobs {self.max_logprobs}: expected -1, or 0 and more")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise EngineArgsError(f"gpu_memory_utilization {self.gpu_memory_utilization}: must lie in (0, 1]")
+        if not 0.0 < self.kv_cache_metrics_sample <= 1.0:
+            raise EngineArgsError(f"kv_cache_metrics_sample {self.kv_cache_metrics_sample}: must lie in (0, 1]")
         try:
             read_structured_outputs_config(self.structured_outputs_config)
         except ValueError as error:
@@ -228,6 +234,7 @@ class EngineArgs:
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
             "num_host_blocks": self.num_host_blocks, "async_scheduling": self.async_scheduling, "trace": self.trace,
+            "block_metrics_sample": float(self.kv_cache_metrics_sample) if self.kv_cache_metrics else 0.0,
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmstack_types import EngineReady, SchedulerStats, StepPhases
+from llmstack_types import BlockEviction, EngineReady, SchedulerStats, StepPhases
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class IterationStats:
         num_failed: Completions that ended with an error.
         num_corrupted: Those of them for which the model brought no usable numbers.
         phases: What took the step's time; None where the engine core keeps no statistics.
+        block_evictions: KV blocks of the sample that have lost what they held.
     """
 
     timestamp_s: float = 0.0
@@ -78,6 +79,7 @@ class IterationStats:
     num_corrupted: int = 0
     phases: StepPhases | None = None
     engine_index: int = 0
+    block_evictions: Sequence[BlockEviction] = ()
 
 
 class StatLogger(Protocol):

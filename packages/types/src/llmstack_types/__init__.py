@@ -17,6 +17,7 @@ from llmstack_types.errors import (
     ServerOverloadedError,
 )
 from llmstack_types.events import (
+    BlockEviction,
     RequestEvent,
     RequestStatus,
     StepPhases,
@@ -33,6 +34,7 @@ from llmstack_types.structured_outputs_params import StructuredOutputsParams
 from llmstack_types.token_masks import TokenMasks
 
 __all__ = [
+    "BlockEviction",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineCoreRequest",

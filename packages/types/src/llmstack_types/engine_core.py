@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from llmstack_types.events import RequestEvent, StepPhases
+from llmstack_types.events import BlockEviction, RequestEvent, StepPhases
 from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
 from llmstack_types.stats import SchedulerStats
@@ -106,6 +106,7 @@ class EngineCoreOutputs:
         events: States that unfinished requests have entered since the last message; empty where statistics are off.
         phases: What took the step's time; None where statistics are off.
         engine_index: Which of several engine cores it was.
+        evictions: Blocks of the sample that have lost what they held.
     """
 
     outputs: list[EngineCoreOutput]
@@ -114,6 +115,7 @@ class EngineCoreOutputs:
     events: Sequence[RequestEvent] = ()
     phases: StepPhases | None = None
     engine_index: int = 0
+    evictions: Sequence[BlockEviction] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,20 @@ class StepPhases(NamedTuple):
     update_s: float
 
 
+class BlockEviction(NamedTuple):
+    """A KV block was handed out anew; what it held is gone.
+
+    Attributes:
+        lifetime_s: How long it held that.
+        idle_s: Since it was last handed to a request with that in it, or filled.
+        reuse_gaps_s: Between such uses, the last few.
+    """
+
+    lifetime_s: float
+    idle_s: float
+    reuse_gaps_s: tuple[float, ...] = ()
+
+
 class StepRecord(NamedTuple):
     """One step: its batch, and the state after it.
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from llmstack_llm.stats import FinishedRequestStats, IterationStats
 from llmstack_server.http.histograms import HistogramFamily
 from llmstack_server.http.metric_aliases import PREFIX
-from llmstack_types import EngineReady, FinishReason, SchedulerStats, StepPhases
+from llmstack_types import BlockEviction, EngineReady, FinishReason, SchedulerStats, StepPhases
 
 ENGINE_LABELS = ("model_name", "engine")
 CACHE_LABELS = (
@@ -71,6 +71,18 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 }
 
 
+_RESIDENCY_BUCKETS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+    1200.0, 1800.0,
+)  # fmt: skip
+# Series appear with the first eviction: they are measured where that is asked for only.
+_RESIDENCY = {
+    "kv_block_lifetime_seconds": "How long a KV block held the same content; a sample.",
+    "kv_block_idle_before_evict_seconds": "Since that was last used, when it was lost.",
+    "kv_block_reuse_gap_seconds": "Between two uses of it.",
+}
+
+
 class EngineFamilies:
     """The metrics, by name, of all engines of a server."""
 
@@ -85,6 +97,10 @@ class EngineFamilies:
         self.histograms = {
             name: HistogramFamily(PREFIX + name, text, labels(), bounds, registry)
             for name, (text, bounds) in _HISTOGRAMS.items()
+        }
+        self.residency = {
+            name: HistogramFamily(PREFIX + name, text, labels(), _RESIDENCY_BUCKETS, registry)
+            for name, text in _RESIDENCY.items()
         }
         self.success = Counter(
             f"{PREFIX}request_success", "Completions that ended, by reason.", labels("finished_reason"),
@@ -145,6 +161,8 @@ class EngineMetrics:
         if iteration_stats.phases is not None:
             self._record_phases(iteration_stats.phases)
         self._record_tokens(iteration_stats)
+        if iteration_stats.block_evictions:
+            self._record_evictions(iteration_stats.block_evictions)
         for finished in iteration_stats.finished_requests:
             self._record_finished(finished)
         for n, num_tokens in iteration_stats.whole_requests:
@@ -183,6 +201,13 @@ class EngineMetrics:
         counters["generation_tokens"].inc(stats.num_generation_tokens)
         self._histograms["inter_token_latency_seconds"].observe_all(stats.inter_token_latencies_s)
         self._histograms["time_to_first_token_seconds"].observe_all(stats.time_to_first_tokens_s)
+
+    def _record_evictions(self, evictions: Sequence[BlockEviction]) -> None:
+        lifetime, idle, gap = (family.labels(*self._labels) for family in self._families.residency.values())
+        for eviction in evictions:
+            lifetime.observe(eviction.lifetime_s)
+            idle.observe(eviction.idle_s)
+            gap.observe_all(eviction.reuse_gaps_s)
 
     def _record_finished(self, finished: FinishedRequestStats) -> None:
         self._count_end(finished.finish_reason, 1)

@@ -188,7 +188,7 @@ _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage
 _ENGINE_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], EngineMessage]]]] = {
     Tag.READY: (len(_READY_SCALARS) + len(_READY_MAPPINGS), _decode_ready),
     Tag.START_FAILED: (1, lambda values: StartFailed(_LINE(values[0], "reason"))),
-    Tag.OUTPUTS: (14, decode_outputs),
+    Tag.OUTPUTS: (15, decode_outputs),
     Tag.UTILITY_RESULT: (3, _decode_utility_result),
     Tag.ENGINE_FAILED: (1, lambda values: EngineFailed(_LINE(values[0], "reason"))),
     Tag.SLEEP_CHANGED: (1, lambda values: SleepChanged(_SLEEP_LEVEL(values[0], "level"))),

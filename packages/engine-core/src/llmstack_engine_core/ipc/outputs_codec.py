@@ -13,6 +13,7 @@ from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH
 from llmstack_types import (
+    BlockEviction,
     EngineCoreOutput,
     EngineCoreOutputs,
     FinishReason,
@@ -81,6 +82,28 @@ def encode_outputs(message: EngineCoreOutputs) -> list[Any]:
         _encode_sparse(pooled, list),
         encode_events(message.events) if message.events else None,
         message.phases,
+        _encode_evictions(message.evictions) if message.evictions else None,
+    ]
+
+
+def _encode_evictions(evictions: Sequence[BlockEviction]) -> list[bytes]:
+    return [
+        fields.pack_floats([eviction.lifetime_s for eviction in evictions], "lifetime_s"),
+        fields.pack_floats([eviction.idle_s for eviction in evictions], "idle_s"),
+        fields.pack_uint32([len(eviction.reuse_gaps_s) for eviction in evictions], "reuse_gaps_s"),
+        fields.pack_floats(chain.from_iterable(eviction.reuse_gaps_s for eviction in evictions), "reuse_gaps_s"),
+    ]
+
+
+def _decode_evictions(value: Any) -> list[BlockEviction]:
+    packed_lifetimes, packed_idles, packed_counts, packed_gaps = fields.row(value, "evictions", 4)
+    lifetimes = fields.unpack_floats(packed_lifetimes, "lifetime_s")
+    idles = fields.unpack_floats(packed_idles, "idle_s", len(lifetimes))
+    counts = fields.unpack_uint32(packed_counts, "reuse_gaps_s", len(lifetimes))
+    gaps = fields.unpack_floats(packed_gaps, "reuse_gaps_s", sum(counts))
+    return [
+        BlockEviction(lifetime_s, idle_s, tuple(gaps[end - count : end]))
+        for lifetime_s, idle_s, count, end in zip(lifetimes, idles, counts, accumulate(counts), strict=True)
     ]
 
 
@@ -148,7 +171,9 @@ def decode_outputs(values: list[Any]) -> EngineCoreOutputs:
     stats = None if values[1] is None else decode_stats(values[1])
     events = () if values[12] is None else decode_events(values[12])
     phases = None if values[13] is None else decode_phases(values[13])
-    return EngineCoreOutputs(outputs, _TIMESTAMP(values[0], "timestamp_s"), stats, events, phases)
+    evictions = () if values[14] is None else _decode_evictions(values[14])
+    timestamp_s = _TIMESTAMP(values[0], "timestamp_s")
+    return EngineCoreOutputs(outputs, timestamp_s, stats, events, phases, evictions=evictions)
 
 
 def _decode_token_ids(packed_counts: Any, packed_ids: Any, num_rows: int) -> list[list[int]]:
