@@ -101,7 +101,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "--interleave-mm-strings": _MEDIA,
     "--io-processor-plugin": _PLUGINS,
     "--kv-cache-dtype": Refusal("the KV cache has the model's own type", ("auto",)),
-    "--kv-cache-metrics": Refusal("the lives of blocks are not measured", _OFF),
     "--kv-events-config": _KV_ELSEWHERE,
     "--kv-offloading-backend": _KV_ELSEWHERE,
     "--kv-offloading-size": _KV_ELSEWHERE,
