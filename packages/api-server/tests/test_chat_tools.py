@@ -293,20 +293,55 @@ async def test_calls_follow_the_reasoning():
     assert message["tool_calls"][0]["function"]["name"] == "now"
 
 
+def formats(server: Server) -> Any:
+    """The constraint that the last request had, as a structural tag."""
+    constraint = server.engine.admitted[-1].sampling_params.structured_outputs
+    assert constraint is not None
+    return json.loads(constraint.structural_tag)["format"]
+
+
 async def test_a_constraint_holds_behind_the_reasoning_that_the_prompt_has_begun():
     server = Server(THINKING)
     fields = {"tools": [tool()], "tool_choice": "required", "messages": [{"role": "user", "content": "<think>"}]}
     message = await server.both('hm</think>[{"name": "now", "parameters": {}}]', **fields)
-    assert message["reasoning_content"] == "hm"
-    tag = json.loads(server.engine.admitted[-1].sampling_params.structured_outputs.structural_tag)
-    assert [part["type"] for part in tag["format"]["elements"]] == ["tag", "regex", "json_schema"]
+    assert (message["reasoning_content"], len(message["tool_calls"])) == ("hm", 1)
+    assert [part["type"] for part in formats(server)["elements"]] == ["tag", "regex", "json_schema"]
 
 
-async def test_a_constraint_from_the_first_token_leaves_no_room_for_reasoning():
-    message = await Server(reasoning_parser="deepseek_r1").both(
-        '[{"name": "now", "parameters": {}}]', tools=[tool()], tool_choice="required"
-    )
-    assert message["tool_calls"][0]["function"]["name"] == "now"
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"regex": "Hi"},
+        {"choice": ["Hi"]},
+        {"json": {"type": "string"}},
+        {"structural_tag": {"format": {"type": "any_text"}}},
+    ],
+)
+async def test_reasoning_that_may_begin_stays_the_models_choice(constraint: dict[str, Any]):
+    server = Server(THINKING)
+    message = await server.both("<think>hm</think>Hi", structured_outputs=constraint)
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Hi")
+    with_reasoning, without = formats(server)["elements"]
+    assert with_reasoning["elements"][0]["begin"] == "<think>"
+    assert with_reasoning["elements"][-1] == without
+    assert (await server.both("Hi", structured_outputs=constraint))["content"] == "Hi"
+
+
+async def test_a_constraint_that_cannot_follow_reasoning_leaves_no_room_for_it():
+    server = Server(reasoning_parser="deepseek_r1")
+    message = await server.both("Hi", structured_outputs={"grammar": 'start: "Hi"'})
+    assert message["content"] == "Hi"
+    assert "reasoning_content" not in message
+
+
+async def test_the_end_of_an_answer_that_calls_is_a_chunk_of_its_own():
+    server = Server()
+    fields = {"tools": [tool()], "tool_choice": "required", "stream": True}
+    events = (await server.ask('[{"name": "now", "parameters": {}', **fields)).events()  # ends in the arguments
+    last, before = events[-2]["choices"][0], events[-3]["choices"][0]
+    assert (last["delta"], last["finish_reason"], last["stop_reason"]) == ({}, "tool_calls", None)
+    assert before["delta"]["tool_calls"]
+    assert before["finish_reason"] is None
 
 
 async def test_logprobs_come_with_every_token_markers_too():

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_output_parsers import HermesToolParser, ToolParserFactory
+from llmstack_server.chat.reading import ReasoningPlan
 from llmstack_server.chat.tools import ToolMode, ToolUse
 from llmstack_types import SamplingParams, StructuredOutputsParams
 
@@ -63,15 +64,24 @@ def _tagged_calls(tool_use: ToolUse) -> str:
     return tagged_tool_calls(functions, begin=_CALL_BEGIN, end=_CALL_END, is_parallel=tool_use.is_parallel)
 
 
-def after_reasoning(constraint: StructuredOutputsParams, end_tag: str) -> StructuredOutputsParams | None:
-    """The same constraint on what follows the reasoning that the prompt has begun; None where it cannot be written."""
+def after_reasoning(constraint: StructuredOutputsParams, plan: ReasoningPlan) -> StructuredOutputsParams | None:
+    """The same constraint on what follows the reasoning; None where it cannot be written.
+
+    Reasoning that has not begun yet stays the model's choice.
+    """
     body = _format_of(constraint)
     if body is None:
         return None
-    reasoning = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": end_tag}
+    begun = _with_reasoning("", body, plan)
+    begins = _with_reasoning(plan.parser.start, body, plan)
+    format_ = begun if plan.begins_open else {"type": "or", "elements": [begins, body]}
+    return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
+
+
+def _with_reasoning(begin: str, body: dict[str, Any], plan: ReasoningPlan) -> dict[str, Any]:
+    reasoning = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": plan.parser.end}
     gap = {"type": "regex", "pattern": "[ \\n]{0,2}"}
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [reasoning, gap, body]}}
-    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+    return {"type": "sequence", "elements": [reasoning, gap, body]}
 
 
 def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
@@ -87,4 +97,11 @@ def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
         return {"type": "regex", "pattern": constraint.regex}
     if constraint.choice is not None:
         return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in constraint.choice]}
-    return None
+    return _format_of_tag(constraint.structural_tag)
+
+
+def _format_of_tag(tag: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """None for tags in the older form, which is not nested."""
+    value = json.loads(tag) if isinstance(tag, str) else tag
+    format_ = None if value is None else value.get("format")
+    return format_ if isinstance(format_, dict) else None

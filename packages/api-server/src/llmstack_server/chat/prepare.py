@@ -125,10 +125,10 @@ async def _reading_plan(state: ServerState, conversation: Conversation, tool_use
 
 
 def _fit_together(params: SamplingParams, reading: ReadingPlan) -> tuple[SamplingParams, ReadingPlan]:
-    """The constraint and the reasoning: it holds for what follows the reasoning, else there is none."""
+    """A constraint holds for what follows the reasoning; where it cannot, there is no reasoning."""
     constraint, reasoning = params.structured_outputs, reading.reasoning
-    if constraint is not None and reasoning is not None and constraint.structural_tag is None:
-        later = after_reasoning(constraint, reasoning.parser.end) if reasoning.is_open else None
+    if constraint is not None and reasoning is not None and reasoning.is_open is not False:
+        later = after_reasoning(constraint, reasoning)
         if later is not None:
             params = replace(params, structured_outputs=later)
         else:

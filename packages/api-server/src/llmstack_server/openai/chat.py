@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from llmstack_llm import request_errors
@@ -119,6 +120,10 @@ class ChatAnswer:
                     prompt_extras = self._prompt_extras()
                     for index in range(generation.n):
                         yield encoder.encode([self._role_choice(index)], extra | prompt_extras)
+                if delta.tool_calls and delta.finish_reason is not None:
+                    # The official client looks for the end of a call in a later chunk than its beginning.
+                    yield encoder.encode([self._chunk_choice(replace(delta, finish_reason=None))], extra)
+                    delta = _end_of(delta)
                 if self._is_worth_sending(delta):
                     yield encoder.encode([self._chunk_choice(delta)], extra)
         if generation.includes_usage:
@@ -175,6 +180,11 @@ class ChatAnswer:
     def _role_choice(self, index: int) -> dict[str, Any]:
         delta = {"role": self._role, "content": "", "refusal": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _end_of(delta: ChatDelta) -> ChatDelta:
+    logprobs = None if delta.logprobs is None else ()
+    return ChatDelta(delta.index, logprobs=logprobs, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
 
 
 def _delta(delta: ChatDelta) -> dict[str, Any]:
