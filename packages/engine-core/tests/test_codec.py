@@ -17,6 +17,7 @@ from llmstack_engine_core.ipc.frames import (
     PROTOCOL_VERSION,
     AbortRequests,
     EngineFailed,
+    Goodbye,
     Hello,
     StartFailed,
     Tag,
@@ -139,6 +140,7 @@ REQUESTS = st.builds(
 CLIENT_MESSAGES = (
     REQUESTS
     | st.just(Hello())
+    | st.just(Goodbye())
     | st.builds(AbortRequests, tuples(NAME))
     | st.builds(UtilityCall, COUNT, st.sampled_from(UtilityOperation), COUNT)
 )

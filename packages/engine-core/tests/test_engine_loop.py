@@ -6,7 +6,7 @@ import pytest
 
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.engine_loop import MAX_CLIENTS, EngineLoop
-from llmstack_engine_core.ipc.frames import AbortRequests, EngineMessage, Hello, StartFailed
+from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, EngineMessage, Goodbye, Hello, StartFailed
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, ModelRunnerConfig, SamplingParams
 
 
@@ -88,6 +88,20 @@ def test_the_requests_of_a_client_that_is_gone_end_with_the_next_step(loop: Loop
         loop.step()
     assert loop._core.stats().num_running == 1
     assert list(loop._clients) == [b"b"]
+
+
+def test_a_client_that_is_not_known_any_more_is_told_so_and_does_not_wait(loop: Loop) -> None:
+    loop.say(b"stranger", request("r"))
+    assert isinstance(loop.sent[-1][1], EngineFailed)
+    assert not loop._core.has_unfinished_requests()
+
+
+def test_a_client_that_says_goodbye_ends_its_requests_and_hears_nothing_more(loop: Loop) -> None:
+    loop.say(b"a", Hello(), request("r"), Goodbye())
+    loop.sent.clear()
+    while loop._core.has_unfinished_requests():
+        loop.step()
+    assert loop.sent == []
 
 
 def test_nobody_can_end_the_request_of_another(loop: Loop) -> None:

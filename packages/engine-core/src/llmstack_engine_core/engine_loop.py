@@ -13,6 +13,7 @@ from llmstack_engine_core.ipc.frames import (
     ClientMessage,
     EngineFailed,
     EngineMessage,
+    Goodbye,
     Hello,
     SleepChanged,
     StartFailed,
@@ -85,6 +86,8 @@ class EngineLoop(ABC):
             self._send(client, EngineFailed("the engine core does not know this client, or does not any more"))
         elif isinstance(message, EngineCoreRequest):
             self._add_request(client, message)
+        elif isinstance(message, Goodbye):
+            self._drop(client)
         elif isinstance(message, AbortRequests):
             self._abort(request_id for request_id in message.request_ids if self._is_owner(client, request_id))
         else:

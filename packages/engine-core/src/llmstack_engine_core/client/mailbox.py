@@ -102,11 +102,6 @@ class Mailbox:
         """Requests in flight."""
         return len(self._request_ids)
 
-    @property
-    def request_ids(self) -> list[str]:
-        """Their ids."""
-        return sorted(self._request_ids)
-
     def register(self, request_id: str) -> None:
         """Notes a request in flight.
 

@@ -15,6 +15,7 @@ from llmstack_engine_core.ipc.frames import (
     ClientMessage,
     EngineFailed,
     EngineMessage,
+    Goodbye,
     Hello,
     SleepChanged,
     StartFailed,
@@ -167,6 +168,7 @@ def _decode_utility_result(values: list[Any]) -> UtilityResult:
 
 _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
     Hello: (Tag.HELLO, lambda _: [], MAX_CLIENT_FRAME_BYTES),
+    Goodbye: (Tag.GOODBYE, lambda _: [], MAX_CLIENT_FRAME_BYTES),
     EngineCoreRequest: (Tag.ADD_REQUEST, encode_request, MAX_CLIENT_FRAME_BYTES),
     AbortRequests: (Tag.ABORT_REQUESTS, lambda message: [list(message.request_ids)], MAX_CLIENT_FRAME_BYTES),
     UtilityCall: (Tag.UTILITY_CALL, _encode_utility_call, MAX_CLIENT_FRAME_BYTES),
@@ -180,6 +182,7 @@ _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
 
 _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage]]]] = {
     Tag.HELLO: (0, lambda _: Hello()),
+    Tag.GOODBYE: (0, lambda _: Goodbye()),
     Tag.ADD_REQUEST: (10, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
     Tag.UTILITY_CALL: (3, _decode_utility_call),

@@ -17,6 +17,7 @@ class Tag(IntEnum):
     ADD_REQUEST = 2
     ABORT_REQUESTS = 3
     UTILITY_CALL = 4
+    GOODBYE = 5
     READY = 16
     START_FAILED = 17
     OUTPUTS = 18
@@ -39,6 +40,11 @@ class UtilityOperation(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Hello:
     """A client's first message; the answer is `EngineReady` or `StartFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """A client's last message: its requests end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +96,5 @@ class SleepChanged:
     level: int
 
 
-ClientMessage = Hello | EngineCoreRequest | AbortRequests | UtilityCall
+ClientMessage = Hello | Goodbye | EngineCoreRequest | AbortRequests | UtilityCall
 EngineMessage = EngineReady | StartFailed | EngineCoreOutputs | UtilityResult | EngineFailed | SleepChanged
