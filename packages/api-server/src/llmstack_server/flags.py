@@ -11,6 +11,7 @@ from llmstack_server.config_file import ConfigFileAction
 from llmstack_server.flag_types import at_least, count, json_object, port, quantization, seconds, share
 from llmstack_server.flags_http import add_http_arguments
 from llmstack_server.flags_processes import add_process_arguments
+from llmstack_server.flags_use import add_use_arguments
 from llmstack_server.observability import add_observability_arguments
 from llmstack_server.refused_flags import add_refused_arguments
 from llmstack_server.unavailable_flags import NOT_AVAILABLE
@@ -18,8 +19,6 @@ from llmstack_server.unavailable_flags import NOT_AVAILABLE
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
-TASKS = ("auto", "generate", "embed", "embedding", "classify", "score")
-CONVERSIONS = ("auto", "none", "embed", "classify")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
@@ -41,6 +40,7 @@ class _NotAvailable(argparse.Action):
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares every flag of `llmstack serve`."""
     _add_model_arguments(parser)
+    add_use_arguments(parser)
     _add_engine_arguments(parser)
     _add_sampling_arguments(parser)
     _add_server_arguments(parser)
@@ -120,25 +120,6 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help='sampling defaults in place of those, such as {"temperature": 0.2}',
     )
-    add(
-        "--task",
-        choices=TASKS,
-        default="auto",
-        help="older name of --runner; 'classify' and 'score' ask for a model with labels (default: auto)",
-    )
-    add(
-        "--pooler-config",
-        type=json_object,
-        metavar="JSON",
-        help="how vectors are pooled by default, such as "
-        '{"pooling_type": "MEAN", "normalize": true} (default: as the model says)',
-    )
-    add(
-        "--convert",
-        choices=CONVERSIONS,
-        default="auto",
-        help="'none' keeps a model that generates from pooling as well (default: auto)",
-    )
     add("--seed", type=int, default=0, help="seed of dummy weights and of unseeded requests (default: 0)")
 
 
@@ -212,11 +193,6 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--enforce-eager", action="store_true", help="record no decode steps, for debugging")
     add("--disable-log-stats", action="store_true", help="no statistics from the engine")
     add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
-    add(
-        "--runner",
-        default="auto",
-        help="'generate' or 'pooling' leaves the other away, 'auto' offers all that the model can (default: auto)",
-    )
 
 
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

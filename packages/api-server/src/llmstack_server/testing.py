@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import json
-from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_llm.admit import AdmissionLimits, AdmittedRequest, admit_request
-from llmstack_llm.admit_pooling import AdmittedPooling, admit_pooling
+from llmstack_llm.admit_pooling import AdmittedPooling
 from llmstack_llm.outputs import CompletionOutput, Logprob, RequestOutput
-from llmstack_llm.pooling_config import PoolingConfig
-from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from llmstack_llm.pooling_prompt import TextPair, check_truncation, cut_token_ids
+from llmstack_llm.pooling_outputs import PoolingRequestOutput
 from llmstack_server.chat.options import ChatOptions
 from llmstack_server.chat.parsers import choose_parsers
 from llmstack_server.config import HTTPConfig, ServeConfig
 from llmstack_server.http.metrics import ServerMetrics
 from llmstack_server.lifecycle import LifecycleState
+from llmstack_server.pooling.testing import admit_bytes, pool_bytes
 from llmstack_server.protocols import EngineClient
 from llmstack_server.state import ServerState
 from llmstack_types import (
     EngineDeadError,
     EngineReady,
     PoolingParams,
-    PoolingTask,
     RequestOutputKind,
     SamplingParams,
     StepRecording,
@@ -146,16 +142,7 @@ class FakeEngineClient:
         add_special_tokens: bool = True,
     ) -> AdmittedPooling:
         """The real checks over bytes."""
-        text = prompt if isinstance(prompt, str) else None
-        if isinstance(prompt, TextPair):
-            prompt = list(f"{prompt.first}|{prompt.second}".encode())
-        elif isinstance(prompt, dict):
-            text, prompt = prompt["prompt"], prompt["prompt_token_ids"]
-        max_tokens = check_truncation(pooling_params, self.limits.max_request_tokens)
-        token_ids = list(text.encode()) if text is not None else prompt
-        token_ids = cut_token_ids(token_ids, max_tokens, pooling_params.truncation_side)
-        config, names = PoolingConfig(), param_names or {}
-        return admit_pooling(text, token_ids, pooling_params, self.limits, config, param=param, param_names=names)
+        return admit_bytes(prompt, pooling_params, self.limits, param, param_names)
 
     async def encode(
         self,
@@ -168,7 +155,6 @@ class FakeEngineClient:
     ) -> AsyncIterator[PoolingRequestOutput]:
         """The prompt's length, first, greatest and last byte, as far as `dimensions` or labels go."""
         await self.check_health()
-        token_ids = prompt.prompt_token_ids
         self.num_running += 1
         self.max_num_running = max(self.max_num_running, self.num_running)
         is_finished = False
@@ -180,7 +166,7 @@ class FakeEngineClient:
             self.num_running -= 1
             if not is_finished:
                 self.aborted_request_ids.append(request_id)
-        numbers = _pool(token_ids, prompt.pooling_params, self.limits.num_labels)
+        numbers = pool_bytes(prompt, self.limits.num_labels)
         yield PoolingRequestOutput(request_id, prompt.prompt, prompt.prompt_token_ids, numbers)
 
     async def render_chat(
@@ -308,18 +294,6 @@ class FakeEngineClient:
     async def shutdown(self) -> None:
         """Ends it."""
         self.is_shut_down = True
-
-
-def _pool(token_ids: Sequence[int], params: PoolingParams, num_labels: int) -> PoolingOutput:
-    if params.task is PoolingTask.TOKEN_EMBED:
-        vectors = [_vector([token_id])[: params.dimensions] for token_id in token_ids]
-        return PoolingOutput(array("f", itertools.chain.from_iterable(vectors)), len(vectors))
-    size = num_labels if params.task is PoolingTask.CLASSIFY else params.dimensions
-    return PoolingOutput(array("f", _vector(token_ids)[:size]))
-
-
-def _vector(token_ids: Sequence[int]) -> tuple[float, ...]:
-    return (len(token_ids), token_ids[0], max(token_ids), token_ids[-1])
 
 
 def _position(token_id: int, num_top: int) -> dict[int, Logprob]:
