@@ -164,8 +164,16 @@ def test_an_api_process_that_is_killed_loses_its_own_requests_and_is_replaced(
     streams = [open_stream(server) for _ in range(8)]
     server.wait_for(lambda: server.metric("llmstack:num_requests_running") > 0, "running requests")
     os.kill(pids[0], signal.SIGKILL)
+    statuses: list[int] = []
+
+    def is_replaced() -> bool:
+        statuses.append(server.get_status("/ready"))
+        info = processes(server)
+        return bool(info["api_server_index"] == 0 and info["pid"] != pids[0])
+
+    server.wait_for(is_replaced, "replacement")
+    assert set(statuses) <= {200, 0}  # 0 is a connection that the killed process had taken
     assert {rest_of(stream) for stream in streams} <= {"length", "lost"}
-    assert api_pids(server)[0] != pids[0]
     assert api_pids(server)[1] == pids[1]
     server.wait_for(lambda: server.metric("llmstack:kv_cache_usage_perc") == 0, "freed blocks")
     assert complete(server, "The", max_tokens=3)

@@ -42,7 +42,7 @@ class Running:
             self.state.opened_engine, self.opening = None, asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(Server(self.state, self.listener, self.opening).run(self._on_ready))
 
-    def _on_ready(self) -> None:
+    async def _on_ready(self) -> None:
         self.num_ready_calls += 1
 
     async def become_ready(self) -> None:

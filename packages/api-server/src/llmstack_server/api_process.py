@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,9 @@ class ApiProcess:
     Attributes:
         listener: Listens already.
         open_engine: Starts or finds the engine, on a thread of its own.
-        on_ready: Called once when requests can be answered.
+        on_ready: Awaited once the engine is ready, before requests are let in; gets the seconds of each stage.
         peers: The other processes that answer on the same socket; None where this is the only one.
+        accepts_early: Connections are taken, and answered with 503, before the engine is ready.
     """
 
     config: ServeConfig
@@ -46,8 +47,9 @@ class ApiProcess:
     listener: socket.socket
     signals: EarlySignals
     open_engine: OpenEngine
-    on_ready: Callable[[ServerState, dict[str, float]], None]
+    on_ready: Callable[[ServerState, dict[str, float]], Awaitable[None]]
     peers: Peers | None = None
+    accepts_early: bool = True
 
     async def run(self) -> int:
         """Serves until a signal (exit code 0) or the engine's death (1).
@@ -81,7 +83,7 @@ class ApiProcess:
             state.lifecycle.advance(LifecycleState.LOADING_MODEL)
             if self.peers is not None:
                 self.peers.answer_with(state.peer_answers())
-            server = Server(state, self.listener, opening)
+            server = Server(state, self.listener, opening, accepts_early=self.accepts_early)
         if self.signals.is_stop_requested:
             logger.info("stopped before the model was loaded")
             return 0
@@ -91,10 +93,10 @@ class ApiProcess:
             if state.telemetry is not None:
                 await asyncio.to_thread(state.telemetry.close)
 
-    def _note_ready(self, state: ServerState, engine: AsyncLLM) -> None:
-        from llmstack_server.chat.parsers import choose_parsers
+    async def _note_ready(self, state: ServerState, engine: AsyncLLM) -> None:
+        from llmstack_server.chat.parsers import parsers_for
 
-        state.chat_parsers = choose_parsers(self.config.chat, _tool_template(engine))
+        state.chat_parsers = parsers_for(self.config.chat, engine.chat_template)
         state.facts = _facts(engine) | dict(state.chat_parsers.facts)
         logger.info("chat: %s", ", ".join(f"{name} {value}" for name, value in state.chat_parsers.facts))
         stages = dict(self.timer.stage_to_s)
@@ -102,9 +104,9 @@ class ApiProcess:
             stages |= {f"engine: {name}": seconds for name, seconds in state.ready.phases_s.items()}
         for stage, seconds in stages.items():
             state.metrics.startup_seconds.labels(stage).set(seconds)
-        self.on_ready(state, stages)
         gc.collect()
         gc.freeze()  # what the start has made stays; no later collection walks it again
+        await self.on_ready(state, stages)
 
     def _make_metrics(self) -> ServerMetrics:
         from llmstack_server.http.metrics import ServerMetrics
@@ -130,12 +132,6 @@ class ApiProcess:
 async def _shut_down(opening: asyncio.Future[AsyncLLM]) -> None:
     if not opening.cancel() and not opening.cancelled() and opening.exception() is None:
         await opening.result().shutdown()
-
-
-def _tool_template(engine: AsyncLLM) -> str | None:
-    """The template that says how calls are written."""
-    template = engine.chat_template
-    return template.source if template.tool_source is None else template.tool_source
 
 
 def _facts(engine: AsyncLLM) -> dict[str, object]:

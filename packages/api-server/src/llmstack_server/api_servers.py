@@ -61,8 +61,15 @@ def run_multi_api_server(config: ServeConfig) -> int:
 class _Worker:
     popen: subprocess.Popen[bytes]
     channel: socket.socket
+    writer: asyncio.StreamWriter | None = None
     is_ready: bool = False
+    is_serving: bool = False
     failure: str = ""
+
+    def tell(self, order: process_channel.Message) -> None:
+        """Sends an order; one that nobody reads any more is lost."""
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(process_channel.packed(order))
 
 
 @dataclass(slots=True)
@@ -80,8 +87,9 @@ class ApiServers:
     _workers: dict[int, _Worker] = field(default_factory=dict)
     _restarts: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS))
     _is_stopping: bool = False
-    _has_been_ready: bool = False
+    _has_served: bool = False
     _forced_by: int | None = None
+    _start_event: process_channel.Message = field(default_factory=dict)
 
     async def run(self, signals: EarlySignals) -> int:
         """Runs them until a signal or the end of an engine core; nothing is left when it returns."""
@@ -90,6 +98,8 @@ class ApiServers:
         count = self.config.processes.num_api_servers
         tasks = [asyncio.create_task(self._keep(index, opening, outcome)) for index in range(count)]
         tasks.append(asyncio.create_task(self._watch_engines(opening, outcome)))
+        for task in tasks:
+            task.add_done_callback(lambda done: _fail_with(done, outcome))
         with self._signal_handlers(outcome):
             if signals.is_stop_requested:
                 _settle(outcome, 0)
@@ -117,7 +127,7 @@ class ApiServers:
             popen = start_module("llmstack_server.api_worker", [theirs.fileno(), self.listener.fileno()])
         order = {
             "flags": self.config.flags, "index": index, "count": self.config.processes.num_api_servers,
-            "directory": str(self.directory),
+            "directory": str(self.directory), "is_replacement": self._has_served,
         }  # fmt: skip
         with contextlib.suppress(BrokenPipeError):  # it has ended already, which is seen next
             process_channel.send(ours, order)
@@ -126,25 +136,41 @@ class ApiServers:
 
     async def _follow(self, worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
         """Tells the process where the engines are, and takes its events until it ends."""
-        reader, writer = await asyncio.open_connection(sock=worker.channel)
-        telling = asyncio.create_task(_tell_engines(writer, opening))
+        reader, worker.writer = await asyncio.open_connection(sock=worker.channel)
+        telling = asyncio.create_task(_tell_engines(worker, opening))
         try:
             while (event := await process_channel.receive_from(reader)) is not None:
-                worker.failure = str(event.get("failed", ""))
-                if event.get("ready"):
-                    worker.is_ready = True
-                    self._note_ready(event)
+                self._note(worker, event)
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
-            writer.close()
+            worker.writer.close()
 
-    def _note_ready(self, event: process_channel.Message) -> None:
-        if self._has_been_ready or not all(worker.is_ready for worker in self._workers.values()):
+    def _note(self, worker: _Worker, event: process_channel.Message) -> None:
+        if "failed" in event:
+            worker.failure = str(event["failed"])
+        elif event.get("ready"):
+            worker.is_ready = True
+            self._start_event = event
+            self._let_serve(worker)
+        elif event.get("serving"):
+            worker.is_serving = True
+            self._note_serving()
+
+    def _let_serve(self, worker: _Worker) -> None:
+        """All begin together, so that nobody meets one that is not ready; a replacement begins at once."""
+        if self._has_served:
+            worker.tell({"serve": True})
+        elif all(one.is_ready for one in self._workers.values()):
+            for one in self._workers.values():
+                one.tell({"serve": True})
+
+    def _note_serving(self) -> None:
+        if self._has_served or not all(worker.is_serving for worker in self._workers.values()):
             return
-        self._has_been_ready = True
-        stages = {**self.timer.stage_to_s, **event["stages"]}
-        summary = f"{event['summary']}, {len(self._workers)} API processes"
+        self._has_served = True
+        stages = {**self.timer.stage_to_s, **self._start_event["stages"]}
+        summary = f"{self._start_event['summary']}, {len(self._workers)} API processes"
         log_ready(address_of(self.config.http, self.listener), self.timer.total_s, summary, stages)
 
     def _may_restart(self, index: int, worker: _Worker, code: int, outcome: asyncio.Future[int]) -> bool:
@@ -173,7 +199,7 @@ class ApiServers:
             return
 
         def on_death(line: str) -> None:
-            if self._has_been_ready:
+            if self._has_served:
                 logger.error("%s", line)
                 loop.call_later(LAST_WORDS_S, _settle, outcome, 1)
             else:
@@ -221,11 +247,10 @@ class ApiServers:
         self._signal_workers(signal.SIGTERM)
 
 
-async def _tell_engines(writer: asyncio.StreamWriter, opening: asyncio.Future[EngineProcesses]) -> None:
-    with contextlib.suppress(ServeError, ConnectionError):  # somebody else says so
+async def _tell_engines(worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
+    with contextlib.suppress(ServeError):  # somebody else says so
         engines = await asyncio.shield(opening)
-        writer.write(process_channel.packed({"model_path": engines.model_path, "addresses": engines.addresses}))
-        await writer.drain()
+        worker.tell({"model_path": engines.model_path, "addresses": engines.addresses})
 
 
 def _settle(outcome: asyncio.Future[int], code: int) -> None:
@@ -235,6 +260,12 @@ def _settle(outcome: asyncio.Future[int], code: int) -> None:
 
 def _fail(outcome: asyncio.Future[int], error: ServeError) -> None:
     if not outcome.done():
+        outcome.set_exception(error)
+
+
+def _fail_with(task: asyncio.Task[None], outcome: asyncio.Future[int]) -> None:
+    """A bug must not leave a server that waits for nothing."""
+    if not task.cancelled() and (error := task.exception()) is not None and not outcome.done():
         outcome.set_exception(error)
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ class Worker:
 
     Attributes:
         channel: Orders come over it and events go back; its end is the end of the other process.
+        is_replacement: Others answer meanwhile, so it takes no connection before it is ready.
     """
 
     config: ServeConfig
@@ -52,8 +54,10 @@ class Worker:
     index: int
     count: int
     directory: Path
+    is_replacement: bool
     timer: StageTimer = field(default_factory=StageTimer)
     signals: EarlySignals = field(default_factory=EarlySignals)
+    _may_serve: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self) -> int:
         """Serves until a signal (0) or the engine's death (1); a start that fails is told and ends with 1."""
@@ -65,18 +69,20 @@ class Worker:
                 return 1
 
     async def _serve(self) -> int:
+        open_engine = partial(self._open_engine, asyncio.get_running_loop())
         async with Peers(self.directory, self.index, self.count) as peers:
             process = ApiProcess(
-                self.config, self.timer, self.listener, self.signals, self._open_engine, self._on_ready, peers
-            )
+                self.config, self.timer, self.listener, self.signals, open_engine, self._on_ready, peers,
+                accepts_early=not self.is_replacement,
+            )  # fmt: skip
             return await process.run()
 
-    def _open_engine(self, timer: StageTimer, stat_loggers: Sequence[Any]) -> AsyncLLM:
+    def _open_engine(self, loop: asyncio.AbstractEventLoop, timer: StageTimer, stat_loggers: Sequence[Any]) -> AsyncLLM:
         with timer.stage("wait for engine addresses"):
             order = process_channel.receive(self.channel)
         if order is None:
             raise ServeError("the process that started this one has ended")
-        threading.Thread(target=self._follow_parent, name="lifeline", daemon=True).start()
+        threading.Thread(target=self._follow_parent, args=(loop,), name="lifeline", daemon=True).start()
         with timer.stage("attach to engine"):
             return start_engine(
                 engine_args(self.config, order["model_path"]),
@@ -85,18 +91,22 @@ class Worker:
                 client_index=self.index,
             )
 
-    def _on_ready(self, state: ServerState, stages: dict[str, float]) -> None:
+    async def _on_ready(self, state: ServerState, stages: dict[str, float]) -> None:
+        """Waits for the others: whoever connects must not find one process ready and the next one not."""
         self._tell({"ready": True, "summary": ready_summary(state), "stages": stages})
+        await self._may_serve.wait()
+        asyncio.get_running_loop().call_soon(self._tell, {"serving": True})  # once requests are let in
 
     def _tell(self, event: process_channel.Message) -> None:
         with contextlib.suppress(OSError):  # nobody is left to tell
             process_channel.send(self.channel, event)
 
-    def _follow_parent(self) -> None:
+    def _follow_parent(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ends this process with its parent: nobody would stop it, and the engine cores are gone too."""
-        with contextlib.suppress(process_channel.ChannelError):
-            while process_channel.receive(self.channel) is not None:
-                pass
+        with contextlib.suppress(process_channel.ChannelError, RuntimeError):  # nonsense, or a loop that is closed
+            while (order := process_channel.receive(self.channel)) is not None:
+                if order.get("serve"):
+                    loop.call_soon_threadsafe(self._may_serve.set)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE_S)
         os._exit(1)
@@ -113,7 +123,9 @@ def main(arguments: list[str]) -> int:
     config = config_from(argparse.Namespace(**order["flags"]), read_environment(os.environ))
     config = replace(config, warnings=())
     set_up_logging(config.http)
-    return Worker(config, listener, channel, order["index"], order["count"], Path(order["directory"])).run()
+    return Worker(
+        config, listener, channel, order["index"], order["count"], Path(order["directory"]), order["is_replacement"]
+    ).run()
 
 
 if __name__ == "__main__":

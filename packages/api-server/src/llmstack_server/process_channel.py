@@ -51,9 +51,12 @@ def packed(message: Message) -> bytes:
     """The bytes of one message.
 
     Raises:
-        ChannelError: It is too large.
+        ChannelError: It is too large, or holds what JSON has no form for.
     """
-    body = json.dumps(message).encode()
+    try:
+        body = json.dumps(message).encode()
+    except (TypeError, ValueError) as error:
+        raise ChannelError(f"a message cannot be encoded: {error}") from error
     if len(body) > MAX_MESSAGE_BYTES:
         raise ChannelError(f"a message of {len(body)} bytes is too large")
     return _LENGTH.pack(len(body)) + body

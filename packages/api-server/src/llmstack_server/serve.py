@@ -69,7 +69,7 @@ def _single_process(
                 addresses=config.processes.engine_addresses,
             )
 
-    def on_ready(state: ServerState, stages: dict[str, float]) -> None:
+    async def on_ready(state: ServerState, stages: dict[str, float]) -> None:
         log_ready(address_of(config.http, listener), timer.total_s, ready_summary(state), stages)
 
     return ApiProcess(config, timer, listener, signals, open_engine, on_ready)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -47,31 +47,49 @@ class Server:
     """Serves one application on one socket, once."""
 
     def __init__(
-        self, state: ServerState, listener: socket.socket, opening: asyncio.Future[AsyncLLM] | None = None
+        self,
+        state: ServerState,
+        listener: socket.socket,
+        opening: asyncio.Future[AsyncLLM] | None = None,
+        *,
+        accepts_early: bool = True,
     ) -> None:
-        """`opening` brings the engine, where `state` has none yet."""
+        """`opening` brings the engine, where `state` has none yet.
+
+        `accepts_early`: Whether connections are taken, and answered with 503, before the engine is ready.
+        """
         self._state = state
         self._opening = opening
         self._listener = listener
         self._config = _uvicorn_config(state)
         self._uvicorn = _Uvicorn(self._config)
         self._stop = asyncio.Event()
+        self._accepts = asyncio.Event()
+        if accepts_early:
+            self._accepts.set()
         self._forced_by: int | None = None
 
-    async def run(self, on_ready: Callable[[], None]) -> int:
+    async def run(self, on_ready: Callable[[], Awaitable[None]]) -> int:
         """Serves until a signal or the engine's death and returns the exit code; the engine is left to the caller.
+
+        `on_ready`: Awaited once the engine is ready, before requests are let in.
 
         Raises:
             ServeError: The engine could not start.
         """
-        serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
+        serving = asyncio.create_task(self._accept())
         with self._signal_handlers(), self._refreshed_certificates():
             try:
                 return await self._run_until_end(serving, on_ready)
             finally:
                 self._state.lifecycle.advance(LifecycleState.STOPPED)
                 self._uvicorn.should_exit = True
+                self._accepts.set()
                 await asyncio.gather(serving, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        await self._accepts.wait()
+        await self._uvicorn.serve(sockets=[self._listener])
 
     @contextlib.contextmanager
     def _refreshed_certificates(self) -> Iterator[None]:
@@ -85,7 +103,7 @@ class Server:
         finally:
             refreshing.cancel()
 
-    async def _run_until_end(self, serving: asyncio.Task[None], on_ready: Callable[[], None]) -> int:
+    async def _run_until_end(self, serving: asyncio.Task[None], on_ready: Callable[[], Awaitable[None]]) -> int:
         if not await self._race(self._start(on_ready), serving):
             logger.info("stopped while loading")
             return 0
@@ -114,7 +132,7 @@ class Server:
             stopping.cancel()
             await asyncio.gather(working, stopping, return_exceptions=True)
 
-    async def _start(self, on_ready: Callable[[], None]) -> None:
+    async def _start(self, on_ready: Callable[[], Awaitable[None]]) -> None:
         state = self._state
         if self._opening is not None:
             state.opened_engine = logged_engine(await asyncio.shield(self._opening), state.config.http.request_log)
@@ -125,8 +143,9 @@ class Server:
         if state.telemetry is not None:
             state.opened_engine = state.telemetry.observed(state.engine)
         state.lifecycle.advance(LifecycleState.INITIALIZING_ENGINE)
+        await on_ready()
         state.lifecycle.advance(LifecycleState.READY)
-        on_ready()
+        self._accepts.set()
 
     async def _watch_engine(self) -> None:
         """Returns when the engine core is gone."""
