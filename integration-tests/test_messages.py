@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import jsonschema
 import pytest
 
 STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -82,3 +84,17 @@ def test_refusals_arrive_as_the_clients_own_errors(client: Any, fields: dict[str
         client.messages.create(**fields | {"max_tokens": 10_000_000})
     assert refused.value.body["error"]["type"] == "invalid_request_error"
     assert refused.value.body["request_id"] == refused.value.request_id
+
+
+def test_a_form_and_a_forced_call_hold(client: Any, fields: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}}}
+    schema |= {"required": ["age"], "additionalProperties": False}
+    fields = fields | {"max_tokens": 200}
+    form = {"type": "json_schema", "schema": schema}
+    message = client.messages.create(**fields, output_config={"format": form})
+    jsonschema.validate(json.loads(message.content[0].text), schema)
+    tool = {"name": "person", "input_schema": schema}
+    message = client.messages.create(**fields, tools=[tool], tool_choice={"type": "tool", "name": "person"})
+    assert [(block.type, block.name) for block in message.content] == [("tool_use", "person")]
+    assert message.stop_reason == "tool_use"
+    jsonschema.validate(message.content[0].input, schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,10 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "responses-and-messages.md"
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
 PROMPT = "Tell me a story about a fox."
 
 
@@ -105,6 +113,20 @@ def test_a_stream_of_the_background_can_be_taken_up_again(client: openai.OpenAI,
     rest = list(client.responses.retrieve(seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number))
     assert [event.sequence_number for event in seen + rest] == list(range(len(seen) + len(rest)))
     assert rest[-1].response.output_text == client.responses.create(**fields).output_text
+
+
+def test_a_form_and_a_forced_call_hold(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}
+    fields = fields | {"max_output_tokens": 200}
+    jsonschema.validate(json.loads(client.responses.create(**fields, text={"format": form}).output_text), PERSON)
+    tool = {"type": "function", "name": "person", "parameters": PERSON, "strict": True}
+    chosen = {"type": "function", "name": "person"}
+    call = client.responses.create(**fields, tools=[tool], tool_choice=chosen).output[0]
+    assert (call.type, call.name) == ("function_call", "person")
+    jsonschema.validate(json.loads(call.arguments), PERSON)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**fields, text={"format": form | {"schema": {"type": 7}}})
+    assert (refused.value.param, refused.value.code) == ("text.format.schema", "invalid_json_schema")
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -168,6 +168,19 @@ async def test_the_form_of_a_text_constrains_the_output(clients: Any, engine: Fa
     assert engine.admitted[-1].sampling_params.structured_outputs == constraint
 
 
+async def test_other_constraints_are_taken_alone_only(clients: Any, engine: FakeEngineClient):
+    engine.script = "a"
+    choice = {"structured_outputs": {"choice": ["a", "b"]}}
+    form = {"type": "json_schema", "name": "x", "schema": SCHEMA}
+    await responses(clients[0], tools=[], extra_body=choice)
+    assert engine.admitted[-1].sampling_params.structured_outputs is not None
+    with pytest.raises(openai.BadRequestError) as refused:
+        await responses(clients[0], tools=[], extra_body=choice, text={"format": form})
+    assert refused.value.param == "text.format"
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
+        await messages(clients[1], tools=[], extra_body=choice, output_config={"format": form})
+
+
 @pytest.mark.parametrize(
     ("tool", "param"),
     [

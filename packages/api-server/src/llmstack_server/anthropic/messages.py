@@ -25,15 +25,15 @@ from llmstack_server.openai.common import check_fields
 from llmstack_server.openai.events import frame_named
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import parse
-from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
+from llmstack_server.openai.sampling import param_names, sampling_params
 from llmstack_server.state import ServerState
 from llmstack_types import InvalidRequestError, SamplingParams
 
 MAX_TEMPERATURE = 1.0
 
-_PARAM_NAMES = PARAM_NAMES | {
-    "stop": "stop_sequences", "structured_outputs": "output_config.format",
-    "structured_outputs.json": "output_config.format.schema",
+_NAMES = {"stop": "stop_sequences"}
+_FORM_NAMES = {
+    "structured_outputs": "output_config.format", "structured_outputs.json": "output_config.format.schema",
 }  # fmt: skip
 _TOOL_NAMES = {".function.parameters": ".input_schema", ".function": ""}
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -50,13 +50,14 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
     check_fields(state, body, fields, KNOWN)
     _check(fields)
     message_id = f"msg_{uuid.uuid4().hex}"
+    params, names = _params(state, fields)
     try:
         stream = await prepare_chat_generation(
             state,
             conversation,
-            _params(state, fields),
+            params,
             request_id=message_id,
-            param_names=_PARAM_NAMES,
+            param_names=names,
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
         )
@@ -100,11 +101,16 @@ def _check(fields: MessagesRequest) -> None:
         raise request_errors.above_max("temperature", MAX_TEMPERATURE, fields.temperature, is_integer=False)
 
 
-def _params(state: ServerState, fields: MessagesRequest) -> SamplingParams:
+def _params(state: ServerState, fields: MessagesRequest) -> tuple[SamplingParams, dict[str, str]]:
+    """The parameters, and what this request calls them."""
     overrides = {} if fields.stop_sequences is None else {"stop": fields.stop_sequences}
     params = sampling_params(fields, state.engine.default_sampling_params(), **overrides)
-    constraint = structured_outputs(fields.output_config.format if fields.output_config else None)
-    return params if constraint is None else replace(params, structured_outputs=constraint)
+    form = structured_outputs(fields.output_config.format if fields.output_config else None)
+    if form is None:
+        return params, param_names(fields) | _NAMES
+    if params.structured_outputs is not None:
+        raise request_errors.invalid_value("output_config.format", "it cannot be combined with another constraint")
+    return replace(params, structured_outputs=form), param_names(fields) | _NAMES | _FORM_NAMES
 
 
 class CountAnswer:

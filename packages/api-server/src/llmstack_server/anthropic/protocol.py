@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_server.openai.protocol import GenerationFields
-from llmstack_server.openai.unsupported import Predicate, one_of
+from llmstack_server.openai.unsupported import COMMON, Predicate, one_of
 
 
 class OutputConfigFields(BaseModel):
@@ -55,6 +55,8 @@ _NEVER = one_of()
 
 # Field to the values that change nothing here.
 KNOWN: Mapping[str, Predicate] = {
+    **COMMON,
+    "response_format": _NEVER,
     "betas": _always,
     "cache_control": _always,
     "diagnostics": _always,

@@ -16,7 +16,7 @@ from llmstack_server.http.errors import HTTPError
 from llmstack_server.openai.common import check_fields
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import parse
-from llmstack_server.openai.sampling import PARAM_NAMES, sampling_params
+from llmstack_server.openai.sampling import param_names, sampling_params
 from llmstack_server.responses.input_items import messages_of, new_response_id, read_input
 from llmstack_server.responses.local import NOT_FOUND
 from llmstack_server.responses.objects import ResponseObject
@@ -30,9 +30,10 @@ from llmstack_server.responses.truncation import prepare_newest_turns
 from llmstack_server.state import ServerState
 from llmstack_types import InvalidRequestError, SamplingParams
 
-_PARAM_NAMES = PARAM_NAMES | {
-    "max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured_outputs": "text.format",
-    "structured_outputs.json": "text.format.schema",
+_NAMES = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+_FORM_NAMES = {
+    "structured_outputs": "text.format", "structured_outputs.json": "text.format.schema",
+    "structured_outputs.json_object": "text.format",
 }  # fmt: skip
 # A function has no object of its own here.
 _FUNCTION_NAMES = {".function": ""}
@@ -131,7 +132,7 @@ def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conve
 async def _prepare_stream(
     state: ServerState, fields: ResponseRequest, conversation: Conversation, response_id: str
 ) -> ChatStream:
-    params = _params(state, fields)
+    params, names = _params(state, fields)
 
     def prepare(messages: Sequence[Mapping[str, Any]]) -> Awaitable[ChatStream]:
         return prepare_chat_generation(
@@ -139,7 +140,7 @@ async def _prepare_stream(
             replace(conversation, messages=messages),
             params,
             request_id=response_id,
-            param_names=_PARAM_NAMES,
+            param_names=names,
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
         )
@@ -152,10 +153,15 @@ async def _prepare_stream(
         raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
 
 
-def _params(state: ServerState, fields: ResponseRequest) -> SamplingParams:
+def _params(state: ServerState, fields: ResponseRequest) -> tuple[SamplingParams, dict[str, str]]:
+    """The parameters, and what this request calls them."""
     overrides: dict[str, Any] = {"logprobs": (fields.top_logprobs or 0) if fields.has_logprobs else None}
     if fields.max_output_tokens is not None:
         overrides["max_tokens"] = fields.max_output_tokens
     params = sampling_params(fields, state.engine.default_sampling_params(), **overrides)
-    constraint = structured_outputs(fields.text.format if fields.text else None)
-    return params if constraint is None else replace(params, structured_outputs=constraint)
+    form = structured_outputs(fields.text.format if fields.text else None)
+    if form is None:
+        return params, param_names(fields) | _NAMES
+    if params.structured_outputs is not None:
+        raise request_errors.invalid_value("text.format", "it cannot be combined with another constraint")
+    return replace(params, structured_outputs=form), param_names(fields) | _NAMES | _FORM_NAMES

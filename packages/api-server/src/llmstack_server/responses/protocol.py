@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_llm import request_errors
 from llmstack_server.openai.protocol import GenerationFields
-from llmstack_server.openai.unsupported import Predicate, one_of
+from llmstack_server.openai.unsupported import COMMON, Predicate, one_of
 
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_KEY_CHARS = 64
@@ -78,6 +78,8 @@ def _has_no_obfuscation(value: Any) -> bool:
 _NEVER = one_of()
 
 UNSUPPORTED: Mapping[str, Predicate] = {
+    **COMMON,
+    "response_format": _NEVER,
     "background_options": one_of({}, {"completion_window": "soonest"}),
     "context_management": one_of([]),
     "conversation": _NEVER,
