@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmstack_llm import AsyncLLM
+from llmstack_llm.model_config import load_model_config
+from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
+from llmstack_llm.tokenizer import load_tokenizer
 from llmstack_server.chat.options import ChatOptions
 from llmstack_server.http.app import build_app
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
@@ -398,3 +404,35 @@ async def test_the_other_apis_call_over_the_same_parsers():
     assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
     assert response["output"][-1]["arguments"] == '{"a": 1}'
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+
+
+@pytest.fixture
+async def real_app(tmp_path: Path) -> AsyncIterator[Any]:
+    folder, core = write_model_folder(tmp_path / "model"), FakeEngineCoreClient()
+    engine = AsyncLLM(load_model_config(str(folder)), core, load_tokenizer(folder))
+    yield build_app(ready_state(engine, ready=core.ready, chat_template=THINKING))
+    await engine.shutdown()
+
+
+NONSENSE = {"properties": {"a": {"type": "nonsense"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [tool("a"), tool(parameters=NONSENSE)], "tool_choice": "required"}, "tools"),
+        ({"tools": [tool("a"), tool(parameters=NONSENSE)], "tool_choice": tool()}, "tools[1].function.parameters"),
+        ({"tools": [tool(parameters=NONSENSE, strict=True)]}, "tools"),
+        ({"structured_outputs": {"json": NONSENSE}}, "structured_outputs.json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NONSENSE}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+async def test_a_schema_that_is_none_is_refused_by_the_name_that_its_user_knows(
+    real_app: Any, fields: dict[str, Any], param: str
+):
+    answer = await call(real_app, "POST", CHAT, {"messages": [USER], **fields})
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "invalid_json_schema", param), error

@@ -15,6 +15,8 @@ from llmstack_types import SamplingParams, StructuredOutputsParams
 
 # What stands around a call, as templates of this form show it.
 _CALL_BEGIN, _CALL_END = "<tool_call>\n", "\n</tool_call>"
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_NO_NAMES: Mapping[str, str] = {}
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
@@ -33,6 +35,17 @@ def with_tool_constraint(
         return params
     constraint = _constraint(tool_use, tool_parser)
     return params if constraint is None else replace(params, structured_outputs=constraint)
+
+
+def constraint_name(
+    constraint: StructuredOutputsParams | None, param_names: Mapping[str, str] = _NO_NAMES, tools: ToolUse | None = None
+) -> str:
+    """What the user calls a constraint, for the errors of what compiles it; `tools` is what it was made of, if so."""
+    if tools is not None:
+        return f"tools[{tools.name_index}].function.parameters" if tools.mode is ToolMode.NAMED else "tools"
+    kind = next((kind for kind in _KINDS if getattr(constraint, kind, None) is not None), "json")
+    name = f"structured_outputs.{kind}"
+    return param_names.get(name, name)
 
 
 def _constraint(tool_use: ToolUse, tool_parser: ToolParserFactory | None) -> StructuredOutputsParams | None:

@@ -9,7 +9,7 @@ from typing import Any
 from llmstack_llm import request_errors
 from llmstack_llm.admit import admit_sampling_params
 from llmstack_output_parsers import TOOL_PARSERS
-from llmstack_server.chat.constraints import after_reasoning, with_tool_constraint
+from llmstack_server.chat.constraints import after_reasoning, constraint_name, with_tool_constraint
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.reading import ReadingPlan, ReasoningPlan
 from llmstack_server.chat.reasoning import is_open_in, tag_ids
@@ -41,12 +41,13 @@ async def prepare_chat_generation(
     """
     params = admit_sampling_params(params, state.limits, param_names=param_names)
     tool_use = _tool_use(state, conversation)
+    of_request = params.structured_outputs
     params = with_tool_constraint(params, tool_use, state.chat_parsers.tool)
+    source = constraint_name(params.structured_outputs, param_names, tool_use if of_request is None else None)
     rendered = await _render(state, conversation, tool_use)
     reading = await _reading_plan(state, conversation, tool_use, rendered["prompt"])
     params, reading = _fit_together(params, reading)
-    if tool_use.is_forced:
-        param_names = {**param_names, "structured_outputs": "tools"}
+    param_names = {**param_names, constraint_name(params.structured_outputs): source}
     prompt = await state.engine.admit(rendered, params, param="messages", param_names=param_names)
     return ChatStream(
         state.engine,

@@ -46,6 +46,11 @@ class ToolUse:
     is_parallel: bool = True
 
     @property
+    def name_index(self) -> int:
+        """Where the chosen function stands among the tools."""
+        return next(index for index, tool in enumerate(self.tools) if tool["function"]["name"] == self.name)
+
+    @property
     def is_forced(self) -> bool:
         """Whether the answer is nothing but calls."""
         return self.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
