@@ -137,3 +137,18 @@ def test_the_examples_of_the_page_run(demo_server: Any, tmp_path: Path, number: 
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
+
+
+def test_every_process_of_a_server_knows_every_response(serve: Any) -> None:
+    """Each request comes over a connection of its own, which either process may accept."""
+    with serve("--api-server-count", "2") as server:
+        _, first, _ = server.post("/v1/responses", {"input": PROMPT, "max_output_tokens": 4})
+        for _ in range(12):
+            assert server.get_json(f"/v1/responses/{first['id']}") == first
+            status, second, _ = server.post(
+                "/v1/responses", {"input": "Go on", "previous_response_id": first["id"], "max_output_tokens": 4}
+            )
+            assert (status, second["previous_response_id"]) == (200, first["id"])
+            first = second
+        items = server.get_json(f"/v1/responses/{first['id']}/input_items?limit=100")["data"]
+        assert len(items) == 25
