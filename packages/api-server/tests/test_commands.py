@@ -14,7 +14,6 @@ from llmstack_server.commands import ServeCommand
 from llmstack_server.config import ServeConfig, config_from, is_loopback
 from llmstack_server.environment import Environment, read_environment
 from llmstack_server.errors import ServeError
-from llmstack_server.unavailable_flags import NOT_AVAILABLE
 
 HEAVY = (
     "torch",
@@ -180,13 +179,6 @@ def test_values_out_of_range_end_with_exit_code_2(line: list[str]):
     with pytest.raises(SystemExit) as caught:
         parse(*line)
     assert caught.value.code == 2
-
-
-@pytest.mark.parametrize("flag", sorted(NOT_AVAILABLE))
-def test_a_known_flag_without_an_implementation_is_refused(flag: str, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        parse(flag, "1")
-    assert f"{flag} is a flag of vLLM" in capsys.readouterr().err
 
 
 def test_recording_steps_can_be_turned_off():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import NoReturn
 
 from llmstack_server.chat.options import add_chat_arguments
 from llmstack_server.config_file import ConfigFileAction
@@ -14,27 +12,12 @@ from llmstack_server.flags_processes import add_process_arguments
 from llmstack_server.flags_use import add_use_arguments
 from llmstack_server.observability import add_observability_arguments
 from llmstack_server.refused_flags import add_refused_arguments
-from llmstack_server.unavailable_flags import NOT_AVAILABLE
 
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
-
-
-class _NotAvailable(argparse.Action):
-    """A known flag that is refused with a sentence."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        """Ends the command line."""
-        parser.error(f"{option_string} is a flag of vLLM that llmstack knows but does not have: not available yet")
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +32,6 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_observability_arguments(parser)
     add_process_arguments(parser)
     add_refused_arguments(parser)
-    for flag in sorted(NOT_AVAILABLE):
-        parser.add_argument(flag, action=_NotAvailable, nargs="?", help=argparse.SUPPRESS)
-        parser.set_defaults(**{flag.removeprefix("--").replace("-", "_"): argparse.SUPPRESS})
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
