@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram
 
 from llmstack_server.http.histograms import HistogramFamily
-from llmstack_server.http.metric_aliases import Exported
+from llmstack_server.http.metric_aliases import render
 
 BOUNDS = (0.001, 0.5, 1.0, 2.5, 100.0)
 VALUES = st.lists(st.sampled_from(BOUNDS) | st.floats(0, 1000), max_size=20)
@@ -33,7 +33,7 @@ def test_the_text_is_that_of_the_library(first: list[float], second: list[float]
 
 def lines(registry: CollectorRegistry) -> list[tuple[str, object]]:
     """Names and labels with values; sums of many are added up in another order."""
-    text = generate_latest(Exported(registry, has_aliases=False)).decode()
+    text = render(registry, has_aliases=False).decode()
     pairs = [line.rpartition(" ")[::2] for line in text.splitlines() if not line.startswith("#")]
     return sorted((name, round(float(value), 6)) for name, value in pairs)
 

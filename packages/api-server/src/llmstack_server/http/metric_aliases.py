@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
@@ -19,24 +20,30 @@ class Source(Protocol):
     def collect(self) -> Iterable[Metric]: ...
 
 
-class Exported:
-    """Every metric under our name, and with aliases once more under the one that vLLM exports it by.
+class _Families:
+    """Families that were collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """As they are."""
+        return self._families
+
+
+def render(source: Source, *, has_aliases: bool) -> bytes:
+    """Every metric as text under our name, and with aliases once more under the one that vLLM exports it by.
 
     Without the times at which counters were made, a sample each that nobody asks for.
     """
-
-    def __init__(self, source: Source, *, has_aliases: bool) -> None:
-        self._source = source
-        self._has_aliases = has_aliases
-
-    def collect(self) -> Iterator[Metric]:
-        """All metrics, then their aliases."""
-        metrics = list(map(_without_created, self._source.collect()))
-        yield from metrics
-        if not self._has_aliases:
-            return
-        for metric in metrics:
-            yield _http_alias(metric) if metric.name.startswith(_HTTP) else _alias(metric)
+    families = [_without_created(family) for family in source.collect()]
+    http = [family for family in families if family.name.startswith(_HTTP)]
+    others = generate_latest(_Families([family for family in families if not family.name.startswith(_HTTP)]))
+    if not has_aliases:
+        return others + generate_latest(_Families(http))
+    # The text is the same but for the prefix, and making it is what a scrape takes long for.
+    aliases = others.replace(PREFIX.encode(), ALIAS_PREFIX.encode())
+    return others + aliases + generate_latest(_Families([*http, *map(_http_alias, http)]))
 
 
 def _without_created(metric: Metric) -> Metric:
@@ -45,21 +52,17 @@ def _without_created(metric: Metric) -> Metric:
     return metric
 
 
-def _alias(metric: Metric) -> Metric:
-    return _renamed(
-        metric, ALIAS_PREFIX, [sample._replace(name=_name(sample, ALIAS_PREFIX)) for sample in metric.samples]
-    )
-
-
 def _http_alias(metric: Metric) -> Metric:
     """Without a prefix, as FastAPI's instrumentator has it: `handler` for the route, statuses by the hundred."""
     totals: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
     for sample in metric.samples:
-        name, labels = _name(sample, ""), _http_labels(sample.labels)
+        name, labels = sample.name.removeprefix(PREFIX), _http_labels(sample.labels)
         key = (name, frozenset(labels.items()))
         before = totals[key].value if key in totals else 0.0
         totals[key] = sample._replace(name=name, labels=labels, value=before + sample.value)
-    return _renamed(metric, "", list(totals.values()))
+    alias = Metric(metric.name.removeprefix(PREFIX), metric.documentation, metric.type, metric.unit)
+    alias.samples = list(totals.values())
+    return alias
 
 
 def _http_labels(labels: dict[str, str]) -> dict[str, str]:
@@ -67,13 +70,3 @@ def _http_labels(labels: dict[str, str]) -> dict[str, str]:
     if "status" in renamed:
         renamed["status"] = f"{renamed['status'][:1]}xx"
     return renamed
-
-
-def _renamed(metric: Metric, prefix: str, samples: list[Sample]) -> Metric:
-    alias = Metric(prefix + metric.name.removeprefix(PREFIX), metric.documentation, metric.type, metric.unit)
-    alias.samples = samples
-    return alias
-
-
-def _name(sample: Sample, prefix: str) -> str:
-    return prefix + sample.name.removeprefix(PREFIX)

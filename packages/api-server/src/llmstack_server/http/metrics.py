@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from llmstack_llm.stats import IterationStats
 from llmstack_server.http.engine_metrics import EngineFamilies, EngineMetrics
 from llmstack_server.http.histograms import HistogramFamily
-from llmstack_server.http.metric_aliases import PREFIX, Exported
+from llmstack_server.http.metric_aliases import PREFIX, render
 from llmstack_server.http.metrics_merge import Merged, Snapshot, snapshot_of
 from llmstack_types import EngineReady, SchedulerStats
 
@@ -106,4 +106,4 @@ class ServerMetrics:
     def render(self, peers: Sequence[Snapshot] = ()) -> bytes:
         """The text format; `peers` are the snapshots of the server's other processes."""
         source = Merged(self._registry, peers) if peers else self._registry
-        return generate_latest(Exported(source, has_aliases=self._has_aliases))
+        return render(source, has_aliases=self._has_aliases)
