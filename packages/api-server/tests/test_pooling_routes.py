@@ -179,6 +179,35 @@ async def test_many_documents_are_answered_with_a_bounded_number_in_flight() -> 
     assert engine.max_num_running == MAX_NUM_IN_FLIGHT
 
 
+# --- Cohere's embeddings --------------------------------------------------------------------------------------------
+
+
+async def test_embeddings_come_in_the_form_of_cohere() -> None:
+    texts, kinds = ["ab", "c"], ["float", "base64"]
+    body = answered(await post(0, "/v2/embed", texts=texts, input_type="search_document", embedding_types=kinds))
+    assert body.pop("id").startswith("embd-")
+    encoded = body["embeddings"].pop("base64")
+    assert [struct.unpack("<4f", base64.b64decode(one))[0] for one in encoded] == [2.0, 1.0]
+    assert body == {
+        "response_type": "embeddings_by_type",
+        "embeddings": {"float": [[2.0, 97.0, 98.0, 98.0], [1.0, 99.0, 99.0, 99.0]]},
+        "texts": texts,
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 3}},
+    }
+
+
+async def test_a_query_gets_what_the_model_wants_before_it_and_is_cut_as_asked() -> None:
+    for fields, expected in (
+        ({"texts": ["ab"]}, [5.0, 113.0]),
+        ({"texts": ["a" * 500]}, [128.0, 113.0]),
+        ({"texts": ["a" * 500], "truncate": "START"}, [128.0, 97.0]),
+    ):
+        answer = await post(0, "/v2/embed", input_type="search_query", output_dimension=2, **fields)
+        assert answered(answer)["embeddings"]["float"] == [expected]
+    answer = await post(0, "/v2/embed", input_type="search_query", texts=["a" * 500], truncate="NONE")
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +224,17 @@ async def test_many_documents_are_answered_with_a_bounded_number_in_flight() -> 
         (0, "/pooling", {"input": "a", "task": "classify"}, "model", "unsupported_value"),
         (2, "/pooling", {"input": "a", "dimensions": 1}, "dimensions", "invalid_value"),
         (0, "/pooling", {"input": "a", "encoding_format": "bytes"}, "encoding_format", "invalid_value"),
+        (0, "/v2/embed", {"texts": ["a"]}, "input_type", "missing_required_parameter"),
+        (0, "/v2/embed", {"input_type": "clustering"}, "texts", "missing_required_parameter"),
+        (0, "/v2/embed", {"texts": ["a"], "input_type": "image"}, "input_type", "invalid_value"),
+        (0, "/v2/embed", {"texts": ["a"], "input_type": "clustering", "truncate": "MIDDLE"}, "truncate",
+         "invalid_value"),
+        (0, "/v2/embed", {"texts": ["a"], "input_type": "clustering", "embedding_types": ["float", "int8"]},
+         "embedding_types[1]", "unsupported_value"),
+        (0, "/v2/embed", {"texts": ["a"], "input_type": "clustering", "output_dimension": 9}, "output_dimension",
+         "integer_above_max_value"),
+        (0, "/v2/embed", {"texts": ["a"], "input_type": "clustering", "images": ["x"]}, "images",
+         "unsupported_parameter"),
         (1, "/score", {}, "text_1", "missing_required_parameter"),
         (1, "/score", {"text_1": "a"}, "text_2", "missing_required_parameter"),
         (1, "/score", {"items": ["a"]}, "queries", "missing_required_parameter"),

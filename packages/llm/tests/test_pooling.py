@@ -368,6 +368,12 @@ def test_a_folder_of_sentence_transformers_is_understood(
     assert load_model_config(str(folder), max_model_len=100).max_model_len == 100
 
 
+def test_a_folder_may_say_what_is_put_before_texts(folder: Path) -> None:
+    write_modules(folder, "Transformer", "Pooling")
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q: ", "odd": 5}}')
+    assert load_pooling_config(folder).prompts == {"query": "q: "}
+
+
 def test_any_other_folder_says_nothing(folder: Path) -> None:
     assert load_pooling_config(folder) == PoolingConfig()
 

@@ -223,6 +223,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def prompt_prefixes(self) -> Mapping[str, str]:
+        """What the model wants before texts, by what they are for, as far as it says so."""
+        ...
+
+    @property
     def label_names(self) -> Mapping[int, str]:
         """What a classifier calls its labels, as far as it does."""
         ...

@@ -72,6 +72,7 @@ class FakeEngineClient:
         """`num_labels` above 0 makes it a classifier, whose labels are called `a`, `b` and so on."""
         self.ready = dataclasses.replace(READY, num_labels=num_labels)
         self.limits = dataclasses.replace(LIMITS, num_labels=num_labels)
+        self.prompt_prefixes = {"query": "q: "}
         self.label_names = {index: chr(ord("a") + index) for index in range(num_labels)}
         self.admitted: list[AdmittedRequest] = []
         self.aborted_request_ids: list[str] = []

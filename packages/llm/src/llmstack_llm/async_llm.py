@@ -236,6 +236,11 @@ class AsyncLLM(EngineFrontEnd):
         return self.tokenizer
 
     @property
+    def prompt_prefixes(self) -> Mapping[str, str]:
+        """What the model wants before texts, by what they are for, as far as its folder says so."""
+        return self.model_config.pooling.prompts
+
+    @property
     def label_names(self) -> Mapping[int, str]:
         """What a classifier calls its labels, as far as it does."""
         return self.model_config.label_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,18 @@ class PoolingConfig:
     """What the folder says; None where it does not.
 
     Attributes:
+        prompts: What texts want to be preceded by, by names of what they are for.
         max_seq_length: The longest prompt that the model was trained for, which may be less than it has positions for.
     """
 
     pooling_type: PoolingType | None = None
     normalize: bool | None = None
     max_seq_length: int | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_pooling_config(folder: Path) -> PoolingConfig:
-    """Reads `modules.json` and what it names, and `sentence_bert_config.json`; none of them has to be there.
+    """Reads `modules.json` and what it names, and two more files beside it; none of them has to be there.
 
     Raises:
         PoolingConfigError: A module or a mode of pooling is not supported.
@@ -54,7 +56,15 @@ def load_pooling_config(folder: Path) -> PoolingConfig:
     lengths = read_json(folder, "sentence_bert_config.json", required=False) or {}
     length = lengths.get("max_seq_length")
     max_seq_length = length if type(length) is int and length > 0 else None
-    return PoolingConfig(pooling_type, "Normalize" in found, max_seq_length)
+    return PoolingConfig(pooling_type, "Normalize" in found, max_seq_length, _prompts(folder))
+
+
+def _prompts(folder: Path) -> dict[str, str]:
+    from llmstack_model_files import read_json
+
+    named = (read_json(folder, "config_sentence_transformers.json", required=False) or {}).get("prompts")
+    items = named.items() if isinstance(named, Mapping) else ()
+    return {str(name): text for name, text in items if isinstance(text, str)}
 
 
 def override_pooling_config(found: PoolingConfig, asked: Mapping[str, Any]) -> PoolingConfig:

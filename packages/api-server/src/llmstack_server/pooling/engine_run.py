@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from llmstack_server.openai.events import merge
@@ -12,6 +12,7 @@ from llmstack_server.protocols import AdmittedInput, PooledOutput
 from llmstack_server.state import ServerState
 from llmstack_types import PoolingParams
 
+_NO_NAMES: Mapping[str, str] = {}
 MAX_NUM_INPUTS = 2048
 """Of one request, as at OpenAI."""
 MAX_NUM_IN_FLIGHT = 256
@@ -19,9 +20,16 @@ MAX_NUM_IN_FLIGHT = 256
 
 
 async def admit_all(
-    state: ServerState, prompts: Iterable[tuple[Any, str]], params: PoolingParams, *, add_special_tokens: bool = True
+    state: ServerState,
+    prompts: Iterable[tuple[Any, str]],
+    params: PoolingParams,
+    *,
+    add_special_tokens: bool = True,
+    param_names: Mapping[str, str] = _NO_NAMES,
 ) -> list[AdmittedInput]:
     """Tokenizes and checks each prompt, which comes with the name its user has for it.
+
+    `param_names`: Names of the parameters' fields where the user knows them by others.
 
     Raises:
         InvalidRequestError: Names the first field at fault.
@@ -29,7 +37,8 @@ async def admit_all(
     admitted = []
     for prompt, param in prompts:
         admit = state.engine.admit_pooling
-        admitted.append(await admit(prompt, params, param=param, add_special_tokens=add_special_tokens))
+        options: dict[str, Any] = {"param": param, "param_names": param_names, "add_special_tokens": add_special_tokens}
+        admitted.append(await admit(prompt, params, **options))
         await asyncio.sleep(0)  # short texts are tokenized on the event loop, and there may be thousands
     return admitted
 

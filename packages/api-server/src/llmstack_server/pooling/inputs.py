@@ -44,11 +44,17 @@ async def admit_inputs(
     """
     if prompts is None:
         prompts = [(await _render(state, fields), "messages")]
-    add_special_tokens = fields.add_special_tokens is not False
-    admitted = await admit_all(state, prompts, params, add_special_tokens=add_special_tokens)
+    return await admit_prompts(state, prompts, params, add_special_tokens=fields.add_special_tokens is not False)
+
+
+async def admit_prompts(
+    state: ServerState, prompts: Prompts, params: PoolingParams, **options: Any
+) -> list[AdmittedInput]:
+    """The same for prompts that are known; `options` are those of `admit_all`."""
+    admitted = await admit_all(state, prompts, params, **options)
     num_numbers = sum(_num_numbers(state, one) for one in admitted)
     if num_numbers > MAX_NUMBERS_PER_ANSWER:
-        raise request_errors.answer_too_large("input", MAX_NUMBERS_PER_ANSWER, num_numbers)
+        raise request_errors.answer_too_large(prompts[0][1].partition("[")[0], MAX_NUMBERS_PER_ANSWER, num_numbers)
     return admitted
 
 

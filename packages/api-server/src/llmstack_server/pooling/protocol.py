@@ -54,6 +54,16 @@ class ScoreRequest(PoolingFields):
     use_activation: bool | None = None
 
 
+class CohereEmbedRequest(PoolingFields):
+    """Body of `POST /v2/embed`, in the form of Cohere."""
+
+    texts: Any = Field(None, description="at most 2048 texts")
+    input_type: str | None = Field(None, description="search_query, search_document, classification or clustering")
+    embedding_types: list[str] | None = Field(None, description="float, base64, or both")
+    output_dimension: int | None = Field(None, description="leading numbers to keep")
+    truncate: str | None = Field(None, description="END (the default), START or NONE")
+
+
 class RerankRequest(PoolingFields):
     """Body of `POST /rerank`, in the form of Jina and Cohere."""
 

@@ -24,6 +24,13 @@ PAIRS: Mapping[str, Predicate] = {
     "softmax": _NEVER,
     "activation": _NEVER,
 }
+COHERE_EMBED: Mapping[str, Predicate] = {
+    "images": one_of([]),
+    "inputs": one_of([]),
+    "max_tokens": _NEVER,
+    "truncate_prompt_tokens": _NEVER,
+    "truncation_side": _NEVER,
+}
 RERANK: Mapping[str, Predicate] = {
     **PAIRS,
     "rank_fields": one_of(["text"]),
