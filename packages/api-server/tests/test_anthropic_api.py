@@ -41,10 +41,13 @@ def app(state: ServerState) -> Any:
     return build_app(state)
 
 
-@pytest.fixture(scope="module")
-def any_app() -> Any:
-    """One application for the tests that leave nothing in it; building one takes a while."""
+def new_app() -> Any:
     return build_app(ready_state(FakeEngineClient()))
+
+
+# Applications that several tests or examples share: building one takes a while. Those that generate belong to one loop.
+any_app = pytest.fixture(scope="module")(new_app)
+generating_app = pytest.fixture(scope="module")(new_app)
 
 
 def client_of(app: Any, **options: Any) -> Any:
@@ -93,10 +96,12 @@ async def test_the_client_streams_what_the_whole_answer_says(client: Any):
 
 
 @given(st.text("ab c", min_size=1, max_size=12), st.integers(1, 20), st.floats(0.01, 1))
-async def test_any_message_says_the_same_streamed_and_whole(any_app: Any, text: str, max_tokens: int, top_p: float):
+async def test_any_message_says_the_same_streamed_and_whole(
+    generating_app: Any, text: str, max_tokens: int, top_p: float
+):
     fields: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "top_p": top_p}
-    whole = (await post(any_app, **fields)).json()
-    answer = await post(any_app, **fields, stream=True)
+    whole = (await post(generating_app, **fields)).json()
+    answer = await post(generating_app, **fields, stream=True)
     snapshot, buffers = None, {}
     for line in answer.body.decode().splitlines():
         if line.startswith("data: "):

@@ -36,10 +36,13 @@ def app(state: ServerState) -> Any:
     return build_app(state)
 
 
-@pytest.fixture(scope="module")
-def any_app() -> Any:
-    """One application for the tests that leave nothing in it; building one takes a while."""
+def new_app() -> Any:
     return build_app(ready_state(FakeEngineClient(), names=("fake", "alias")))
+
+
+# Applications that several tests or examples share: building one takes a while. Those that generate belong to one loop.
+any_app = pytest.fixture(scope="module")(new_app)
+generating_app = pytest.fixture(scope="module")(new_app)
 
 
 @pytest.fixture
@@ -86,11 +89,13 @@ async def test_the_client_streams_what_the_whole_answer_says(client: openai.Asyn
 
 @given(st.text("ab c", min_size=1, max_size=12), st.integers(1, 20), st.none() | st.integers(0, 3))
 async def test_any_response_says_the_same_streamed_and_whole(
-    any_app: Any, text: str, max_output_tokens: int, top_logprobs: int | None
+    generating_app: Any, text: str, max_output_tokens: int, top_logprobs: int | None
 ):
     fields = {"input": text, "max_output_tokens": max_output_tokens, "top_logprobs": top_logprobs, "store": False}
-    whole = (await create(any_app, **fields)).json()
-    streamed = json.loads((await create(any_app, **fields, stream=True)).body.decode().split("data: ")[-1])["response"]
+    whole = (await create(generating_app, **fields)).json()
+    streamed = json.loads((await create(generating_app, **fields, stream=True)).body.decode().split("data: ")[-1])[
+        "response"
+    ]
     for response in (whole, streamed):
         for item in (response, *response["output"]):
             del item["id"]
