@@ -82,6 +82,29 @@ def test_the_answers_are_those_of_the_server(demo_server: Any, tmp_path: Path) -
         assert line["response"]["body"].keys() == body.keys()
 
 
+def test_what_the_server_reads_out_of_a_text_is_read_here_too(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"is_fox": {"type": "boolean"}}, "required": ["is_fox"]}
+    schema["additionalProperties"] = False
+    hello = [{"role": "user", "content": "Hi"}]
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    requests = [
+        request("call", "/v1/chat/completions", messages=hello, max_tokens=400, seed=1,
+                tools=[tool], tool_choice="required"),
+        request("object", "/v1/chat/completions", messages=hello, max_tokens=400, seed=1,
+                response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}),
+        request("response", "/v1/responses", input="Hi", max_output_tokens=16),
+    ]  # fmt: skip
+    source, target = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
+    ran = run_batch("-i", source, "-o", target, "--tool-call-parser", "hermes")
+    assert ran.returncode == 0, ran.stderr
+    bodies = {line["custom_id"]: line["response"]["body"] for line in read(target)}
+    (call,) = bodies["call"]["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert isinstance(json.loads(call["function"]["arguments"])["is_fox"], bool)
+    assert isinstance(json.loads(bodies["object"]["choices"][0]["message"]["content"])["is_fox"], bool)
+    assert bodies["response"]["output"][0]["content"][0]["text"]
+
+
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_was_stopped_goes_on_where_it_stopped(sig: signal.Signals, demo_server: Any, tmp_path: Path) -> None:
     requests = [request(f"r{k}", "/v1/completions", prompt=f"Day {k}", max_tokens=30, seed=k) for k in range(60)]

@@ -19,6 +19,7 @@ from llmstack_server.batch.lines import BatchRequest, read_lines
 from llmstack_server.batch.output import Answered, BatchOutput, check_paths
 from llmstack_server.batch.runner import BatchRunner, Counts
 from llmstack_server.batch.transports import AppTransport, HttpTransport, Transport, UnneededTransport
+from llmstack_server.chat.parsers import parsers_for
 from llmstack_server.config import ServeConfig, config_from
 from llmstack_server.environment import Environment, read_environment
 from llmstack_server.http.app import build_app
@@ -121,6 +122,7 @@ async def _own_engine(config: ServeConfig) -> AsyncIterator[Transport]:
             state.ready = await engine.wait_until_ready()
         except LLMStackError as error:
             raise BatchError(one_line(error)) from error
+        state.chat_parsers = parsers_for(config.chat, engine.chat_template)
         for step in (LifecycleState.LOADING_MODEL, LifecycleState.INITIALIZING_ENGINE, LifecycleState.READY):
             state.lifecycle.advance(step)
         yield AppTransport(build_app(state), engine.check_health)

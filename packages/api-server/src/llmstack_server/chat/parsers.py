@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory, reasoning_parser, tool_parser
 from llmstack_server.chat.options import NO_PARSER, ChatOptions
@@ -22,6 +23,20 @@ class ChatParsers:
     tool: ToolParserFactory | None = None
     reasoning: ReasoningParserFactory | None = None
     facts: tuple[tuple[str, str], ...] = ()
+
+
+class ChatTemplateSource(Protocol):
+    """A chat template's text; models may have one of their own for chats with tools."""
+
+    @property
+    def source(self) -> str | None: ...
+    @property
+    def tool_source(self) -> str | None: ...
+
+
+def parsers_for(options: ChatOptions, template: ChatTemplateSource) -> ChatParsers:
+    """As `choose_parsers`, by the template that says how calls are written."""
+    return choose_parsers(options, template.source if template.tool_source is None else template.tool_source)
 
 
 def choose_parsers(options: ChatOptions, template: str | None) -> ChatParsers:
