@@ -211,3 +211,30 @@ def test_a_bad_beam_search_is_refused_under_its_own_names(llm: LLM):
     with pytest.raises(InvalidRequestError) as caught:
         llm.beam_search("x" * 120, BeamSearchParams(beam_width=1, max_tokens=16))
     assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_a_model_sleeps_refuses_and_says_the_same_when_awake(folder: Path, multiprocess: bool):
+    with LLM(str(folder), multiprocess=multiprocess, **ECHO) as llm:
+        before = texts(llm, ["abc", "de"])
+        for level in (1, 2):
+            assert llm.sleep(level)
+            if multiprocess:  # there the engine core refuses with an output
+                assert llm.generate("abc", use_tqdm=False)[0].outputs[0].finish_reason == "error"
+                continue
+            with pytest.raises(InvalidRequestError, match="asleep"):
+                llm.generate("abc", use_tqdm=False)
+        llm.wake_up(tags=["weights", "kv_cache"])
+        assert texts(llm, ["abc", "de"]) == before
+
+
+def test_levels_and_tags_that_do_not_exist_are_refused(llm: LLM):
+    with pytest.raises(EngineArgsError, match="level 3"):
+        llm.sleep(3)
+    with pytest.raises(EngineArgsError, match="tags"):
+        llm.wake_up(tags=["weights"])
+
+
+def test_several_engine_cores_are_for_servers(folder: Path):
+    with pytest.raises(EngineArgsError, match="data_parallel_size"):
+        LLM(str(folder), data_parallel_size=2, **ECHO)

@@ -74,3 +74,9 @@ def test_a_small_model_computes_on_one_thread_and_a_large_one_on_all(tmp_path: P
     assert num_compute_threads(10 * MIB, max_threads=1000, root=tmp_path) == 1
     assert num_compute_threads(1000 * MIB, max_threads=1000, root=tmp_path) == num_usable_cpus(tmp_path)
     assert num_compute_threads(1000 * MIB, max_threads=1, root=tmp_path) == 1
+
+
+def test_processes_that_compute_at_the_same_time_share_the_processors(tmp_path: Path) -> None:
+    all_cpus = num_usable_cpus(tmp_path)
+    shares = [num_compute_threads(1000 * MIB, 1000, tmp_path, num_processes=count) for count in (1, 2, 1000)]
+    assert shares == [all_cpus, max(1, all_cpus // 2), 1]

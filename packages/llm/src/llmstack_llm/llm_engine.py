@@ -102,6 +102,8 @@ class LLMEngine:
         """
         from llmstack_engine_core.client import InprocClient, SyncMPClient
 
+        if args.data_parallel_size > 1:
+            raise EngineArgsError("data_parallel_size: plain code steps one engine core; AsyncLLM balances several")
         if multiprocess and event_hooks:
             raise EngineArgsError("event_hooks: they run beside the engine core, which multiprocess moves elsewhere")
         model_config, engine_config = args.create_engine_config(usage_context)
