@@ -30,6 +30,16 @@ def test_an_event_is_one_frame_that_json_reads_back(text: str, model: str, has_u
     assert json.loads(encoded[6:]) == expected
 
 
+@given(st.text(), st.integers(0, 128), st.booleans())
+def test_chunks_written_by_hand_are_those_that_are_encoded(text: str, index: int, has_usage: bool):
+    encoder = ChunkEncoder("id", "object", 1, "model", has_usage)
+    ending = {"logprobs": None, "finish_reason": None}
+    assert encoder.encode_content(index, text) == encoder.encode(
+        [{"index": index, "delta": {"content": text}, **ending}]
+    )
+    assert encoder.encode_text(index, text) == encoder.encode([{"index": index, "text": text, **ending}])
+
+
 class Source:
     """A stream of numbered outputs that knows whether it was left."""
 

@@ -32,6 +32,11 @@ class ChatDelta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
+    @property
+    def is_content_alone(self) -> bool:
+        """Whether it brings text of the answer and nothing else but its tokens."""
+        return bool(self.content) and self.finish_reason is None and not (self.reasoning or self.tool_calls)
+
 
 @dataclass(slots=True)
 class ToolCall:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from llmstack_server.chat.prepare import prepare_chat_generation
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.http.errors import missing_parameter
 from llmstack_server.openai.common import Generation, answer_ids, check_fields
+from llmstack_server.openai.events import ChunkEncoder
 from llmstack_server.openai.logprobs import chat_logprobs, prompt_logprobs_object
 from llmstack_server.openai.models import check_model
 from llmstack_server.openai.protocol import ChatCompletionRequest, parse
@@ -109,25 +110,41 @@ class ChatAnswer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """One chunk with the role per choice, then what is new; the last of a choice has its finish reason."""
-        generation, usage = self._generation, self._stream.usage
+        generation = self._generation
         encoder = generation.new_encoder("chat.completion.chunk")
+        is_plain = not self._wants_tokens and not generation.includes_continuous_usage
         is_first = True
         async with aclosing(self._stream.deltas()) as deltas:
             async for delta in deltas:
-                extra = {"usage": usage.as_object()} if generation.includes_continuous_usage else {}
                 if is_first:
                     is_first = False
-                    prompt_extras = self._prompt_extras()
-                    for index in range(generation.n):
-                        yield encoder.encode([self._role_choice(index)], extra | prompt_extras)
-                if delta.tool_calls and delta.finish_reason is not None:
-                    # The official client looks for the end of a call in a later chunk than its beginning.
-                    yield encoder.encode([self._chunk_choice(replace(delta, finish_reason=None))], extra)
-                    delta = _end_of(delta)
-                if self._is_worth_sending(delta):
-                    yield encoder.encode([self._chunk_choice(delta)], extra)
+                    for event in self._first_events(encoder):
+                        yield event
+                if is_plain and delta.is_content_alone:  # by far the most
+                    yield encoder.encode_content(delta.index, delta.content)
+                    continue
+                for event in self._events_of(delta, encoder):
+                    yield event
         if generation.includes_usage:
+            usage = self._stream.usage
             yield encoder.encode([], {"usage": usage.as_object()} | generation.timing_fields(usage))
+
+    def _first_events(self, encoder: ChunkEncoder) -> Iterator[bytes]:
+        extra = self._chunk_extra() | self._prompt_extras()
+        for index in range(self._generation.n):
+            yield encoder.encode([self._role_choice(index)], extra)
+
+    def _events_of(self, delta: ChatDelta, encoder: ChunkEncoder) -> Iterator[bytes]:
+        extra = self._chunk_extra()
+        if delta.tool_calls and delta.finish_reason is not None:
+            # The official client looks for the end of a call in a later chunk than its beginning.
+            yield encoder.encode([self._chunk_choice(replace(delta, finish_reason=None))], extra)
+            delta = _end_of(delta)
+        if self._is_worth_sending(delta):
+            yield encoder.encode([self._chunk_choice(delta)], extra)
+
+    def _chunk_extra(self) -> dict[str, Any]:
+        return {"usage": self._stream.usage.as_object()} if self._generation.includes_continuous_usage else {}
 
     def _is_worth_sending(self, delta: ChatDelta) -> bool:
         has_news = delta.content or delta.reasoning or delta.tool_calls or delta.finish_reason is not None

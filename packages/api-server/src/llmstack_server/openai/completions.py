@@ -171,12 +171,20 @@ class CompletionAnswer:
                 choices.append(choice)
         return generation.answer("text_completion", choices, usage)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether chunks that go on bring text alone."""
+        fields = self._fields
+        has_more = fields.logprobs is not None or bool(fields.return_token_ids) or bool(self._echoes)
+        return not has_more and not self._generation.includes_continuous_usage
+
     async def events(self) -> AsyncIterator[bytes]:
         """Chunks with one choice each; the last of a choice has its finish reason."""
         generation, usage = self._generation, self._generation.new_usage()
         encoder = generation.new_encoder("text_completion")
         num_choices = len(generation.prompts) * generation.n
         builders = [self._builder(index // generation.n) for index in range(num_choices)]
+        is_plain = self._is_plain
         outputs = generation.outputs()
         try:
             async for prompt_index, output in outputs:
@@ -185,7 +193,9 @@ class CompletionAnswer:
                 extra = {"usage": usage.as_object()} if generation.includes_continuous_usage else None
                 for new in output.outputs:
                     index = prompt_index * generation.n + new.index
-                    if builders[index].is_worth_sending(new):
+                    if is_plain and new.text and new.finish_reason is None:  # by far the most
+                        yield encoder.encode_text(index, new.text)
+                    elif builders[index].is_worth_sending(new):
                         yield encoder.encode([builders[index].build(index, output, new)], extra)
         finally:
             await close(outputs)

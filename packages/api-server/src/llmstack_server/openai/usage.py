@@ -28,7 +28,8 @@ class UsageCounter:
 
         As at OpenAI, completions that `best_of` generated and did not choose count too.
         """
-        self.num_completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        for choice in output.outputs:
+            self.num_completion_tokens += len(choice.token_ids)
         self.num_completion_tokens += output.num_dropped_tokens
         self.timings = output.metrics
         if output.num_cached_tokens is not None:
