@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmstack_model_runner.sampling import Sampler, TokenBitmask, apply_token_bitmask
 from llmstack_model_runner.sampling.testing import make_sampling_rows
-from llmstack_types import SamplingParams
+from llmstack_types import SamplingParams, TokenMasks
 
 
 def packed(allowed: list[set[int]], vocab_size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
@@ -61,3 +61,18 @@ def test_the_sampler_heeds_the_mask_of_the_rows_that_have_one() -> None:
     output = Sampler().sample(logits, rows.metadata(np.arange(3), np.zeros(3, dtype=np.int64), mask))
     assert output.token_ids[:2].tolist() == [5, 38]
     assert output.is_good.tolist() == [True, True, True]
+
+
+def test_masks_find_their_rows_and_places() -> None:
+    words = np.arange(8, dtype=np.int32)
+    masks = TokenMasks(["c", "a"], bytearray(words.tobytes()))
+    bitmask = TokenBitmask.of(masks, ["a", "b", "c"], np.array([1, 2, 3]))
+    assert bitmask.rows.tolist() == [3, 4, 5, 0]
+    assert bitmask.bits.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_masks_that_fit_no_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not sample"):
+        TokenBitmask.of(TokenMasks(["x"], bytearray(4)), ["a"], np.array([1]))
+    with pytest.raises(ValueError, match="no token masks for 3 places"):
+        TokenBitmask.of(TokenMasks(["a"], bytearray(8)), ["a"], np.array([3]))

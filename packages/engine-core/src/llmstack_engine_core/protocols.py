@@ -178,7 +178,7 @@ class ConstraintBackend(Protocol):
         """Takes over what a followed request has said."""
         ...
 
-    def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytes | bytearray:
+    def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
         """`TokenMasks.bits` for rows of (request id, draft tokens); one without a bit is of a failed request."""
         ...
 

@@ -28,6 +28,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "reshape_and_cache": {"cpu": ("native",)},
     "rms_norm": {"cpu": ("native",)},
     "rotary_embedding": {"cpu": ("native",)},
+    "token_bitmask": {"cpu": ("native",)},
 }
 
 

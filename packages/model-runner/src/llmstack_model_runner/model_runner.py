@@ -291,10 +291,10 @@ class ModelRunner:
         rows = step.rows[inputs.sampling_indices]
         num_places = step.num_drafts[inputs.sampling_indices] + 1
         output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
-        bitmask = None
-        if token_masks is not None:
+        bitmask, masks = None, None if token_masks is None else token_masks()
+        if masks is not None and masks.request_ids:
             sampling_ids = [step.request_ids[index] for index in inputs.sampling_indices.tolist()]
-            bitmask = TokenBitmask.of(token_masks(), sampling_ids, num_places)
+            bitmask = TokenBitmask.of(masks, sampling_ids, num_places)
         metadata = batch.sampling.metadata(np.repeat(rows, num_places), output_indices, bitmask)
         return self._sampler.sample(logits, metadata)
 

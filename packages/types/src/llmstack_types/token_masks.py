@@ -17,4 +17,4 @@ class TokenMasks:
     """
 
     request_ids: Sequence[str]
-    bits: bytes | bytearray
+    bits: bytearray

@@ -108,9 +108,9 @@ class CompilingScheduler:
         return self._scheduler.reset_prefix_cache()
 
     def _compiling(self, request: EngineCoreRequest) -> Future[None]:
-        parent = self._waiting.get(request.fork_of)
-        if parent is not None:  # the same constraint; a fork that is late shares nothing
-            return parent[1]
+        parent, future = self._waiting.get(request.fork_of, (None, None))
+        if parent is not None and future is not None and _is_alike(parent, request):
+            return future  # a fork that is late shares nothing
         if self._pool is None:
             self._pool = ThreadPoolExecutor(NUM_COMPILING_THREADS, "compile-grammar")
         return self._pool.submit(self._compile, request)
@@ -135,3 +135,7 @@ class CompilingScheduler:
         except InvalidRequestError as error:
             refusal = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=error.message)
             self._refused.append(refusal)
+
+
+def _is_alike(one: EngineCoreRequest, other: EngineCoreRequest) -> bool:
+    return one.sampling_params.structured_outputs == other.sampling_params.structured_outputs

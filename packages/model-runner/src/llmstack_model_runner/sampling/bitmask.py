@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmstack_kernels import token_bitmask
 from llmstack_model_runner.ragged import ragged_aranges
 from llmstack_types import TokenMasks
-
-_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,12 @@ class TokenBitmask:
 
     @staticmethod
     def of(masks: TokenMasks, request_ids: Sequence[str], num_places: npt.NDArray[np.int64]) -> TokenBitmask:
-        """The masks as rows of the logits, which are `num_places` for each of the sampling rows `request_ids`.
+        """The masks, of one row at least, as rows of the logits.
+
+        Args:
+            masks: For some of the rows that sample.
+            request_ids: All of those rows.
+            num_places: How many rows of the logits each of them has. [num_sampling_rows]
 
         Raises:
             ValueError: A row with a mask does not sample, or there are not as many masks as places.
@@ -53,24 +57,5 @@ def apply_token_bitmask(logits: torch.Tensor, bitmask: TokenBitmask) -> None:
     Raises:
         ValueError: The bits are no int32 of the shape that the logits and the rows ask for.
     """
-    rows, bits, vocab_size = bitmask.rows, bitmask.bits, logits.shape[-1]
-    expected = (len(rows), -(-vocab_size // _BITS))
-    if bits.dtype != np.int32 or bits.shape != expected:
-        raise ValueError(f"a token bitmask must be int32 {list(expected)}, but is {bits.dtype} {list(bits.shape)}")
-    is_barred = _barred(bits, vocab_size, logits.device)
-    if len(rows) == len(logits) and bool((rows == np.arange(len(rows))).all()):
-        logits.masked_fill_(is_barred, -torch.inf)
-    else:
-        index = torch.from_numpy(rows).to(logits.device)
-        logits[index] = logits[index].masked_fill_(is_barred, -torch.inf)
-
-
-def _barred(bits: npt.NDArray[np.int32], vocab_size: int, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        little_endian = (~bits).astype("<i4", copy=False).view(np.uint8)
-        flags = np.unpackbits(little_endian, axis=-1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(flags.view(np.bool_))
-    # The words travel, not the flags: a thirty-second of the bytes.
-    shifts = torch.arange(_BITS, dtype=torch.int32, device=device)
-    flags_ = (torch.from_numpy(bits).to(device)[:, :, None] >> shifts) & 1
-    return flags_.flatten(1)[:, :vocab_size] == 0
+    rows, bits = torch.from_numpy(bitmask.rows), torch.from_numpy(bitmask.bits)
+    token_bitmask.apply_token_bitmask(logits, rows.to(logits.device), bits.to(logits.device))

@@ -1,0 +1,30 @@
+"""Token bitmask in the package's own machine code."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_kernels.native import Int, Pointer, library, require_library
+from llmstack_kernels.token_bitmask import reference
+
+_ARGUMENTS = (Pointer, Pointer, Pointer, Int, Int)
+
+
+def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """A word of 32 tokens at a time; words that bar nothing are passed over."""
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        reference.apply_token_bitmask(logits, rows, bits)
+        return
+    rows, bits = rows.contiguous(), bits.contiguous()
+    function = require_library().function("token_bitmask_f32", *_ARGUMENTS)
+    function(logits.data_ptr(), rows.data_ptr(), bits.data_ptr(), len(rows), logits.shape[-1])
+
+
+def is_available() -> bool:
+    """True when a library was built for this processor."""
+    return library() is not None
+
+
+def describe() -> str:
+    """The variant that runs."""
+    return str(library())
