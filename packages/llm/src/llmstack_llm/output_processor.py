@@ -159,7 +159,7 @@ class OutputProcessor:
 
         `counts_waiting`: Those too that have had no place in a step yet.
         """
-        return [
+        return self.pooling.find_stalled(since_s, counts_waiting=counts_waiting) + [
             request_id
             for request_id, state in self.request_id_to_state.items()
             if state.last_progress_s < since_s and (counts_waiting or state.metrics.scheduled_time_s is not None)

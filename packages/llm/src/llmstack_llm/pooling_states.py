@@ -85,6 +85,15 @@ class PoolingStates:
         if state is not None and status is RequestStatus.RUNNING and state.scheduled_time_s is None:
             state.scheduled_time_s = time_s
 
+    def find_stalled(self, since_s: float, *, counts_waiting: bool) -> list[str]:
+        """As `OutputProcessor.find_stalled`."""
+        return [
+            request_id
+            for request_id, state in self._request_id_to_state.items()
+            if (state.scheduled_time_s or state.request.arrival_time_s) < since_s
+            and (counts_waiting or state.scheduled_time_s is not None)
+        ]
+
     def abort(self, request_id: str, *, is_silent: bool) -> bool:
         """Ends a request; its collector gets an output without a vector, unless nobody listens. False if unknown."""
         state = self._request_id_to_state.pop(request_id, None)

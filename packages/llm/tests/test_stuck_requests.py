@@ -1,0 +1,72 @@
+"""Which requests get nowhere, and whether that is the engine core's doing."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from pathlib import Path
+
+from llmstack_llm.async_llm import AsyncLLM
+from llmstack_llm.model_config import load_model_config
+from llmstack_llm.output_processor import OutputProcessor
+from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
+from llmstack_llm.tokenizer import load_tokenizer
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    PoolingParams,
+    RequestEvent,
+    RequestStatus,
+    SamplingParams,
+)
+
+PARAMS = SamplingParams(max_tokens=9, seed=0, detokenize=False)
+
+
+def add(processor: OutputProcessor, request_id: str, arrival_s: float) -> None:
+    request = EngineCoreRequest(request_id, [1], PARAMS, arrival_time_s=arrival_s)
+    processor.add_request(request_id, None, [request], PARAMS)
+
+
+def running(request_id: str, time_s: float) -> RequestEvent:
+    return RequestEvent(request_id, RequestStatus.RUNNING, time_s)
+
+
+def test_a_running_request_without_a_token_is_stalled_and_a_waiting_one_is_not() -> None:
+    processor = OutputProcessor(None)
+    for request_id in ("runs", "waits", "gets on"):
+        add(processor, request_id, 0.0)
+    processor.process_outputs([], 1.0, [running("runs", 1.0), running("gets on", 1.0)])
+    processor.process_outputs([EngineCoreOutput("gets on", [7])], 50.0)
+    assert processor.find_stalled(40.0, counts_waiting=False) == ["runs"]
+    assert processor.find_stalled(40.0, counts_waiting=True) == ["runs", "waits"]
+    assert processor.find_stalled(60.0, counts_waiting=False) == ["runs", "gets on"]
+
+
+def test_a_request_that_pools_is_watched_too() -> None:
+    processor = OutputProcessor(None)
+    request = EngineCoreRequest("p", [1], PARAMS, arrival_time_s=0.0, pooling_params=PoolingParams())
+    processor.add_pooling_request(None, request)
+    assert processor.find_stalled(40.0, counts_waiting=False) == []
+    processor.process_outputs([], 1.0, [running("p", 1.0)])
+    assert processor.find_stalled(40.0, counts_waiting=False) == ["p"]
+    vector = array("f", [1.0]).tobytes()
+    processor.process_outputs([EngineCoreOutput("p", [], pooled=vector)], 2.0)
+    assert processor.find_stalled(40.0, counts_waiting=True) == []
+
+
+async def test_an_engine_core_that_stands_still_holds_up_everybody(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path / "m")
+    client = FakeEngineCoreClient()
+    client.step_delay_s = 3600.0
+    llm = AsyncLLM(load_model_config(str(folder)), client, load_tokenizer(folder))
+    assert llm.find_stuck_requests(0.0) == ([], False)
+    stream = llm.generate("a", SamplingParams(max_tokens=1), "r")
+    waiting = asyncio.ensure_future(anext(stream))
+    for _ in range(100):  # until it has reached the engine core
+        await asyncio.sleep(0)
+    assert client.added
+    assert llm.find_stuck_requests(3600.0) == ([], False)
+    assert llm.find_stuck_requests(-1.0) == (["r"], True)
+    waiting.cancel()
+    await llm.shutdown()
