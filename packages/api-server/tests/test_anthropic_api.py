@@ -101,6 +101,7 @@ async def test_any_message_says_the_same_streamed_and_whole(
 ):
     fields: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "top_p": top_p}
     whole = (await post(generating_app, **fields)).json()
+    anthropic.types.Message.model_validate(whole)
     answer = await post(generating_app, **fields, stream=True)
     snapshot, buffers = None, {}
     for line in answer.body.decode().splitlines():
@@ -132,6 +133,7 @@ async def test_what_the_api_has_and_the_server_needs_not_is_taken(client: Any):
         thinking={"type": "enabled", "budget_tokens": 1024},
         service_tier="auto",
         cache_control={"type": "ephemeral"},
+        extra_body={"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
         extra_headers={"anthropic-beta": "x", "anthropic-version": "2030-01-01"},
     )
     assert message.content[0].text == "HelloHe"
@@ -251,6 +253,7 @@ async def test_a_client_that_leaves_ends_its_request(app: Any, engine: FakeEngin
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tool_choice": {"type": "x"}}, "tool_choice.type"),
         ({"container": "c"}, "container"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"n": 2}, "n"),
     ],

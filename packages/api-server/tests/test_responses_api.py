@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_server.http.app import build_app
+from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state, wait_until
 from llmstack_types import EngineDeadError, RequestFailedError, ServerOverloadedError
@@ -288,6 +289,13 @@ async def test_a_drain_waits_for_the_background_and_the_cut_ends_it(
     assert engine.num_running == 0
     found = await client.responses.retrieve(response.id)
     assert (found.status, found.error and found.error.message) == ("failed", "The server is shutting down.")
+
+
+async def test_what_is_stored_can_be_asked_for_while_the_server_drains(app: Any, state: ServerState):
+    response = (await create(app)).json()
+    state.lifecycle.advance(LifecycleState.DRAINING)
+    assert (await call(app, "GET", f"{RESPONSES}/{response['id']}")).json() == response
+    assert (await create(app)).json()["error"]["code"] == "server_shutting_down"
 
 
 async def test_without_an_end_there_is_no_done(app: Any):

@@ -51,6 +51,14 @@ def _always(value: Any) -> bool:
     return True
 
 
+def _keeps_everything(value: Any) -> bool:
+    """Edits that leave the context as it is, as some clients send with every request."""
+    edits = value.get("edits", []) if isinstance(value, dict) else value
+    return edits is None or (
+        isinstance(edits, list) and all(isinstance(edit, dict) and edit.get("keep") == "all" for edit in edits)
+    )
+
+
 _NEVER = one_of()
 
 # Field to the values that change nothing here.
@@ -65,7 +73,7 @@ KNOWN: Mapping[str, Predicate] = {
     "user_profile_id": _always,
     "workspace_id": _always,
     "container": _NEVER,
-    "context_management": _NEVER,
+    "context_management": _keeps_everything,
     "mcp_servers": one_of([]),
     "output_format": _NEVER,
     "speed": one_of("standard"),

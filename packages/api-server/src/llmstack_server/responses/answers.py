@@ -74,7 +74,9 @@ class ResponseAnswer:
                 yield frame_named(event)
 
     def error_event(self, error: ErrorAnswer) -> bytes:
-        """`response.failed`, where what has begun cannot go on."""
+        """`response.failed`, where what has begun cannot go on; nothing where its last event is out."""
+        if self._prepared.run.response.is_over:
+            return b""
         event = frame_named(self._prepared.run.fail(error))
         self._keep()
         return event
