@@ -123,6 +123,8 @@ def main(arguments: list[str]) -> int:
     config = config_from(argparse.Namespace(**order["flags"]), read_environment(os.environ))
     config = replace(config, warnings=())
     set_up_logging(config.http)
+    # What is odd about the model has been said by the process that found it.
+    logging.getLogger("llmstack_llm.model_config").setLevel(logging.ERROR)
     return Worker(
         config, listener, channel, order["index"], order["count"], Path(order["directory"]), order["is_replacement"]
     ).run()

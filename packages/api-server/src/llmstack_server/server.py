@@ -108,7 +108,6 @@ class Server:
             logger.info("stopped while loading")
             return 0
         if await self._race(self._watch_engine(), serving):
-            logger.error("the engine core died: requests in flight are lost, the server stops")
             await self._state.in_flight.wait_until_idle(FLUSH_TIMEOUT_S)
             return 1
         await self._drain()
@@ -148,11 +147,12 @@ class Server:
         self._accepts.set()
 
     async def _watch_engine(self) -> None:
-        """Returns when the engine core is gone."""
+        """Returns when the engine core is gone, and says why."""
         while True:
             try:
                 await self._state.engine.check_health()
-            except EngineDeadError:
+            except EngineDeadError as error:
+                logger.error("the engine core died (%s): requests in flight are lost, the server stops", error)
                 return
             for tick in self._state.ticks:
                 tick()
