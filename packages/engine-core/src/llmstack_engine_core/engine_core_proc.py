@@ -12,6 +12,7 @@ from llmstack_engine_core.engine_loop import EngineLoop
 from llmstack_engine_core.ipc.codec import decode_client_message, encode
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import EngineMessage, Hello, StartFailed
+from llmstack_engine_core.ipc.parts import encode_in_parts
 from llmstack_engine_core.ipc.sockets import has_message
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ class EngineCoreProc(EngineLoop):
 
     def _send(self, client: bytes, message: EngineMessage) -> None:
         try:
-            self._socket.send_multipart([client, encode(message)], zmq.NOBLOCK)
+            for frame in encode_in_parts(message):
+                self._socket.send_multipart([client, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:  # gone, or it has left thousands of messages unread
             logger.warning("lost %s: %s", client[:64], error.strerror)
             self._drop(client)

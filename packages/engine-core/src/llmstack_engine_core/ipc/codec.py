@@ -41,11 +41,15 @@ _LIMITS: Final[dict[str, Any]] = {
 }
 
 
+class FrameTooLargeError(CodecError):
+    """A message whose fields can be carried, but not in one frame."""
+
+
 def encode(message: ClientMessage | EngineMessage) -> bytes:
     """The bytes of one message.
 
     Raises:
-        CodecError: A field is outside what the protocol can carry.
+        CodecError: A field is outside what the protocol can carry, or all of them together are too large.
     """
     tag, encode_fields, max_bytes = _ENCODERS[type(message)]
     try:
@@ -53,7 +57,7 @@ def encode(message: ClientMessage | EngineMessage) -> bytes:
     except (TypeError, OverflowError, UnicodeEncodeError, ValueError) as error:
         raise CodecError(f"a message of type {type(message).__name__} cannot be encoded: {error}") from error
     if len(frame) > max_bytes:
-        raise CodecError(f"a message of {len(frame)} bytes is too large; {max_bytes} is the limit")
+        raise FrameTooLargeError(f"a message of {len(frame)} bytes is too large; {max_bytes} is the limit")
     return frame
 
 
