@@ -174,6 +174,13 @@ def test_an_answer_without_calls(server: Any, family: str):
     assert choice.message.content == {"qwen": "Sunny, 日本.", "llama": '{"not": "a call"}', "mistral": "Sunny."}[family]
 
 
+def test_tokens_of_reasoning_are_counted(server: Any, family: str):
+    body = {"messages": QUESTION, "chat_template_kwargs": {"script": "plain"}}
+    usage = server.post("/v1/chat/completions", body)[1]["usage"]
+    details = {"reasoning_tokens": len("\nHm, é.\n".encode())} if family == "qwen" else None
+    assert usage.get("completion_tokens_details") == details
+
+
 def test_calls_are_parsed_into_the_clients_own_types(server: Any):
     completion = server.client.chat.completions.parse(
         model="m", messages=QUESTION, tools=[WEATHER], extra_body={"chat_template_kwargs": {"script": "two"}}

@@ -102,7 +102,7 @@ def chat_options(namespace: argparse.Namespace) -> ChatOptions:
     """The options of a parsed command line.
 
     Raises:
-        ServeError: There is no such parser.
+        ServeError: There is no such parser, or no template may get such arguments.
     """
     options = ChatOptions(
         tool_call_parser=_name(namespace.tool_call_parser, namespace.tool_parser_plugin),
@@ -112,7 +112,7 @@ def chat_options(namespace: argparse.Namespace) -> ChatOptions:
         needs_tool_parser=namespace.enable_auto_tool_choice,
         excludes_unused_tools=namespace.exclude_tools_when_tool_choice_none,
         response_role=namespace.response_role,
-        template_kwargs=namespace.default_chat_template_kwargs,
+        template_kwargs=_template_kwargs(namespace.default_chat_template_kwargs),
         trusts_request_template=namespace.trust_request_chat_template,
     )
     _check_names(options)
@@ -122,6 +122,18 @@ def chat_options(namespace: argparse.Namespace) -> ChatOptions:
 def _name(name: str | None, plugin: str | None) -> str | None:
     """A plug-in without a name goes by its class's."""
     return plugin.rpartition(":")[2] if name in (None, "") and plugin is not None else name or None
+
+
+def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if not kwargs:
+        return {}
+    from llmstack_llm.chat_messages import check_template_kwargs
+    from llmstack_types import InvalidRequestError
+
+    try:
+        return check_template_kwargs(kwargs)
+    except InvalidRequestError as error:
+        raise ServeError(f"--default-chat-template-kwargs: {error.message}", exit_code=2) from None
 
 
 def _check_names(options: ChatOptions) -> None:
