@@ -124,6 +124,17 @@ def check_attributes(found: dict[str, Any], http_request_id: str) -> None:
     assert 0 < latency["time_in_model_execute"] <= latency["time_in_model_inference"] * 1.5
 
 
+@needs_otel
+def test_a_collector_that_is_gone_harms_nobody(launch: Callable[..., Any]) -> None:
+    with collecting() as collector:
+        url = collector.url
+    server = launch("--otlp-traces-endpoint", url, env={"OTEL_EXPORTER_OTLP_TIMEOUT": "60"})
+    server.wait_until_ready()
+    assert server.post("/v1/completions", COMPLETION)[0] == 200
+    assert server.stop(timeout_s=30) == 0  # though the exporter would try for a minute
+    assert "Traceback" not in server.log
+
+
 def test_the_lines_of_a_trace_follow_a_request_through_both_processes(serve: Callable[..., Any]) -> None:
     with serve(env={"LLMSTACK_TRACE": "1"}) as server:
         _, answer, headers = server.post("/v1/completions", COMPLETION)

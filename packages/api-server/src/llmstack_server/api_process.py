@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEAD_START_S = 1.0
+# The last spans get so long to leave; a collector that is gone must not hold up the end.
+TELEMETRY_TIMEOUT_S = 1.0
 
 OpenEngine = Callable[[StageTimer, Sequence[Any]], "AsyncLLM"]
 """From the timer of the start and the stat loggers to an engine that is on its way; it may block."""
@@ -91,7 +93,8 @@ class ApiProcess:
             return await server.run(lambda: self._note_ready(state, opening.result()))
         finally:
             if state.telemetry is not None:
-                await asyncio.to_thread(state.telemetry.close)
+                closing = in_daemon_thread(state.telemetry.close, "close-telemetry")
+                await asyncio.wait((closing,), timeout=TELEMETRY_TIMEOUT_S)
 
     async def _note_ready(self, state: ServerState, engine: AsyncLLM) -> None:
         from llmstack_server.chat.parsers import parsers_for

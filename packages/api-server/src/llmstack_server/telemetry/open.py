@@ -18,7 +18,7 @@ class Telemetry:
 
     Attributes:
         observers: Hear the stages over HTTP.
-        close: Sends what is left. Blocks.
+        close: Sends what is left; may block for long.
     """
 
     observers: tuple[RequestObserver, ...]

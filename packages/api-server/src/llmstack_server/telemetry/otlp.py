@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from llmstack_server.telemetry.spans import SpanObserver
 
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-FLUSH_TIMEOUT_MS = 3000
 
 
 class SpanSender:
@@ -48,8 +47,7 @@ class SpanSender:
         self.observer: SpanObserver = SpanObserver(tracer, model_name, is_detailed=config.has_detailed_traces)
 
     def close(self) -> None:
-        """Sends what is left, within a bound, and ends the thread. Blocks."""
-        self._provider.force_flush(FLUSH_TIMEOUT_MS)
+        """Sends what is left and ends the thread; blocks for as long as the exporter tries to reach its collector."""
         self._provider.shutdown()
 
 
