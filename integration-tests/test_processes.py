@@ -224,7 +224,7 @@ def test_a_killed_server_takes_all_its_processes_along(start: Callable[..., Any]
     server.process.kill()
     server.process.wait(10)
     assert not psutil.wait_procs(family, timeout=15)[1]
-    assert [path for folder in runtime_folder.iterdir() for path in folder.glob("engine.sock")] == []
+    assert list(runtime_folder.iterdir()) == []
 
 
 def test_a_taken_port_fails_before_any_process_starts(launch: Callable[..., Any]) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -58,6 +59,7 @@ class Worker:
     timer: StageTimer = field(default_factory=StageTimer)
     signals: EarlySignals = field(default_factory=EarlySignals)
     _may_serve: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_orphan: bool = False
 
     def run(self) -> int:
         """Serves until a signal (0) or the engine's death (1); a start that fails is told and ends with 1."""
@@ -67,6 +69,9 @@ class Worker:
             except ServeError as error:
                 self._tell({"failed": str(error)})
                 return 1
+            finally:
+                if self._is_orphan:
+                    shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _serve(self) -> int:
         open_engine = partial(self._open_engine, asyncio.get_running_loop())
@@ -81,6 +86,7 @@ class Worker:
         with timer.stage("wait for engine addresses"):
             order = process_channel.receive(self.channel)
         if order is None:
+            self._is_orphan = True
             raise ServeError("the process that started this one has ended")
         threading.Thread(target=self._follow_parent, args=(loop,), name="lifeline", daemon=True).start()
         with timer.stage("attach to engine"):
@@ -107,8 +113,10 @@ class Worker:
             while (order := process_channel.receive(self.channel)) is not None:
                 if order.get("serve"):
                     loop.call_soon_threadsafe(self._may_serve.set)
+        self._is_orphan = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE_S)
+        shutil.rmtree(self.directory, ignore_errors=True)
         os._exit(1)
 
 
