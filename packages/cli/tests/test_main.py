@@ -134,7 +134,9 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch):
     assert main(["versions"]) == 130
 
 
-@pytest.mark.parametrize("line", [["--help"], ["--version"], ["versions", "--help"], ["--nonsense"]])
+@pytest.mark.parametrize(
+    "line", [["--help"], ["--version"], ["versions", "--help"], ["--nonsense"], ["chat", "--help"], ["collect-env"]]
+)
 def test_it_answers_without_importing_anything_heavy(line: list[str]):
     program = (
         "import json, sys; sys.stdout = sys.stderr\n"

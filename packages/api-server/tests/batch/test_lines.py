@@ -37,6 +37,7 @@ def test_requests_come_in_order_with_their_line_numbers():
         ({**GOOD, "custom_id": 5}, "invalid_custom_id", None),
         ({**GOOD, "custom_id": ""}, "invalid_custom_id", None),
         ({**GOOD, "custom_id": "x" * 513}, "invalid_custom_id", None),
+        (b'{"custom_id": "\\ud800"}', "invalid_custom_id", None),
         ({**GOOD, "method": "GET"}, "invalid_method", "a"),
         ({**GOOD, "url": "http://elsewhere/v1/completions"}, "invalid_url", "a"),
         ({**GOOD, "url": "/v1/x\r\nHost: y"}, "invalid_url", "a"),

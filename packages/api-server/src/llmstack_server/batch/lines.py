@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 MAX_LINE_BYTES = 16 << 20
 MAX_CUSTOM_ID_CHARS = 512
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: no file could hold it for the next run to find
 _ROUTE = re.compile(r"/[!-~]{0,511}")
 
 
@@ -95,7 +96,7 @@ def parse_line(number: int, line: bytes) -> BatchRequest | BatchFault:
     if not isinstance(fields, dict):
         return BatchFault(number, None, "invalid_json_line", "The line is no JSON object.")
     custom_id = fields.get("custom_id")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS or _SURROGATE.search(custom_id):
         message = f"'custom_id' must be a text of 1 to {MAX_CUSTOM_ID_CHARS} characters."
         return BatchFault(number, None, "invalid_custom_id", message)
     return _checked_request(number, custom_id, fields)
