@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmstack_server.config import HTTPConfig
 from llmstack_server.http.app import build_app
+from llmstack_server.http_options import AnswerConfig
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.state import ServerState
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state, wait_until
@@ -114,6 +116,12 @@ async def test_logprobs_come_with_the_text(client: openai.AsyncOpenAI):
     stream = await client.responses.create(**fields, top_logprobs=1, stream=True)
     deltas = [event async for event in stream if event.type == "response.output_text.delta"]
     assert [entry.token for delta in deltas for entry in delta.logprobs] == list("Hel")
+
+
+async def test_tokens_show_as_ids_where_the_server_says_so():
+    http = HTTPConfig(answers=AnswerConfig(shows_tokens_as_ids=True))
+    answer = (await create(build_app(ready_state(FakeEngineClient(), http)), top_logprobs=1)).json()
+    assert answer["output"][0]["content"][0]["logprobs"][0]["token"] == "token_id:72"
 
 
 async def test_a_conversation_goes_on_from_the_response_before(client: openai.AsyncOpenAI, engine: FakeEngineClient):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ Event = tuple[str, dict[str, Any]]
 Logprobs = Sequence[dict[str, Any]]
 
 
-class _TextItem:
+class _TextItem(ABC):
     """An item whose one part is a text."""
 
     def __init__(self, kind: str, text_event: str) -> None:
@@ -28,8 +29,9 @@ class _TextItem:
     def _text(self) -> str:
         return "".join(self._pieces)
 
+    @abstractmethod
     def _part(self) -> Item:
-        raise NotImplementedError
+        """The text as it stands in the item."""
 
     def _parts(self) -> list[Item]:
         return [self._part()] if self._has_part else []

@@ -70,7 +70,8 @@ async def prepare_response(state: ServerState, responses: SharedResponses, body:
         is_stored=fields.store is not False and responses.local.store.is_enabled,
         status="queued" if fields.background else "in_progress",
     )
-    return PreparedResponse(ResponseRun(stream, response), input_items, fields)
+    run = ResponseRun(stream, response, shows_ids=state.config.http.answers.shows_tokens_as_ids)
+    return PreparedResponse(run, input_items, fields)
 
 
 async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:

@@ -23,8 +23,10 @@ class ResponseRun:
         response: The object without its output.
     """
 
-    def __init__(self, stream: ChatStream, response: ResponseObject) -> None:
+    def __init__(self, stream: ChatStream, response: ResponseObject, *, shows_ids: bool = False) -> None:
+        """With `shows_ids`, the tokens of log-probabilities are `token_id:N`."""
         self.response = response
+        self._shows_ids = shows_ids
         self._stream = stream
         self._output = OutputBuilder()
         self._num_events = 0
@@ -80,7 +82,8 @@ class ResponseRun:
     def _add(self, delta: ChatDelta) -> Iterator[Event]:
         if not self.response.fields.has_logprobs:
             return self._output.add(delta)
-        logprobs = chat_logprobs(delta.token_ids, delta.logprobs or (), self.response.fields.top_logprobs or 0)
+        num_top = self.response.fields.top_logprobs or 0
+        logprobs = chat_logprobs(delta.token_ids, delta.logprobs or (), num_top, shows_ids=self._shows_ids)
         self._pending_logprobs += logprobs["content"]
         is_other = bool(delta.reasoning or delta.tool_calls)
         if not (delta.content or is_other or delta.finish_reason is not None):

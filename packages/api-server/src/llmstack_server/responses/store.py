@@ -19,7 +19,7 @@ Item = dict[str, Any]
 
 
 class StoredItem(NamedTuple):
-    """One item as JSON bytes: a fifth of what the object would take."""
+    """One item as JSON: of 5 words a quarter of the memory that the object would take, of 40 a third."""
 
     id: str
     data: bytes
