@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,23 @@ def test_values_that_cannot_be_are_refused(line: list[str]):
     with pytest.raises(SystemExit) as caught:
         new_parser().parse_args(line)
     assert caught.value.code == 2
+
+
+def test_keys_may_come_from_a_file(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("sk-a\n\n  sk-b \n")
+    found = config("--api-key-file", str(file), "--require-auth")
+    assert (len(found.http.api_keys), found.warnings) == (2, ())
+    assert found.http.api_keys[1].matches(b"sk-b")
+    assert len(config("--api-key-file", str(file), "--api-key", "sk-c").http.api_keys) == 3
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\n", "no key"), (b"\xff", "no text")])
+def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes | None, reason: str):
+    if content is not None:
+        (tmp_path / "keys").write_bytes(content)
+    with pytest.raises(ServeError, match=f"--api-key-file .*{reason}"):
+        config("--api-key-file", str(tmp_path / "keys"))
 
 
 def test_a_unix_socket_takes_the_place_of_host_and_port():

@@ -58,6 +58,13 @@ async def test_keys_open_everything_and_health_needs_none():
         assert answer.json()["error"]["code"] == "missing_api_key"
 
 
+async def test_metrics_may_be_opened():
+    http = HTTPConfig(api_keys=(Secret("k"),), has_open_metrics=True)
+    app = build_app(ready_state(FakeEngineClient(), http))
+    assert (await call(app, "GET", "/metrics")).status == 200
+    assert (await call(app, "GET", "/server_info")).status == 401
+
+
 async def test_no_key_shows_in_server_info():
     app = build_app(ready_state(FakeEngineClient(), HTTPConfig(api_keys=(Secret("sk-secret"),))))
     answer = await call(app, "GET", "/server_info", headers={"authorization": "Bearer sk-secret"})

@@ -79,6 +79,13 @@ async def test_a_client_that_leaves_and_an_error_end_the_request_too(caplog: pyt
     assert ": RuntimeError, " in lines(caplog)[3]
 
 
+async def test_what_is_pooled_has_its_lines_too(caplog: pytest.LogCaptureFixture):
+    answer = await call(build_app(logged_state(FakeEngineClient())), "POST", "/v1/embeddings", {"input": "secret"})
+    assert answer.status == 200
+    assert [line.partition(": ")[2].partition(" after")[0] for line in lines(caplog)] == ["6 tokens to pool", "pooled"]
+    assert "secret" not in caplog.text
+
+
 async def test_everything_else_is_the_engines_own():
     engine = FakeEngineClient()
     wrapped = LoggedEngine(engine, RequestLogConfig(logs_requests=True))

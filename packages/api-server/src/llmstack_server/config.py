@@ -22,6 +22,7 @@ from llmstack_server.http_options import (
     TLSConfig,
     answer_config,
     cors_config,
+    given_api_keys,
     rate_limits,
     request_log_config,
     response_store_config,
@@ -67,6 +68,8 @@ class HTTPConfig:
         uds_mode: Its permission bits.
         root_path: Prefix under which a proxy shows the server; empty for none.
         middleware: `module:name` of ASGI middleware, the last one outermost.
+        extra_routes: `module:name` of functions that add routes to a router.
+        has_open_metrics: `/metrics` needs no key.
         log_config_file: Takes the place of our own set-up of logging.
     """
 
@@ -88,6 +91,8 @@ class HTTPConfig:
     cors: CORSConfig = field(default_factory=CORSConfig)
     root_path: str = ""
     middleware: tuple[str, ...] = ()
+    extra_routes: tuple[str, ...] = ()
+    has_open_metrics: bool = False
     max_header_bytes: int = 64 << 10
     max_num_headers: int = 128
     has_docs: bool = True
@@ -166,11 +171,9 @@ def _check_parallel(namespace: argparse.Namespace) -> None:
 
 
 def _http_config(namespace: argparse.Namespace, environment: Environment) -> HTTPConfig:
-    keys = namespace.api_key or ([environment.api_key] if environment.api_key else [])
-    if any(not key for key in keys):
-        raise ServeError("--api-key: a key must not be empty", exit_code=2)
+    keys = given_api_keys(namespace) or ([environment.api_key] if environment.api_key else [])
     if namespace.require_auth and not keys:
-        raise ServeError("--require-auth needs --api-key or LLMSTACK_API_KEY", exit_code=2)
+        raise ServeError("--require-auth needs --api-key, --api-key-file or LLMSTACK_API_KEY", exit_code=2)
     return HTTPConfig(
         host=namespace.host or environment.host or DEFAULT_HOST,
         port=namespace.port if namespace.port is not None else _environment_port(environment),
@@ -188,6 +191,8 @@ def _http_config(namespace: argparse.Namespace, environment: Environment) -> HTT
         cors=cors_config(namespace),
         root_path=root_path(namespace.root_path),
         middleware=tuple(namespace.middleware),
+        extra_routes=tuple(namespace.extra_routes),
+        has_open_metrics=namespace.open_metrics,
         max_header_bytes=namespace.h11_max_incomplete_event_size,
         max_num_headers=namespace.h11_max_header_count,
         has_docs=not namespace.disable_fastapi_docs,
@@ -221,7 +226,7 @@ def _warnings(namespace: argparse.Namespace, environment: Environment, http: HTT
     if namespace.model_tag is not None and namespace.model not in (None, namespace.model_tag):
         found.append(f"serving {namespace.model_tag}: --model {namespace.model} is ignored")
     if namespace.api_key:
-        found.append("--api-key shows in the list of processes; LLMSTACK_API_KEY does not")
+        found.append("--api-key shows in the list of processes; LLMSTACK_API_KEY and --api-key-file do not")
     if namespace.hf_token:
         found.append("--hf-token shows in the list of processes; HF_TOKEN does not")
     if http.uds is not None and (namespace.host is not None or namespace.port is not None):

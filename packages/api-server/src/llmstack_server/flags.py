@@ -205,6 +205,8 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=port, help="port to listen on; 0 lets the system choose and prints it (default: 8000)")
     add("--api-key", nargs="+", action="extend", metavar="KEY", help="accepted keys; better in LLMSTACK_API_KEY")
+    add("--api-key-file", metavar="FILE", help="accepted keys, one per line")
+    add("--open-metrics", action="store_true", help="let /metrics be read without a key")
     add("--require-auth", action="store_true", help="refuse to start without an API key")
     add(
         "--shutdown-timeout",

@@ -69,6 +69,13 @@ def _add_connection_arguments(add: Add) -> None:
         metavar="MODULE:NAME",
         help="an ASGI middleware class or an async function of your own; may be given several times",
     )
+    add(
+        "--extra-routes",
+        action="append",
+        default=[],
+        metavar="MODULE:NAME",
+        help="a function of your own that adds routes to a router; may be given several times",
+    )
     add("--enable-request-id-headers", action="store_true", help="accepted; answers always carry X-Request-Id")
 
 
@@ -122,7 +129,7 @@ def _add_limit_arguments(add: Add) -> None:
         "--rate-limit-requests-per-minute",
         type=at_least(1, count),
         metavar="N",
-        help="of one API key, or of all clients where there are no keys; 429 beyond",
+        help="of one API key, or of all clients where there are no keys, in each API process; 429 beyond",
     )
     add("--max-concurrent-requests-per-key", type=at_least(1, count), metavar="N", help="the same, at one time")
     add(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmstack_server.errors import ServeError
 
@@ -76,6 +77,28 @@ class ResponseStoreConfig:
 
     max_responses: int = 1000
     max_bytes: int = 64 << 20
+
+
+def given_api_keys(namespace: argparse.Namespace) -> list[str]:
+    """The keys of the command line, and those in a file, one per line.
+
+    Raises:
+        ServeError: A key is empty, or the file cannot be read or has none.
+    """
+    keys: list[str] = list(namespace.api_key or ())
+    if any(not key for key in keys):
+        raise ServeError("--api-key: a key must not be empty", exit_code=2)
+    if namespace.api_key_file is None:
+        return keys
+    try:
+        lines = Path(namespace.api_key_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ServeError(f"--api-key-file {namespace.api_key_file}: {reason}", exit_code=2) from None
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise ServeError(f"--api-key-file {namespace.api_key_file}: it holds no key", exit_code=2)
+    return [*keys, *found]
 
 
 def tls_config(namespace: argparse.Namespace) -> TLSConfig | None:

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from llmstack_server.http.request_id import current_request_id
 from llmstack_server.http_options import RequestLogConfig
-from llmstack_server.protocols import AdmittedPrompt, EngineClient, PromptOutput
-from llmstack_types import SamplingParams
+from llmstack_server.protocols import AdmittedInput, AdmittedPrompt, EngineClient, PooledOutput, PromptOutput
+from llmstack_types import PoolingParams, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,25 @@ class LoggedEngine:
         finally:
             await _close(stream)
             logger.info("request %s: %s after %.3f s", request_id, outcome.shown(), self._clock() - began_s)
+
+    async def encode(
+        self, prompt: AdmittedInput, pooling_params: PoolingParams | None, request_id: str, **options: Any
+    ) -> AsyncIterator[PooledOutput]:
+        """As the engine's, with the same two lines; what is pooled is not shown."""
+        began_s, outcome = self._clock(), "abort"
+        num_tokens = len(prompt.prompt_token_ids)
+        logger.info("request %s (%s): %d tokens to pool", request_id, current_request_id.get(), num_tokens)
+        stream = self._engine.encode(prompt, pooling_params, request_id, **options)
+        try:
+            async for output in stream:
+                outcome = "pooled"
+                yield output
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            await _close(stream)
+            logger.info("request %s: %s after %.3f s", request_id, outcome, self._clock() - began_s)
 
     def _shown_prompt(self, prompt: AdmittedPrompt) -> str:
         if prompt.prompt is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ from fastapi import FastAPI
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from llmstack_server.errors import ServeError
+from llmstack_server.named_objects import load_named
 
 
 def add_custom_middleware(app: FastAPI, names: tuple[str, ...]) -> None:
@@ -32,16 +32,7 @@ def load_middleware(name: str) -> Any:
     Raises:
         ServeError: There is none; the text says why.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
-        module_name, _, attribute = name.rpartition(".")
-    if not module_name or not attribute:
-        raise ServeError(f"--middleware {name[:128]}: expected module:name", exit_code=2)
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # whatever somebody else's module raises when it is imported
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ServeError(f"--middleware {name[:128]} cannot be loaded: {reason}", exit_code=2) from error
+    found = load_named("--middleware", name)
     if not isinstance(found, type) and not inspect.iscoroutinefunction(found):
         raise ServeError(f"--middleware {name[:128]} is neither a class nor an async function", exit_code=2)
     return found

@@ -152,10 +152,11 @@ class AuthenticationMiddleware:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._keys = state.config.http.api_keys
+        self._open_paths = OPEN_PATHS | ({"/metrics"} if state.config.http.has_open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or refuses it."""
-        if scope["type"] == "http" and self._keys and route_path(scope) not in OPEN_PATHS:
+        if scope["type"] == "http" and self._keys and route_path(scope) not in self._open_paths:
             scope["state"]["api_key_index"] = self._key_index(Headers(scope=scope))
         await self._app(scope, receive, send)
 

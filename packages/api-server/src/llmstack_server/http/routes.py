@@ -19,6 +19,7 @@ from llmstack_server.http.server_info import server_info
 from llmstack_server.http.sleep_routes import add_sleep_routes
 from llmstack_server.http.steps import add_steps_routes
 from llmstack_server.lifecycle import LifecycleState
+from llmstack_server.named_objects import load_named
 from llmstack_server.openai.chat import prepare_chat
 from llmstack_server.openai.completions import prepare_completion
 from llmstack_server.openai.invocations import prepare_invocation
@@ -87,6 +88,8 @@ def build_router(state: ServerState) -> APIRouter:
     add_steps_routes(router, state)
     if state.config.http.has_docs:
         add_docs_routes(router)
+    for name in state.config.http.extra_routes:
+        load_named("--extra-routes", name)(router, state)
     if state.config.http.enable_control_routes:
         _add_control_routes(router, state)
         if state.config.processes.has_sleep_mode:
