@@ -46,8 +46,12 @@ def page() -> str:
     for group in parser._action_groups:  # argparse shows its groups under no public name
         rows = [_row(action) for action in group._group_actions if _is_shown(action)]
         if rows:
-            parts.append(f"\n## {(group.title or '').capitalize()}\n\n| flag | |\n|---|---|\n" + "".join(rows))
+            parts.append(f"\n## {_title(group.title or '')}\n\n| flag | |\n|---|---|\n" + "".join(rows))
     return "".join([*parts, REFUSED_HEAD, *_refused_rows()])
+
+
+def _title(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _is_shown(action: argparse.Action) -> bool:

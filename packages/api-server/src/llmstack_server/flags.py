@@ -23,8 +23,10 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares every flag of `llmstack serve`."""
     _add_model_arguments(parser)
+    _add_repository_arguments(parser)
     add_use_arguments(parser)
     _add_engine_arguments(parser)
+    _add_kv_cache_arguments(parser)
     _add_sampling_arguments(parser)
     _add_server_arguments(parser)
     add_chat_arguments(parser)
@@ -50,25 +52,6 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="names in the API; the first is reported",
     )
-    add("--tokenizer", help="folder or repository id of the tokenizer (default: the model's)")
-    add("--tokenizer-revision", metavar="REVISION", help="branch, tag or commit of --tokenizer")
-    add(
-        "--tokenizer-mode",
-        choices=("auto", "hf"),
-        default="auto",
-        help="accepted; every tokenizer is a fast one (default: auto)",
-    )
-    add("--skip-tokenizer-init", action="store_true", help="no tokenizer: token ids in, token ids out")
-    add("--revision", help="branch, tag or commit of the repository")
-    add("--hf-overrides", type=json_object, metavar="JSON", help="values in place of those in config.json")
-    add(
-        "--hf-token",
-        nargs="?",
-        const="",
-        metavar="TOKEN",
-        help="for private and gated repositories; better in HF_TOKEN, whose value it takes where it has none",
-    )
-    add("--download-dir", metavar="DIR", help="where repositories are kept (default: that of huggingface-hub)")
     add("--load-format", choices=LOAD_FORMATS, default="auto", help="'dummy' makes random weights (default: auto)")
     add(
         "--model-impl",
@@ -103,6 +86,29 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="seed of dummy weights and of unseeded requests (default: 0)")
 
 
+def _add_repository_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("repository and tokenizer").add_argument
+    add("--tokenizer", help="folder or repository id of the tokenizer (default: the model's)")
+    add("--tokenizer-revision", metavar="REVISION", help="branch, tag or commit of --tokenizer")
+    add(
+        "--tokenizer-mode",
+        choices=("auto", "hf"),
+        default="auto",
+        help="accepted; every tokenizer is a fast one (default: auto)",
+    )
+    add("--skip-tokenizer-init", action="store_true", help="no tokenizer: token ids in, token ids out")
+    add("--revision", help="branch, tag or commit of the repository")
+    add("--hf-overrides", type=json_object, metavar="JSON", help="values in place of those in config.json")
+    add(
+        "--hf-token",
+        nargs="?",
+        const="",
+        metavar="TOKEN",
+        help="for private and gated repositories; better in HF_TOKEN, whose value it takes where it has none",
+    )
+    add("--download-dir", metavar="DIR", help="where repositories are kept (default: that of huggingface-hub)")
+
+
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine").add_argument
     add("--max-num-seqs", type=at_least(1), default=256, metavar="N", help="requests per step at most (default: 256)")
@@ -112,18 +118,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens per step at most (default: 2048; the longest request without chunked prefill)",
     )
-    add("--block-size", type=at_least(1), default=16, metavar="N", help="tokens per KV block (default: 16)")
-    add(
-        "--num-kv-blocks",
-        "--num-gpu-blocks-override",
-        type=at_least(1, count),
-        metavar="N",
-        help="blocks of the KV cache (default: from the memory at hand)",
-    )
-    add("--kv-cache-memory-bytes", type=at_least(1, count), metavar="N", help="size of the KV cache, such as 512M")
-    add("--gpu-memory-utilization", type=share, default=0.9, metavar="X", help="share of GPU memory (default: 0.9)")
     boolean = argparse.BooleanOptionalAction
-    add("--enable-prefix-caching", action=boolean, default=True, help="reuse the KV blocks of equal prefixes")
     add("--enable-chunked-prefill", action=boolean, default=True, help="let a long prompt span several steps")
     add(
         "--long-prefill-token-threshold",
@@ -138,13 +133,6 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="requests in the midst of their prompts at once, 0 for no limit (default: 0)",
-    )
-    add(
-        "--num-host-blocks",
-        type=at_least(0, count),
-        default=0,
-        metavar="N",
-        help="blocks in host memory to swap preempted requests to, 0 to recompute them (default: 0)",
     )
     add("--async-scheduling", action=boolean, default=False, help="schedule a step before the last one's tokens arrive")
     add(
@@ -173,6 +161,29 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--enforce-eager", action="store_true", help="record no decode steps, for debugging")
     add("--disable-log-stats", action="store_true", help="no statistics from the engine")
     add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
+
+
+def _add_kv_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("KV cache").add_argument
+    add("--block-size", type=at_least(1), default=16, metavar="N", help="tokens per KV block (default: 16)")
+    add(
+        "--num-kv-blocks",
+        "--num-gpu-blocks-override",
+        type=at_least(1, count),
+        metavar="N",
+        help="blocks of the KV cache (default: from the memory at hand)",
+    )
+    add("--kv-cache-memory-bytes", type=at_least(1, count), metavar="N", help="size of the KV cache, such as 512M")
+    add("--gpu-memory-utilization", type=share, default=0.9, metavar="X", help="share of GPU memory (default: 0.9)")
+    boolean = argparse.BooleanOptionalAction
+    add("--enable-prefix-caching", action=boolean, default=True, help="reuse the KV blocks of equal prefixes")
+    add(
+        "--num-host-blocks",
+        type=at_least(0, count),
+        default=0,
+        metavar="N",
+        help="blocks in host memory to swap preempted requests to, 0 to recompute them (default: 0)",
+    )
 
 
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
