@@ -8,6 +8,7 @@ from llmstack_engine_core import EventHook
 from llmstack_llm import LLM, SamplingParams
 from llmstack_llm.engine_args import EngineArgsError
 from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.metrics import Counter, Gauge, Vector
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.stats import FinishedRequestStats, IterationStats
 from llmstack_llm.testing import write_model_folder
@@ -136,3 +137,17 @@ def test_without_a_trace_no_object_knows_of_one(model: str, capsys: pytest.Captu
         assert type(llm.llm_engine.output_processor) is OutputProcessor
         llm.generate("abc", SamplingParams(max_tokens=2, seed=0), use_tqdm=False)
     assert "[TRACE]" not in capsys.readouterr().err
+
+
+def test_what_was_counted_can_be_read(model: str) -> None:
+    with LLM(model, runner="echo", speculative_config={"method": "ngram", "num_speculative_tokens": 3}) as llm:
+        llm.generate(["abab" * 3, "b"], SamplingParams(max_tokens=6, seed=0, ignore_eos=True), use_tqdm=False)
+        metrics = llm.get_metrics()
+    counted = {metric.name: metric.value for metric in metrics if isinstance(metric, Counter | Gauge)}
+    assert counted["vllm:generation_tokens"] == 12
+    assert counted["vllm:prompt_tokens"] == 13
+    assert counted["vllm:num_requests_running"] == 0
+    ends = [metric for metric in metrics if metric.labels.get("finished_reason") == "length"]
+    assert ends == [Counter("vllm:request_success", {**ends[0].labels}, 2)]
+    (accepted,) = (metric for metric in metrics if isinstance(metric, Vector))
+    assert sum(accepted.values) == counted["vllm:spec_decode_num_accepted_tokens"] > 0

@@ -22,6 +22,7 @@ from llmstack_llm.chat_template import ChatTemplate, find_chat_template
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.input_processor import PromptInput
 from llmstack_llm.llm_engine import LLMEngine
+from llmstack_llm.metrics import Metric, MetricsKeeper
 from llmstack_llm.offline_pooling import OfflinePooling
 from llmstack_llm.outputs import RequestOutput
 from llmstack_llm.pooling_outputs import PoolingRequestOutput
@@ -93,6 +94,8 @@ class LLM(OfflinePooling):
             gpu_memory_utilization=gpu_memory_utilization,
             **engine_kwargs,
         )
+        self._metrics = MetricsKeeper(model)
+        stat_loggers = [self._metrics, *stat_loggers]
         self.llm_engine = LLMEngine.from_engine_args(
             args, multiprocess=multiprocess, stat_loggers=stat_loggers, event_hooks=event_hooks
         )
@@ -191,6 +194,10 @@ class LLM(OfflinePooling):
         """The model's own defaults (`generation_config.json`) over vLLM's."""
         params = self.llm_engine.model_config.default_sampling_params()
         return params if params.max_tokens is not None else dataclasses.replace(params, max_tokens=DEFAULT_MAX_TOKENS)
+
+    def get_metrics(self) -> list[Metric]:
+        """What has been counted so far: `Counter`s, `Gauge`s and `Vector`s of `llmstack_llm.metrics`."""
+        return self._metrics.metrics()
 
     def sleep(self, level: int = 1) -> bool:
         """Gives memory back until `wake_up`: of the KV cache, and with level 2 of the weights too.
