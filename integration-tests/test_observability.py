@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import json
 import re
+import runpy
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,7 +17,11 @@ from typing import Any
 
 import pytest
 
+from llmstack_demo_model import model_path
+
 DASHBOARD = Path(__file__).resolve().parents[1] / "docs" / "grafana" / "llmstack.json"
+PAGE = DASHBOARD.parents[1] / "observability.md"
+TOOL = DASHBOARD.parents[2] / "tools" / "make_dashboard.py"
 needs_otel = pytest.mark.skipif(importlib.util.find_spec("opentelemetry") is None, reason="needs llmstack-server[otel]")
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 COMPLETION = {"prompt": "Once upon a time", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
@@ -198,6 +203,31 @@ def test_every_name_on_the_dashboard_is_exported(serve: Callable[..., Any]) -> N
         server.post("/v1/completions", COMPLETION)
         exported = exported_names(server)
     assert asked - exported == set()
+
+
+def test_the_example_of_the_page_prints_the_states_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(example.replace('"gpt2"', repr(str(model_path()))), PAGE.name, "exec"), {})
+    states = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert states == ["WAITING", "RUNNING", "FINISHED_LENGTH_CAPPED"]
+
+
+def test_the_dashboard_is_what_its_script_makes() -> None:
+    made = runpy.run_path(str(TOOL))["make_dashboard"]()
+    assert json.loads(DASHBOARD.read_text()) == made, "run: python tools/make_dashboard.py"
+
+
+def test_every_panel_has_a_place_and_queries_that_are_whole() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]}
+    assert len(places) == len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]} | {"__rate_interval"}
+    for panel in dashboard["panels"]:
+        assert panel["targets"]
+        for target in panel["targets"]:
+            query = target["expr"]
+            assert all(query.count(opening) == query.count(closing) for opening, closing in ("()", "{}", "[]"))
+            assert set(re.findall(r"\$(\w+)", query)) <= variables
 
 
 def names_of(dashboard: dict[str, Any]) -> set[str]:
