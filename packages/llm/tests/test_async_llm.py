@@ -274,6 +274,35 @@ async def test_a_conversation_becomes_a_prompt(llm: AsyncLLM):
     assert len(long["prompt_token_ids"]) == 10_000
 
 
+LONG = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "num_threads"),
+    [
+        ({}, 0),
+        ({"tools": [{"type": "function", "function": {"description": LONG}}]}, 1),
+        ({"documents": [{"text": LONG}]}, 1),
+        ({"documents": [{}] * 1025}, 1),
+        ({"chat_template": "{{ messages[0].content }}"}, 1),
+    ],
+)
+async def test_what_would_hold_up_the_loop_is_rendered_on_a_thread(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], num_threads: int
+):
+    calls: list[Any] = []
+    to_thread = asyncio.to_thread
+
+    async def count(function: Any, *arguments: Any) -> Any:
+        calls.append(function)
+        return await to_thread(function, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", count)
+    with contextlib.suppress(InvalidRequestError):  # too many documents
+        await llm.render_chat([{"role": "user", "content": "Hello"}], **options)
+    assert len(calls) == num_threads
+
+
 async def test_a_stat_logger_receives_every_step_and_a_broken_one_harms_nobody(
     folder: Path, client: FakeEngineCoreClient
 ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from llmstack_llm.protocols import AsyncEngineCoreClient
 
 logger = logging.getLogger(__name__)
+
+MAX_VALUES_ON_LOOP = 1024
+"""Messages, parts and fields of a conversation; more are rendered on a thread."""
 
 
 class AsyncLLM(EngineFrontEnd):
@@ -137,18 +139,23 @@ class AsyncLLM(EngineFrontEnd):
         Raises:
             InvalidRequestError: Names the message and the field at fault.
         """
-        if self._renderers is None:
+        renderers = self._renderers
+        if renderers is None:
             raise request_errors.unsupported_value("messages", "this server has no tokenizer")
-        render = functools.partial(
-            self._renderers.pick(has_tools=bool(tools), chat_template=chat_template).render,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            documents=documents,
-            template_kwargs=chat_template_kwargs,
-        )
-        text, token_ids = await asyncio.to_thread(render) if _is_long(messages) else render()
+
+        def render() -> tuple[str, list[int]]:
+            return renderers.pick(has_tools=bool(tools), chat_template=chat_template).render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                documents=documents,
+                template_kwargs=chat_template_kwargs,
+            )
+
+        # A template of the request's own may have to be compiled.
+        is_slow = chat_template is not None or _is_long(messages, tools, documents)
+        text, token_ids = await asyncio.to_thread(render) if is_slow else render()
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     async def generate(
@@ -302,14 +309,18 @@ def load_chat_template(
     )
 
 
-def _is_long(messages: object) -> bool:
-    """Whether rendering and tokenizing would hold up the loop; looks at the contents before they are checked."""
-    if not isinstance(messages, list | tuple):
-        return False
-    num_chars = 0
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        parts = content if isinstance(content, list) else [content]
-        texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
-        num_chars += sum(len(text) for text in texts if isinstance(text, str))
-    return num_chars > MAX_CHARS_ON_LOOP or len(messages) > 256
+def _is_long(*values: object) -> bool:
+    """Whether rendering and tokenizing would hold up the loop; looks at all texts, before they are checked."""
+    pending, num_values, num_chars = list(values), 0, 0
+    while pending:
+        value = pending.pop()
+        num_values += 1
+        if isinstance(value, str):
+            num_chars += len(value)
+        elif isinstance(value, Mapping):
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
+        if num_chars > MAX_CHARS_ON_LOOP or num_values > MAX_VALUES_ON_LOOP:
+            return True
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -42,7 +43,9 @@ async def prepare_chat_generation(
     params = admit_sampling_params(params, state.limits, param_names=param_names)
     tool_use = _tool_use(state, conversation)
     of_request = params.structured_outputs
-    params = with_tool_constraint(params, tool_use, state.chat_parsers.tool)
+    if tool_use.is_forced or tool_use.strict_names:
+        # On a thread: schemas may be megabytes.
+        params = await asyncio.to_thread(with_tool_constraint, params, tool_use, state.chat_parsers.tool)
     source = constraint_name(params.structured_outputs, param_names, tool_use if of_request is None else None)
     rendered = await _render(state, conversation, tool_use)
     reading = await _reading_plan(state, conversation, tool_use, rendered["prompt"])
