@@ -167,7 +167,8 @@ def _check_parallel(namespace: argparse.Namespace) -> None:
         size = getattr(namespace, flag)
         if size != 1:
             name = "--" + flag.replace("_", "-")
-            raise ServeError(f"{name} {size}: only 1 is available yet; one server runs on one device", exit_code=2)
+            reason = "an engine core runs on one device; --data-parallel-size N runs several engine cores side by side"
+            raise ServeError(f"{name} {size}: {reason}", exit_code=2)
 
 
 def _http_config(namespace: argparse.Namespace, environment: Environment) -> HTTPConfig:

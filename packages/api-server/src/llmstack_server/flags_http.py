@@ -121,7 +121,7 @@ def _add_log_arguments(add: Add) -> None:
     add("--disable-log-requests", action="store_true", help="accepted; off is the default")
     add("--enable-log-outputs", action=boolean, default=False, help="log the generated text, too")
     add("--max-log-len", type=at_least(0, count), metavar="N", help="characters of a prompt or text in the log")
-    add("--log-config-file", metavar="FILE", help="logging.config.dictConfig as JSON, in place of our own set-up")
+    add("--log-config-file", metavar="FILE", help="settings of logging (dictConfig) as JSON, in place of our own")
 
 
 def _add_limit_arguments(add: Add) -> None:

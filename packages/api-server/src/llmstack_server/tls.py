@@ -78,6 +78,7 @@ async def refresh_certificates(
             continue
         seen = found
         try:
+            make_tls_context(config)  # tried apart: a key that does not fit would leave the live one with neither
             load_certificates(context, config)
         except ServeError as error:
             logger.warning("the old certificate stays in use: %s", error)
