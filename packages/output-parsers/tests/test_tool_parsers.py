@@ -40,6 +40,7 @@ CALLS = [
     ("hermes", '<tool_call>{"name": "now", "arguments": null}\n{"name": "now"}\n</tool_call>', [NOW, NOW]),
     ("hermes", '<tool_call>{"id": [1, {"a": "}"}], "name": "now", "arguments": {}, "x": 1.5}', [NOW]),
     ("hermes", '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>', [PARIS]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}}}\n</tool_call>', [NOW]),
     ("qwen3", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', [("other", "{}")]),
     ("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
     ("llama3_json", ' <|python_tag|>{"type": "function", "name": "now", "arguments": {}}', [NOW]),
