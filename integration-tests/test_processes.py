@@ -107,12 +107,11 @@ def expected(demo_server: Any) -> list[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--disable-frontend-multiprocessing"],
-        ["--api-server-count", "2"],
-        ["--data-parallel-size", "2"],
-        ["--api-server-count", "2", "--data-parallel-size", "2"],
+        pytest.param(["--disable-frontend-multiprocessing"], id="one-process"),
+        pytest.param(["--api-server-count", "2"], id="two-api-processes", marks=pytest.mark.full),
+        pytest.param(["--data-parallel-size", "2"], id="two-engines", marks=pytest.mark.full),
+        pytest.param(["--api-server-count", "2", "--data-parallel-size", "2"], id="two-of-each"),
     ],
-    ids=["one-process", "two-api-processes", "two-engines", "two-of-each"],
 )
 def test_every_arrangement_gives_the_same_answers_and_leaves_nothing(
     start: Callable[..., Any], runtime_folder: Path, expected: list[str], arguments: list[str]
@@ -243,7 +242,7 @@ def test_a_taken_port_fails_before_any_process_starts(launch: Callable[..., Any]
     [
         (["/nowhere/at/all"], "/nowhere/at/all"),
         (["--runner", "nonesuch"], "there is no model runner 'nonesuch'"),
-        (["--runner", "echo", "--num-kv-blocks", "100000000"], "out of memory"),
+        pytest.param(["--runner", "echo", "--num-kv-blocks", "100000000"], "out of memory", marks=pytest.mark.full),
     ],
 )
 def test_a_start_that_fails_is_one_line_however_many_processes_there_are(
