@@ -206,7 +206,6 @@ class ApiServers:
                 loop.call_later(START_LAST_WORDS_S, _fail, outcome, ServeError(line))
 
         loop = asyncio.get_running_loop()
-
         engines.watch(on_death)
 
     async def _stop(self, tasks: list[asyncio.Task[None]], opening: asyncio.Future[EngineProcesses]) -> None:
