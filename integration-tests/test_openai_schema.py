@@ -29,8 +29,10 @@ REQUIRED_THOUGH_NULLABLE = {
     "TopLogprob": {"bytes"},
     "completion_choice.CompletionChoice": {"logprobs", "finish_reason"},
     "completion_choice.Logprobs": {"tokens", "token_logprobs", "top_logprobs", "text_offset"},
+    "FunctionTool": {"parameters", "strict"},
     "response.Response": {
-        "error", "incomplete_details", "instructions", "metadata", "temperature", "top_p", "tools", "tool_choice",
+        "access_programs", "error", "incomplete_details", "instructions", "metadata", "temperature", "top_p", "tools",
+        "tool_choice",
     },
 }  # fmt: skip
 # What we send beyond OpenAI's schema, as vLLM does.

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,86 @@ def test_openai_for_node(install: Install, place: list[object], tmp_path: Path) 
     assert said["mistake"] == {
         "status": 400, "param": "n", "code": "integer_above_max_value", "isBadRequest": True,
     }  # fmt: skip
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+FUNCTION = {"name": "look", "parameters": SCHEMA, "strict": True}
+HELLO = [{"role": "user", "content": "Hi"}]
+# The type of the whole answer, of an event of its stream (none where there is no stream), the route and the body.
+EXCHANGES: list[tuple[str, str | None, str, dict[str, Any]]] = [
+    ("Chat.ChatCompletion", "Chat.ChatCompletionChunk", "chat/completions",
+     {"messages": HELLO, "max_tokens": 5, "n": 2, "logprobs": True, "top_logprobs": 1}),
+    ("Chat.ChatCompletion", "Chat.ChatCompletionChunk", "chat/completions",
+     {"messages": HELLO, "max_tokens": 400, "seed": 1, "tool_choice": "required",
+      "tools": [{"type": "function", "function": FUNCTION}]}),
+    ("Completion", None, "completions", {"prompt": ["a", "b"], "max_tokens": 4, "logprobs": 2}),
+    ("CreateEmbeddingResponse", None, "embeddings", {"input": ["a fox", "a crow"]}),
+    ("Responses.Response", "Responses.ResponseStreamEvent", "responses",
+     {"input": "Hi", "max_output_tokens": 16, "top_logprobs": 1, "include": ["message.output_text.logprobs"]}),
+    ("Responses.Response", "Responses.ResponseStreamEvent", "responses",
+     {"input": "Hi", "max_output_tokens": 400, "tool_choice": "required", "tools": [{"type": "function", **FUNCTION}]}),
+]  # fmt: skip
+# What we send beyond OpenAI's schema; see test_openai_schema.py.
+OUR_KEYS = {"stop_reason", "store", "root", "parent", "max_model_len", "permission"}
+# Events of OpenAI's own API have these, or have had them; its schema does not.
+OUR_KEYS_OF_EVENTS = {"response.function_call_arguments.done": {"name"}, "response.output_text.delta": {"bytes"}}
+OUR_KEYS_OF_EVENTS["response.output_text.done"] = {"bytes"}
+
+
+def sent(url: str, route: str, body: dict[str, Any]) -> list[Any]:
+    request = urllib.request.Request(f"{url}/{route}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        text = response.read().decode()
+    if not body.get("stream"):
+        return [json.loads(text)]
+    lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def in_schema(value: Any, ours: frozenset[str] = frozenset(OUR_KEYS)) -> Any:
+    """Without our own keys, and with the one that the client itself adds to each response."""
+    if isinstance(value, list):
+        return [in_schema(entry, ours) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    ours |= OUR_KEYS_OF_EVENTS.get(value.get("type", ""), set())
+    fields = {name: in_schema(entry, ours) for name, entry in value.items() if name not in ours}
+    if value.get("object") == "response":
+        # OpenAI's own API says null for these two; its schema wants them left out.
+        fields = {name: entry for name, entry in fields.items() if entry is not None or name not in ("usage", "user")}
+        fields["output_text"] = ""
+    return fields
+
+
+def test_what_is_sent_has_the_types_of_openai_for_typescript(install: Install, place: list[Any]) -> None:
+    """Those types come from OpenAI's schema and say, as it does, which nullable keys are required."""
+    folder = install(with_npm, "openai@^7", "typescript@^5")
+    url, model = place
+    values = [("Models.Model", sent_model) for sent_model in sent_models(url)]
+    for whole, event, route, body in EXCHANGES:
+        values += [(whole, value) for value in sent(url, route, {"model": model, **body})]
+        if event is not None:
+            values += [(event, value) for value in sent(url, route, {"model": model, **body, "stream": True})]
+    wrong = ("Completion", {"id": "x", "object": "text_completion", "created": 1, "model": "m", "choices": [{}]})
+    assert len(type_errors(folder, [*values, wrong])) == 1
+    assert type_errors(folder, values) == []
+
+
+def sent_models(url: str) -> list[Any]:
+    with urllib.request.urlopen(f"{url}/models", timeout=60) as response:
+        return list(json.load(response)["data"])
+
+
+def type_errors(folder: Path, values: list[tuple[str, Any]]) -> list[str]:
+    """The compiler's complaints, each with the value it is about."""
+    lines = ['import OpenAI from "openai";']
+    lines += [f"export const v{k}: OpenAI.{kind} = {json.dumps(in_schema(v))};" for k, (kind, v) in enumerate(values)]
+    (folder / "check.ts").write_text("\n".join(lines))
+    flags = ["--noEmit", "--strict", "--skipLibCheck", "--target", "es2022", "--module", "nodenext"]
+    ran = run(["node", folder / "node_modules/typescript/bin/tsc", *flags, "check.ts"], folder)
+    found = [line for line in ran.stdout.splitlines() if line.startswith("check.ts(")]
+    assert bool(found) == bool(ran.returncode), ran.stdout + ran.stderr
+    return [f"{line}: {lines[int(line.split('(')[1].split(',')[0]) - 1]}" for line in found]
 
 
 def test_langchain(install: Install, place: list[object], tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class ResponseObject:
         fields, params = self.fields, self.params
         reasoning, text = fields.reasoning, fields.text
         return {
+            "access_programs": None,  # of OpenAI's own models; its schema requires the key
             "background": bool(fields.background),
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,
