@@ -6,7 +6,7 @@ import pytest
 
 from llmstack_server.config import HTTPConfig
 from llmstack_server.http.app import build_app
-from llmstack_server.http.steps import parse_after, recording_object
+from llmstack_server.http.steps import parse_number, recording_object
 from llmstack_server.secret import Secret
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_types import (
@@ -57,8 +57,15 @@ async def test_steps_are_read_from_a_number_on() -> None:
 @pytest.mark.parametrize("text", ["-1", "x", "1e3", "9" * 40, "٣"])
 def test_what_is_no_number_of_a_step_names_the_parameter(text: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse_after(text)
+        parse_number("after", {"after": text})
     assert caught.value.param == "after"
+
+
+async def test_an_engine_core_that_is_not_there_names_the_parameter() -> None:
+    assert parse_number("engine", {"engine": "1"}, max_number=1) == 1
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_number("engine", {"engine": "2"}, max_number=1)
+    assert caught.value.param == "engine"
 
 
 async def test_the_route_is_behind_the_key() -> None:

@@ -12,7 +12,14 @@ import pytest
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client import AsyncMPClient, BalancedClient, engine_configs, make_async_client
 from llmstack_engine_core.client.async_client import AsyncClient
-from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, SleepChanged, UtilityCall, UtilityResult
+from llmstack_engine_core.ipc.frames import (
+    AbortRequests,
+    ClientMessage,
+    SleepChanged,
+    UtilityCall,
+    UtilityOperation,
+    UtilityResult,
+)
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -235,3 +242,10 @@ async def test_one_that_is_killed_is_named() -> None:
     with pytest.raises(EngineDeadError, match=r"engine 1: .*SIGKILL"):
         await read_endlessly(client)
     await client.shutdown()
+
+
+async def test_steps_are_those_of_the_engine_core_that_was_asked_for() -> None:
+    clients = [FakeClient(), FakeClient()]
+    await BalancedClient(clients).recent_steps(1, engine_index=1)
+    assert clients[0].sent == []
+    assert [(call.operation, call.argument) for call in clients[1].sent] == [(UtilityOperation.RECENT_STEPS, 1)]

@@ -258,8 +258,8 @@ class EngineClient(Protocol):
         """False while requests are running."""
         ...
 
-    async def recent_steps(self, after_step: int = 0) -> StepRecording:
-        """The last steps after number `after_step` and the last events, as far as the engine core keeps them."""
+    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
+        """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""
         ...
 
     def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:

@@ -283,7 +283,7 @@ class FakeEngineClient:
         """True while idle."""
         return self.num_running == 0
 
-    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
         """`recording`, from after that step on."""
         now_s, steps, events = self.recording
         return StepRecording(now_s, [record for record in steps if record.stats.step > after_step], events)

@@ -143,9 +143,9 @@ class EngineFrontEnd:
         request_ids = self.output_processor.find_stalled(now_s - timeout_s, counts_waiting=is_engine_stuck)
         return request_ids, is_engine_stuck and bool(request_ids)
 
-    async def recent_steps(self, after_step: int = 0) -> StepRecording:
-        """The last steps after number `after_step` and the last events, as far as the engine core keeps them."""
-        return await self._client.recent_steps(after_step)
+    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
+        """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""
+        return await self._client.recent_steps(after_step, engine_index)
 
     async def shutdown(self) -> None:
         """Ends every stream, the output loop and the engine core. Idempotent."""

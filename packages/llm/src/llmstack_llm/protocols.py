@@ -48,8 +48,8 @@ class AsyncEngineCoreClient(Protocol):
         """Forgets cached prefixes; False while requests are running."""
         ...
 
-    async def recent_steps(self, after_step: int = 0) -> StepRecording:
-        """The last steps after number `after_step` and the last events, as far as the engine core keeps them."""
+    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
+        """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""
         ...
 
     @property

@@ -252,7 +252,7 @@ class FakeEngineCoreClient:
         """Ends the sleep."""
         self.sleep_level = 0
 
-    async def recent_steps(self, after_step: int = 0) -> StepRecording:
+    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
         """It keeps none."""
         return StepRecording(time.monotonic(), (), ())
 

@@ -1,9 +1,9 @@
-"""`GET /steps`: the last steps of the engine core and the states that requests entered, for pages that watch it."""
+"""`GET /steps`: the last steps of an engine core and the states that requests entered, for pages that watch it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,15 +21,18 @@ def add_steps_routes(router: APIRouter, state: ServerState) -> None:
 
     @router.get("/steps")
     async def steps(request: Request) -> Response:
-        """Steps later than number `after`, oldest first, and the last events; bounded, whoever asks when."""
-        after_step = parse_after(request.query_params.get("after", "0"))
-        return JSONResponse(recording_object(await state.engine.recent_steps(after_step), time.time()))
+        """Steps of engine core `engine` later than number `after`, oldest first, and the last events."""
+        after_step = parse_number("after", request.query_params)
+        engine_index = parse_number("engine", request.query_params, max_number=len(state.engine.engines) - 1)
+        recording = await state.engine.recent_steps(after_step, engine_index)
+        return JSONResponse(recording_object(recording, time.time()))
 
 
-def parse_after(text: str) -> int:
-    """The number of a step; raises InvalidRequestError for anything else."""
-    if not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS:
-        raise request_errors.invalid_value("after", "it is not the number of a step")
+def parse_number(name: str, params: Mapping[str, str], *, max_number: int = 10**MAX_DIGITS) -> int:
+    """A number of the query, 0 where it is absent; raises InvalidRequestError for anything else."""
+    text = params.get(name, "0")
+    if not (text.isascii() and text.isdigit()) or len(text) > MAX_DIGITS or int(text) > max_number:
+        raise request_errors.invalid_value(name, f"it is not a number from 0 to {max_number}")
     return int(text)
 
 

@@ -130,8 +130,11 @@ class AsyncClient(ABC):
         value = await self._call(UtilityOperation.STATS)
         return value if isinstance(value, SchedulerStats) else SchedulerStats()
 
-    async def recent_steps(self, after_step: int = 0) -> StepRecording:
-        """The last steps after number `after_step`, as far as the engine core keeps them, and the last events."""
+    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
+        """The last steps after number `after_step`, as far as the engine core keeps them, and the last events.
+
+        `engine_index`: Which engine core, where there are several.
+        """
         value = await self._call(UtilityOperation.RECENT_STEPS, after_step)
         return value if isinstance(value, StepRecording) else StepRecording(0.0, (), ())
 

@@ -139,9 +139,9 @@ class BalancedClient:
         """The first engine core's."""
         return await self._clients[0].stats()
 
-    async def recent_steps(self, after_step: int = 0) -> StepRecording:
-        """The first engine core's."""
-        return await self._clients[0].recent_steps(after_step)
+    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
+        """Those of one engine core."""
+        return await self._clients[engine_index].recent_steps(after_step)
 
     async def shutdown(self) -> None:
         """Shuts all down, at the same time. Idempotent."""
