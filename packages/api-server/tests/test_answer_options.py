@@ -142,6 +142,23 @@ async def test_the_tokenizers_configuration_is_shown_by_flag_only():
     assert answer.json() == {"tokenizer_class": "ByteTokenizer"}
 
 
+async def test_without_a_tokenizer_token_ids_go_in_and_out(tmp_path: Path):
+    folder = write_model_folder(tmp_path / "m")
+    client = FakeEngineCoreClient()
+    llm = AsyncLLM(load_model_config(str(folder), skip_tokenizer_init=True), client, None)
+    await llm.wait_until_ready()
+    app = build_app(ready_state(llm, ready=client.ready))
+    body = {"prompt": [5, 6], "max_tokens": 3, "temperature": 0, "return_token_ids": True}
+    [choice] = (await call(app, "POST", COMPLETIONS, body)).json()["choices"]
+    assert (choice["text"], choice["token_ids"]) == ("", [5, 6, 5])
+    texts = ((COMPLETIONS, {"prompt": "Hi"}), (COMPLETIONS, {**body, "stop": "a"}), (CHAT, {"messages": HELLO}))
+    for path, refused in texts:
+        answer = await call(app, "POST", path, refused)
+        assert (answer.status, answer.json()["error"]["code"]) == (400, "unsupported_value")
+        assert "tokenizer" in answer.json()["error"]["message"]
+    await llm.shutdown()
+
+
 async def test_a_listed_model_says_what_may_be_done_with_it():
     [model] = (await call(fake_app(), "GET", "/v1/models")).json()["data"]
     assert {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"} == set(model)

@@ -173,6 +173,8 @@ def test_keys_may_come_from_a_file(tmp_path: Path):
     assert (len(found.http.api_keys), found.warnings) == (2, ())
     assert found.http.api_keys[1].matches(b"sk-b")
     assert len(config("--api-key-file", str(file), "--api-key", "sk-c").http.api_keys) == 3
+    file.unlink()  # another process makes the same of the flags without reading it
+    assert config_from(argparse.Namespace(**found.flags), Environment()).http.api_keys[0].matches(b"sk-a")
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\n", "no key"), (b"\xff", "no text")])

@@ -141,7 +141,8 @@ def config_from(namespace: argparse.Namespace, environment: Environment) -> Serv
     _check_parallel(namespace)
     model = namespace.model_tag if namespace.model_tag is not None else namespace.model
     names = tuple(namespace.served_model_name or ()) or (model or DEMO_MODEL_NAME,)
-    http = _http_config(namespace, environment)
+    keys = given_api_keys(namespace)
+    http = _http_config(namespace, environment, keys)
     max_model_len = namespace.max_model_len
     if max_model_len == 0:
         raise ServeError("--max-model-len: 0 is below the minimum of 1", exit_code=2)
@@ -158,7 +159,8 @@ def config_from(namespace: argparse.Namespace, environment: Environment) -> Serv
         observability=observability_config(namespace, environment),
         warnings=tuple(_warnings(namespace, environment, http)),
         processes=process_config(namespace),
-        flags=dict(vars(namespace)),
+        # A file of keys may be a pipe, which cannot be read again.
+        flags={**vars(namespace), "api_key": keys or None, "api_key_file": None},
     )
 
 
@@ -171,8 +173,8 @@ def _check_parallel(namespace: argparse.Namespace) -> None:
             raise ServeError(f"{name} {size}: {reason}", exit_code=2)
 
 
-def _http_config(namespace: argparse.Namespace, environment: Environment) -> HTTPConfig:
-    keys = given_api_keys(namespace) or ([environment.api_key] if environment.api_key else [])
+def _http_config(namespace: argparse.Namespace, environment: Environment, given_keys: list[str]) -> HTTPConfig:
+    keys = given_keys or ([environment.api_key] if environment.api_key else [])
     if namespace.require_auth and not keys:
         raise ServeError("--require-auth needs --api-key, --api-key-file or LLMSTACK_API_KEY", exit_code=2)
     return HTTPConfig(

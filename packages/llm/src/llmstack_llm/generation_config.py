@@ -40,7 +40,9 @@ def sampling_defaults(generation: Mapping[str, Any], source: str, overrides: Map
     if found:
         listed = ", ".join(f"{name}={value}" for name, value in found.items())
         logger.warning(
-            "the model's generation_config.json sets sampling defaults: %s (generation_config=vllm ignores it)", listed
+            "%s generation_config.json sets sampling defaults: %s (generation_config=vllm ignores it)",
+            "the model's" if source == "auto" else "the given",
+            listed,
         )
     return _renamed(found | _checked(overrides))
 
