@@ -137,7 +137,7 @@ def make_block_residency(config: EngineConfig, spec: KVCacheSpec) -> BlockReside
 def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:
     """What tells the engine core's own hooks, the log, the trace and the user's hooks, in this order."""
     hooks = list(own)
-    if logging.getLogger("llmstack_engine_core").isEnabledFor(logging.DEBUG):
+    if logger.isEnabledFor(logging.DEBUG):
         hooks.append(StepLogger())
     if config.trace:
         from llmstack_engine_core.trace import TraceHook
