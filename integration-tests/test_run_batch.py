@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 COMMAND = [sys.executable, "-m", "llmstack_command", "run-batch"]
@@ -127,6 +128,24 @@ def test_a_run_that_was_stopped_goes_on_where_it_stopped(sig: signal.Signals, de
     lines = read(target)
     assert sorted(line["custom_id"] for line in lines) == sorted(entry["custom_id"] for entry in requests)
     assert all(line["response"]["status_code"] == 200 for line in lines)
+
+
+def test_ctrl_c_while_the_model_is_loaded_ends_everything(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", REQUESTS)
+    command = [*COMMAND, "-i", str(source), "-o", str(tmp_path / "out.jsonl")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as stopped:
+        process = psutil.Process(stopped.pid)
+        deadline = time.monotonic() + 60
+        while not process.children() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        engines = process.children()
+        stopped.send_signal(signal.SIGINT)
+        _, errors = stopped.communicate(timeout=60)
+    assert engines
+    assert stopped.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(engines, timeout=10)
+    assert not alive
 
 
 def test_a_pipe_in_and_a_pipe_out(demo_server: Any) -> None:

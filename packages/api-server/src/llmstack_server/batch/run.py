@@ -21,6 +21,7 @@ from llmstack_server.batch.runner import BatchRunner, Counts
 from llmstack_server.batch.transports import AppTransport, HttpTransport, Transport, UnneededTransport
 from llmstack_server.chat.parsers import parsers_for
 from llmstack_server.config import ServeConfig, config_from
+from llmstack_server.daemon_thread import in_daemon_thread
 from llmstack_server.environment import Environment, read_environment
 from llmstack_server.http.app import build_app
 from llmstack_server.http.metrics import ServerMetrics
@@ -115,7 +116,8 @@ async def _own_engine(config: ServeConfig) -> AsyncIterator[Transport]:
     """The routes of a server over an engine of its own, without a socket."""
     set_up_logging(config.http)
     metrics = ServerMetrics(config.served_model_names[0], has_aliases=False)
-    engine = start_engine(resolve_engine_args(config), [metrics])
+    # On a thread that nobody waits for: Ctrl-C must end a download.
+    engine = await in_daemon_thread(lambda: start_engine(resolve_engine_args(config), [metrics]), "open-engine")
     try:
         state = ServerState(config, engine, metrics)
         try:

@@ -38,7 +38,7 @@ class Terminal:
             return
         while True:
             try:
-                line = input("> ")
+                line = input("> " if self._stdout.isatty() else "")
             except EOFError:
                 self._stdout.write("\n")
                 return
