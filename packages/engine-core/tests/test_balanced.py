@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -75,8 +76,8 @@ class FakeClient(AsyncClient):
         """Everything comes through `bring`."""
 
 
-def request(request_id: str, fork_of: str = "") -> EngineCoreRequest:
-    return EngineCoreRequest(request_id, [5, 6, 7], SamplingParams(max_tokens=4, seed=0), fork_of=fork_of)
+def request(request_id: str, prompt: Sequence[int] = (5, 6, 7), **fields: Any) -> EngineCoreRequest:
+    return EngineCoreRequest(request_id, list(prompt), SamplingParams(max_tokens=4, seed=0), **fields)
 
 
 @pytest.fixture
@@ -117,6 +118,48 @@ async def test_completions_of_one_prompt_stay_together(client: BalancedClient, e
     for index in range(3):
         await client.add_request(request(f"fork{index}", fork_of="first"))
     assert engines[0].request_ids == ["first", "fork0", "fork1", "fork2"]
+
+
+async def test_a_prompt_goes_where_its_beginning_is_cached_unless_that_is_much_busier(
+    client: BalancedClient, engines: list[FakeClient]
+) -> None:
+    system = list(range(100, 400))
+    await client.add_request(request("a"))  # engine 0
+    await client.add_request(request("first", prompt=system))  # engine 1
+    for index in range(5):
+        await client.add_request(request(f"next{index}", prompt=[*system, index]))
+    assert engines[1].request_ids == ["first", *(f"next{index}" for index in range(4))]
+    assert engines[2].request_ids == ["next4"]  # it has the beginning from here on
+    await client.add_request(request("later", prompt=[*system, 9]))
+    await client.add_request(request("tenant", prompt=system, cache_salt="another's"))
+    assert engines[2].request_ids == ["next4", "later"]
+    assert engines[0].request_ids == ["a", "tenant"]
+
+
+async def test_of_two_known_beginnings_the_longer_one_counts(client: BalancedClient, engines: list[FakeClient]) -> None:
+    shared = list(range(100))
+    one, other = [*shared, *[1] * 200], [*shared, *[2] * 200]
+    await client.add_request(request("one", prompt=one))
+    await report(client, engines[0], SchedulerStats(num_running=9))
+    await client.add_request(request("other", prompt=other))
+    await report(client, engines[0], SchedulerStats(num_running=1))
+    await client.add_request(request("one again", prompt=one))
+    await client.add_request(request("other again", prompt=other))
+    assert engines[0].request_ids == ["one", "one again"]
+    assert engines[1].request_ids == ["other", "other again"]
+
+
+async def report(client: BalancedClient, engine: FakeClient, stats: SchedulerStats) -> None:
+    engine.bring(EngineCoreOutputs([], 1.0, stats))
+    await client.get_outputs()
+
+
+async def test_emptied_caches_are_not_preferred(client: BalancedClient, engines: list[FakeClient]) -> None:
+    await client.add_request(request("a"))
+    await client.add_request(request("first", prompt=list(range(100))))
+    await client.reset_prefix_cache()
+    await client.add_request(request("second", prompt=list(range(100))))
+    assert engines[2].request_ids == ["second"]
 
 
 async def test_outputs_say_whose_they_are_and_engine_cores_take_turns(
