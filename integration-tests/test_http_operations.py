@@ -130,6 +130,12 @@ def test_https_answers_whom_it_should_and_plain_http_fails_cleanly(
             BODY,
         )
         assert (status, json.loads(answer)["usage"]["completion_tokens"]) == (200, 8)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
+        trusting.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
+    ):
+        wrapped.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000 + b"\r\n\r\n")
+        assert read_all(wrapped).startswith(b"HTTP/1.1 431 ")
     with pytest.raises(ssl.SSLCertVerificationError):
         ask(http.client.HTTPSConnection("127.0.0.1", port, timeout=30), "GET", "/health")
     assert "Traceback" not in server.log

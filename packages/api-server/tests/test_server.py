@@ -143,6 +143,15 @@ async def test_headers_beyond_the_limit_are_refused_in_one_piece_or_many(start: 
     assert (await running.get("/health"))[0] == 200
 
 
+async def test_the_limits_of_headers_can_be_set(start: Start):
+    running = await start(HTTPConfig(max_header_bytes=2048, max_num_headers=5, uvicorn_log_level="critical"))
+    few = "".join(f"X-{i}: y\r\n" for i in range(3))
+    raw = f"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{few}"
+    assert (await running.ask(f"{raw}\r\n".encode()))[0] == 200
+    assert (await running.ask(f"{raw}X-4: y\r\n\r\n".encode()))[0] == 431
+    assert (await running.ask(b"GET /ping HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2048 + b"\r\n\r\n"))[0] == 431
+
+
 async def test_bytes_that_are_not_http_get_a_minimal_answer(start: Start):
     running = await start()
     status, _, body = await running.ask(b"\x16\x03\x01 hello\r\n\r\n")

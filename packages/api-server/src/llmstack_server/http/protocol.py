@@ -105,7 +105,8 @@ class LimitedProtocol(HttpToolsProtocol):
         lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
         self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", content]))
         # Closed at once, what the client still sends would reset the connection before it has read the answer.
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not under TLS
+            self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)
 
 
