@@ -81,10 +81,10 @@ class ChatStream:
         reader = self._index_to_reader.get(new.index)
         if reader is None:
             reader = self._index_to_reader[new.index] = ChoiceReader(reading)
+        num_before = reader.num_reasoning_tokens
         delta = reader.read(new)
-        if reading.reasoning is not None:
-            readers = self._index_to_reader.values()
-            self.usage.num_reasoning_tokens = sum(one.num_reasoning_tokens for one in readers)
+        if self.usage.num_reasoning_tokens is not None:
+            self.usage.num_reasoning_tokens += reader.num_reasoning_tokens - num_before
         return delta
 
     async def fold(self) -> list[ChatMessage]:
