@@ -170,6 +170,21 @@ async def test_origins_are_allowed_by_flag_only():
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "http://page.example")
 
 
+async def test_pages_of_allowed_origins_can_read_refusals():
+    http = HTTPConfig(cors=CORSConfig(("http://page.example",), allows_credentials=True), api_keys=(Secret("k"),))
+    app = build_app(ready_state(FakeEngineClient(), http))
+    origin, key = {"origin": "http://page.example"}, {"authorization": "Bearer k"}
+    refused = ((origin, COMPLETIONS, 401), (origin | key, "/nowhere", 404), (origin | key, COMPLETIONS, 400))
+    for headers, path, status in refused:
+        answer = await call(app, "POST", path, {"prompt": 5}, headers)
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, "http://page.example")
+        assert answer.headers["access-control-allow-credentials"] == "true"
+        assert "retry-after" in answer.headers["access-control-expose-headers"]
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    other = await call(app, "POST", COMPLETIONS, BODY, {"origin": "http://other.example"} | key)
+    assert (other.status, "access-control-allow-origin" in other.headers) == (200, False)
+
+
 async def test_control_routes_are_absent_without_their_flag():
     assert (await call(build_app(ready_state(FakeEngineClient())), "POST", "/reset_prefix_cache")).status == 404
     app = build_app(ready_state(FakeEngineClient(), HTTPConfig(enable_control_routes=True)))

@@ -51,9 +51,9 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
         app.add_middleware(RateLimitMiddleware, state=state)
     app.add_middleware(AuthenticationMiddleware, state=state)
     app.add_middleware(AnthropicErrorMiddleware)
-    if http.middleware:
-        app.add_middleware(ErrorMiddleware)
-        add_custom_middleware(app, http.middleware)
+    if http.middleware or http.cors.origins:
+        app.add_middleware(ErrorMiddleware)  # what stands further outside sees answers, and can add its headers
+    add_custom_middleware(app, http.middleware)
     if http.cors.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -61,7 +61,7 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
             allow_methods=list(http.cors.methods),
             allow_headers=list(http.cors.headers),
             allow_credentials=http.cors.allows_credentials,
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],
         )
     if state.telemetry is not None:
         app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)

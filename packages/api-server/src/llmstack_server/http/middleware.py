@@ -124,7 +124,7 @@ async def send_error(answer: ErrorAnswer, receive: Receive, send: Send) -> None:
 
 
 class ErrorMiddleware:
-    """Turns errors into answers for middleware of the user's own outside of it, which then sees their statuses."""
+    """Turns errors into answers for the middleware outside of it: the user's own, and what lets pages read them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
