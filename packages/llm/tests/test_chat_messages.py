@@ -88,6 +88,8 @@ def test_what_a_user_writes_into_arguments_is_no_control_token():
         (call("{"), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
         (call("[1]"), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
         (call(5), "messages[0].tool_calls[0].function.arguments", "invalid_type"),
+        (call('{"a":' * 64 + "{}" + "}" * 64), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
+        (call('{"a":' * 9999 + "{}" + "}" * 9999), "messages[0].tool_calls[0].function.arguments", "invalid_value"),
         (call("{}", name=5), "messages[0].tool_calls[0].function.name", "invalid_type"),
         ({"role": "assistant", "tool_calls": "x"}, "messages[0].tool_calls", "invalid_type"),
         ({"role": "assistant", "tool_calls": ["x"]}, "messages[0].tool_calls[0]", "invalid_type"),

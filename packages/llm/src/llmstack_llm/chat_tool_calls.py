@@ -10,6 +10,7 @@ from llmstack_llm import request_errors
 from llmstack_types import InvalidRequestError
 
 MAX_TOOL_CALLS = 128
+MAX_DEPTH = 64
 
 
 def normal_tool_calls(param: str, calls: object) -> list[dict[str, Any]]:
@@ -51,7 +52,20 @@ def _arguments(param: str, arguments: object) -> dict[str, Any]:
         raise _no_object(param) from None
     if not isinstance(parsed, dict):
         raise _no_object(param)
+    if _is_deep(parsed):
+        raise request_errors.invalid_value(param, f"it is nested deeper than {MAX_DEPTH} levels")
     return parsed
+
+
+def _is_deep(value: object) -> bool:
+    """True beyond `MAX_DEPTH`: what handles the arguments later calls itself once per level."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        entries = [entry.values() if isinstance(entry, dict) else entry for entry in level]
+        level = [child for entry in entries for child in entry if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _no_object(param: str) -> InvalidRequestError:
