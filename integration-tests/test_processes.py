@@ -255,6 +255,36 @@ def test_a_start_that_fails_is_one_line_however_many_processes_there_are(
     assert list(runtime_folder.iterdir()) == []
 
 
+@pytest.mark.full
+def test_an_engine_core_that_is_killed_while_loading_ends_the_start_at_once(
+    launch: Callable[..., Any], runtime_folder: Path
+) -> None:
+    server = launch("--api-server-count", "2", env={"XDG_RUNTIME_DIR": str(runtime_folder)})
+    os.kill(server.wait_for(lambda: engine_pids(server), "engine core")[0], signal.SIGKILL)
+    assert server.process.wait(10) == 1
+    assert "engine core 0 has ended: killed by SIGKILL" in server.log.splitlines()[-1]
+    assert list(runtime_folder.iterdir()) == []
+
+
+def engine_pids(server: Any) -> list[int]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [child.pid for child in children if "llmstack_engine_core.process" in child.cmdline()]
+
+
+@pytest.mark.full
+def test_api_processes_that_end_again_and_again_end_the_server(start: Callable[..., Any], runtime_folder: Path) -> None:
+    server = start("--api-server-count", "2")
+    for _ in range(6):
+        for child in psutil.Process(server.process.pid).children():
+            if "llmstack_server.api_worker" in child.cmdline():
+                child.kill()
+                child.wait(10)
+                break
+    assert server.process.wait(20) == 1
+    assert "too often: the server stops" in server.log
+    assert list(runtime_folder.iterdir()) == []
+
+
 def test_a_stop_while_loading_leaves_nothing(launch: Callable[..., Any], runtime_folder: Path) -> None:
     server = launch("--api-server-count", "2", env={"XDG_RUNTIME_DIR": str(runtime_folder)})
     server.wait_until_listening()

@@ -198,12 +198,12 @@ class ApiServers:
             _fail(outcome, error)
             return
 
-        def on_death(line: str) -> None:
+        def on_death(line: str, was_killed: bool) -> None:
             if self._has_served:
                 logger.error("%s", line)
                 loop.call_later(LAST_WORDS_S, _settle, outcome, 1)
             else:
-                loop.call_later(START_LAST_WORDS_S, _fail, outcome, ServeError(line))
+                loop.call_later(0.0 if was_killed else START_LAST_WORDS_S, _fail, outcome, ServeError(line))
 
         loop = asyncio.get_running_loop()
         engines.watch(on_death)

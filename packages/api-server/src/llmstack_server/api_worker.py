@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> int:
     config = replace(config, warnings=())
     set_up_logging(config.http)
     # What is odd about the model has been said by the process that found it.
-    logging.getLogger("llmstack_llm.model_config").setLevel(logging.ERROR)
+    logging.getLogger("llmstack_llm.generation_config").setLevel(logging.ERROR)
     return Worker(
         config, listener, channel, order["index"], order["count"], Path(order["directory"]), order["is_replacement"]
     ).run()

@@ -31,13 +31,13 @@ class EngineProcesses:
     addresses: list[str]
     processes: list[EngineProcess] = field(default_factory=list)
 
-    def watch(self, on_death: Callable[[str], None]) -> None:
-        """Calls `on_death` with one line when one of them ends; on the running loop."""
+    def watch(self, on_death: Callable[[str, bool], None]) -> None:
+        """Calls `on_death` when one of them ends, on the running loop: with one line, and whether it was killed."""
         loop = asyncio.get_running_loop()
 
         def ended(index: int, process: EngineProcess) -> None:
             loop.remove_reader(process.death_fd)
-            on_death(f"engine core {index} has ended: {process.describe_end()}")
+            on_death(f"engine core {index} has ended: {process.describe_end()}", process.was_killed)
 
         for index, process in enumerate(self.processes):
             loop.add_reader(process.death_fd, ended, index, process)

@@ -70,7 +70,7 @@ async def _start(
     addresses = " ".join(engines.addresses)
     logger.info("loading %s for servers that attach to %s", config.model or "the embedded demo model", addresses)
 
-    def on_death(line: str) -> None:
+    def on_death(line: str, was_killed: bool) -> None:
         logger.error("%s", line)
         loop.call_later(LAST_WORDS_S, _settle, outcome, 1)  # why it could not start comes first
 

@@ -32,6 +32,8 @@ def run_serve(config: ServeConfig) -> int:
     set_up_logging(config.http)
     for line in config.warnings:
         logger.warning("%s", line)
+    if config.processes.is_attached:
+        logger.info("attaching to engine cores at %s", " ".join(config.processes.engine_addresses))
     if config.processes.is_headless:
         from llmstack_server.headless import run_headless
 

@@ -45,6 +45,12 @@ class EngineProcess:
         return self._popen.poll() is None
 
     @property
+    def was_killed(self) -> bool:
+        """True if a signal has ended the process: it could not say why."""
+        status = self._popen.poll()
+        return status is not None and status < 0
+
+    @property
     def grace_s(self) -> float:
         """How long `stop` waits before it kills."""
         return self._grace_s
