@@ -424,6 +424,9 @@ NONSENSE = {"properties": {"a": {"type": "nonsense"}}}
         ({"tools": [tool("a"), tool(parameters=NONSENSE)], "tool_choice": tool()}, "tools[1].function.parameters"),
         ({"tools": [tool(parameters=NONSENSE, strict=True)]}, "tools"),
         ({"structured_outputs": {"json": NONSENSE}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"structural_tag": "["}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NONSENSE}}},
             "response_format.json_schema.schema",

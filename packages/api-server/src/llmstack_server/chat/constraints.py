@@ -102,8 +102,8 @@ def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
     if constraint.whitespace_pattern is not None or constraint.disable_any_whitespace:
         return None
     if constraint.json is not None:
-        schema = json.loads(constraint.json) if isinstance(constraint.json, str) else constraint.json
-        return {"type": "json_schema", "json_schema": schema}
+        schema = _read(constraint.json)
+        return None if schema is None else {"type": "json_schema", "json_schema": schema}
     if constraint.json_object:
         return {"type": "json_schema", "json_schema": {"type": "object"}}
     if constraint.regex is not None:
@@ -115,6 +115,16 @@ def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
 
 def _format_of_tag(tag: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
     """None for tags in the older form, which is not nested."""
-    value = json.loads(tag) if isinstance(tag, str) else tag
-    format_ = None if value is None else value.get("format")
+    value = _read(tag)
+    format_ = value.get("format") if isinstance(value, Mapping) else None
     return format_ if isinstance(format_, dict) else None
+
+
+def _read(value: str | Mapping[str, Any] | None) -> Any:
+    """What a text says in JSON; None where it is none, which whoever compiles the constraint refuses."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None

@@ -49,7 +49,10 @@ async def prepare_chat_generation(
     source = constraint_name(params.structured_outputs, param_names, tool_use if of_request is None else None)
     rendered = await _render(state, conversation, tool_use)
     reading = await _reading_plan(state, conversation, tool_use, rendered["prompt"])
-    params, reading = _fit_together(params, reading)
+    if params.structured_outputs is not None and reading.reasoning is not None:
+        params, reading = await asyncio.to_thread(_fit_together, params, reading, reading.reasoning)
+    if reading.kept_special_tokens:
+        params = replace(params, kept_special_tokens=reading.kept_special_tokens)
     param_names = {**param_names, constraint_name(params.structured_outputs): source}
     prompt = await state.engine.admit(rendered, params, param="messages", param_names=param_names)
     return ChatStream(
@@ -128,14 +131,14 @@ async def _reading_plan(state: ServerState, conversation: Conversation, tool_use
     return ReadingPlan(tool_use, tool_parser, reasoning)
 
 
-def _fit_together(params: SamplingParams, reading: ReadingPlan) -> tuple[SamplingParams, ReadingPlan]:
+def _fit_together(
+    params: SamplingParams, reading: ReadingPlan, reasoning: ReasoningPlan
+) -> tuple[SamplingParams, ReadingPlan]:
     """A constraint holds for what follows the reasoning; where it cannot, there is no reasoning."""
-    constraint, reasoning = params.structured_outputs, reading.reasoning
-    if constraint is not None and reasoning is not None and reasoning.is_open is not False:
-        later = after_reasoning(constraint, reasoning)
-        if later is not None:
-            params = replace(params, structured_outputs=later)
-        else:
-            reading = replace(reading, reasoning=None)
-    kept = reading.kept_special_tokens
-    return (replace(params, kept_special_tokens=kept) if kept else params), reading
+    constraint = params.structured_outputs
+    if constraint is None or reasoning.is_open is False:
+        return params, reading
+    later = after_reasoning(constraint, reasoning)
+    if later is None:
+        return params, replace(reading, reasoning=None)
+    return replace(params, structured_outputs=later), reading
