@@ -9,5 +9,7 @@
 `await stream.fold()` gives the whole answer instead, one `ChatMessage` per choice: the same deltas added up, so the two
 ways of answering cannot differ. `render_conversation` gives the prompt alone, for counting tokens.
 
-Modules: `conversation` (what is asked), `deltas` (what comes back), `prepare` and `stream` (from one to the other).
+What is asked: `conversation`, `tools` (their checks), `turns` (messages from the turns of other APIs). On the way down:
+`prepare`, `constraints` (calls that must be made). On the way up: `stream`, `reading` (calls and reasoning out of the
+text), `reasoning` (where it begins, what it costs), `deltas`. Of the server: `options` (flags), `parsers` (which ones).
 """
