@@ -9,7 +9,7 @@ import pytest
 from llmstack_llm.chat import ChatRenderer
 from llmstack_llm.chat_messages import normal_documents, normal_messages
 from llmstack_llm.chat_renderers import MAX_KEPT_TEMPLATES, ChatRenderers
-from llmstack_llm.chat_template import ChatTemplate
+from llmstack_llm.chat_template import ChatTemplate, ChatTemplateError
 from llmstack_llm.template_traits import ContentFormat
 from llmstack_llm.testing import byte_tokenizer
 from llmstack_llm.tokenizer import Tokenizer
@@ -158,6 +158,11 @@ def test_the_template_for_tools_renders_conversations_with_tools():
     assert renderers.pick(has_tools=False).render(message)[0] == "plain"
     assert renderers.pick(has_tools=True).render(message)[0] == "tools"
     assert ChatRenderers(ChatTemplate("plain"), tokenizer()).pick(has_tools=True).render(message)[0] == "plain"
+
+
+def test_a_broken_template_for_tools_is_refused_with_the_other():
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate("plain", tool_source="{% for %}")
 
 
 def test_templates_of_requests_are_kept_compiled_up_to_a_bound():

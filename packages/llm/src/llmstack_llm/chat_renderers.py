@@ -23,7 +23,9 @@ class ChatRenderers:
         self._tokenizer = tokenizer
         self._content_format = content_format
         self._default = ChatRenderer(template, tokenizer, content_format=content_format)
-        self._with_tools = self._default if template.tool_source is None else self._compile(template.tool_source)
+        self._with_tools = self._default
+        if template.tool_template is not None:
+            self._with_tools = ChatRenderer(template.tool_template, tokenizer, content_format=content_format)
         self._source_to_renderer: dict[str, ChatRenderer] = {}
 
     def pick(self, *, has_tools: bool, chat_template: str | None = None) -> ChatRenderer:

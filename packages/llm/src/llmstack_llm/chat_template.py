@@ -30,6 +30,7 @@ class ChatTemplate:
     Attributes:
         source: Its text; None for the plain fallback: the messages' texts, joined by newlines.
         tool_source: The text of the model's other template, for conversations with tools; None where one does for all.
+        tool_template: That template.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self.tool_source = tool_source
+        self.tool_template = None if tool_source is None else ChatTemplate(tool_source, named_tokens, clock=clock)
         self._environment = TemplateEnvironment(clock)
         self._named_tokens = dict(named_tokens or {})
         self._template = None if source is None else _compile(self._environment, source)
