@@ -100,9 +100,11 @@ class ApiServers:
         tasks.append(asyncio.create_task(self._watch_engines(opening, outcome)))
         for task in tasks:
             task.add_done_callback(lambda done: _fail_with(done, outcome))
-        with self._signal_handlers(outcome):
-            if signals.is_stop_requested:
-                _settle(outcome, 0)
+        is_stopped = signals.is_stop_requested
+        if is_stopped:
+            _settle(outcome, 0)
+        # The loop hears late of a signal that came before it ran, and must not take it for a second one.
+        with contextlib.nullcontext() if is_stopped else self._signal_handlers(outcome):
             try:
                 code = await outcome
             finally:

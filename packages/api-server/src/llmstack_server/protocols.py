@@ -246,6 +246,10 @@ class EngineClient(Protocol):
         """0 while the engine core is awake."""
         ...
 
+    async def current_sleep_level(self) -> int:
+        """`sleep_level`, asked for: another process may have changed it a moment ago."""
+        ...
+
     async def sleep(self, level: int) -> bool:
         """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
         ...

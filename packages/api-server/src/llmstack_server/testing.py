@@ -268,6 +268,10 @@ class FakeEngineClient:
         """A token is a byte."""
         return ByteTokenizer()
 
+    async def current_sleep_level(self) -> int:
+        """The same."""
+        return self.sleep_level
+
     async def sleep(self, level: int) -> bool:
         """Refused while requests are running."""
         if self.num_running:

@@ -117,6 +117,10 @@ class EngineFrontEnd:
         """0 while the engine core is awake; requests are refused otherwise."""
         return self._client.sleep_level
 
+    async def current_sleep_level(self) -> int:
+        """`sleep_level`, asked for: another front end may have changed it a moment ago."""
+        return await self._client.current_sleep_level()
+
     async def sleep(self, level: int = 1) -> bool:
         """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
         return await self._client.sleep(level)

@@ -62,6 +62,10 @@ class AsyncEngineCoreClient(Protocol):
         """0 while the engine core is awake."""
         ...
 
+    async def current_sleep_level(self) -> int:
+        """`sleep_level` once all has come that the engine core had sent: another client may have changed it."""
+        ...
+
     async def sleep(self, level: int) -> bool:
         """Gives KV storage back, and with level 2 the weights too; False while requests are running."""
         ...

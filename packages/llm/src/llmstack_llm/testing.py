@@ -241,6 +241,10 @@ class FakeEngineCoreClient:
         """One."""
         return [self.ready]
 
+    async def current_sleep_level(self) -> int:
+        """The same."""
+        return self.sleep_level
+
     async def sleep(self, level: int) -> bool:
         """True while idle."""
         if self.engine.request_id_to_state:

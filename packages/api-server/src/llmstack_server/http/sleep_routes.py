@@ -9,12 +9,16 @@ from llmstack_server.http.errors import HTTPError, engine_unavailable
 from llmstack_server.state import ServerState
 from llmstack_types import InvalidRequestError
 
+# The other processes of the server look at the engine again before they answer: from then on all refuse alike.
+SLEEP_QUESTION = "sleep_level"
 _LEVELS = {"1": 1, "2": 2}
 _ALL_TAGS = {"weights", "kv_cache"}
 
 
 def add_sleep_routes(router: APIRouter, state: ServerState) -> None:
     """Declares the routes of this module."""
+    if state.peers is not None:
+        state.peers.add_topic(SLEEP_QUESTION, lambda _: _sleep_level(state))
 
     @router.post("/sleep")
     async def sleep(request: Request) -> Response:
@@ -24,6 +28,7 @@ def add_sleep_routes(router: APIRouter, state: ServerState) -> None:
             raise InvalidRequestError("level must be 1 or 2.", param="level", code="invalid_value")
         if not await state.engine.sleep(_LEVELS[level]):
             raise HTTPError(engine_unavailable("The engine cannot sleep: requests are running."))
+        await state.ask_peers(SLEEP_QUESTION)
         return Response(status_code=200)
 
     @router.post("/wake_up")
@@ -36,9 +41,14 @@ def add_sleep_routes(router: APIRouter, state: ServerState) -> None:
                 param="tags", code="unsupported_value",
             )  # fmt: skip
         await state.engine.wake_up()
+        await state.ask_peers(SLEEP_QUESTION)
         return Response(status_code=200)
 
     @router.get("/is_sleeping")
     async def is_sleeping() -> Response:
         """Whether `/wake_up` has to come before the next request."""
-        return JSONResponse({"is_sleeping": state.engine.sleep_level > 0})
+        return JSONResponse({"is_sleeping": await state.engine.current_sleep_level() > 0})
+
+
+async def _sleep_level(state: ServerState) -> int | None:
+    return None if state.opened_engine is None else await state.engine.current_sleep_level()

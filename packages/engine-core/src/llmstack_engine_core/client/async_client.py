@@ -40,7 +40,7 @@ class AsyncClient(ABC):
 
     @property
     def sleep_level(self) -> int:
-        """0 while the engine core is awake."""
+        """0 while the engine core is awake, as far as it has told."""
         return self._mailbox.sleep_level
 
     @property
@@ -124,6 +124,11 @@ class AsyncClient(ABC):
     async def wake_up(self) -> None:
         """Brings back what `sleep` gave back."""
         await self._call(UtilityOperation.WAKE_UP)
+
+    async def current_sleep_level(self) -> int:
+        """`sleep_level` once all has come that the engine core had sent: another client may have changed it."""
+        await self.stats()
+        return self.sleep_level
 
     async def stats(self) -> SchedulerStats:
         """The scheduler's state after the last step; also shows that the loop turns."""

@@ -148,6 +148,10 @@ class BalancedClient:
         """Wakes all."""
         await asyncio.gather(*(client.wake_up() for client in self._clients))
 
+    async def current_sleep_level(self) -> int:
+        """The deepest of theirs, once all has come that they had sent."""
+        return max(await asyncio.gather(*(client.current_sleep_level() for client in self._clients)))
+
     async def stats(self) -> SchedulerStats:
         """The first engine core's."""
         return await self._clients[0].stats()
