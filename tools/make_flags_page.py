@@ -59,9 +59,9 @@ def _is_shown(action: argparse.Action) -> bool:
 
 
 def _row(action: argparse.Action) -> str:
-    names = [name for name in action.option_strings if not name.startswith("--no-")] or [str(action.metavar)]
-    if len(names) < len(action.option_strings):
-        names.append(next(name for name in action.option_strings if name.startswith("--no-")))
+    negative = [name for name in action.option_strings if name.startswith("--no-")]
+    positive = [name for name in action.option_strings if name not in negative]
+    names = [*positive, *negative[:1]] or [str(action.metavar)]
     value = "" if action.nargs == 0 or not action.option_strings else f" {_value(action)}"
     shown = ", ".join(f"`{name}{value if index == 0 else ''}`" for index, name in enumerate(names))
     return f"| {_cell(shown)} | {_cell(action.help or '')} |\n"
