@@ -238,3 +238,64 @@ def test_levels_and_tags_that_do_not_exist_are_refused(llm: LLM):
 def test_several_engine_cores_are_for_servers(folder: Path):
     with pytest.raises(EngineArgsError, match="data_parallel_size"):
         LLM(str(folder), data_parallel_size=2, **ECHO)
+
+
+def test_what_is_queued_is_computed_when_it_is_waited_for_and_in_the_order_of_queueing(llm: LLM):
+    first = llm.enqueue(["aaa", "b"], [SamplingParams(max_tokens=9), SamplingParams(max_tokens=1)])
+    second = llm.enqueue_chat([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=2))
+    assert texts(llm, "between", SamplingParams(max_tokens=3)) == ["bet"]
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == [*first, *second]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 2]
+    assert outputs[2].outputs[0].text == "Hi"
+    assert llm.wait_for_completion() == []
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_a_queued_request_that_ends_during_another_call_is_kept(llm: LLM):
+    (request_id,) = llm.enqueue("a", SamplingParams(max_tokens=1))
+    llm.generate("long", SamplingParams(max_tokens=20), use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert [output.request_id for output in llm.wait_for_completion(use_tqdm=False)] == [request_id]
+
+
+def test_a_bad_prompt_leaves_nothing_in_the_queue(llm: LLM):
+    with pytest.raises(InvalidRequestError):
+        llm.enqueue(["good", [1, 300]])
+    assert llm.wait_for_completion() == []
+
+
+def test_an_interrupted_wait_leaves_nothing_behind(llm: LLM):
+    def interrupt(**_: Any) -> tqdm[Any]:
+        raise KeyboardInterrupt
+
+    llm.enqueue(["a", "b"])
+    with pytest.raises(KeyboardInterrupt):
+        llm.wait_for_completion(use_tqdm=interrupt)
+    assert llm.wait_for_completion(use_tqdm=False) == []
+    assert texts(llm, "cd", SamplingParams(max_tokens=2)) == ["cd"]
+
+
+def test_priorities_decide_who_goes_first(folder: Path):
+    with LLM(str(folder), scheduling_policy="priority", max_num_seqs=1, **ECHO) as llm:
+        outputs = llm.generate(["a", "b", "c"], SamplingParams(max_tokens=3), priority=[2, 1, 0], use_tqdm=False)
+        times = [output.metrics.last_token_time_s or 0.0 for output in outputs if output.metrics is not None]
+        assert times == sorted(times, reverse=True)
+        for wrong, param in (([1], "priority"), ([0, 1, 2**31], "priority[2]"), ([0, 1, True], "priority[2]")):
+            with pytest.raises(InvalidRequestError) as caught:
+                llm.generate(["a", "b", "c"], priority=wrong, use_tqdm=False)
+            assert caught.value.param == param
+
+
+def test_adapters_are_refused(llm: LLM):
+    adapter: Any = object()
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate("a", lora_request=adapter)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "lora_request")
+
+
+@pytest.mark.parametrize("name", ["collective_rpc", "apply_model", "start_profile", "stop_profile", "reward"])
+def test_what_is_not_offered_says_why(llm: LLM, name: str):
+    assert not hasattr(llm, name)
+    with pytest.raises(AttributeError, match=f"{name}': .*"):
+        getattr(llm, name)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit import AdmittedRequest
@@ -24,6 +21,7 @@ from llmstack_llm.input_processor import PromptInput
 from llmstack_llm.llm_engine import LLMEngine
 from llmstack_llm.metrics import Metric, MetricsKeeper
 from llmstack_llm.offline_pooling import OfflinePooling
+from llmstack_llm.offline_requests import OfflineRequests, UseTqdm, priority_list
 from llmstack_llm.outputs import RequestOutput
 from llmstack_llm.pooling_outputs import PoolingRequestOutput
 from llmstack_llm.prompt_list import prompt_list
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from llmstack_engine_core.protocols import EventHook
 
 Message = Mapping[str, Any]
-_Admitted = TypeVar("_Admitted")
 DEFAULT_MAX_TOKENS = 16
 
 # Options of vLLM's that scripts write out with a value that asks for nothing beyond what is there.
@@ -48,6 +45,23 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "tokenizer_mode": ("auto",),
     "cpu_offload_gb": (0,),
     "swap_space": (0,),
+    "compilation_config": (None,),
+    "distributed_executor_backend": (None, "uni"),
+    "download_dir": (None,),
+    "enable_lora": (None, False),
+    "hf_token": (None,),
+    "kv_cache_dtype": ("auto",),
+    "limit_mm_per_prompt": (None,),
+}
+
+
+# Methods of vLLM's `LLM` that are not there, and why.
+_NOT_OFFERED: Mapping[str, str] = {
+    "collective_rpc": "there is one worker, in the engine core: nothing runs code that callers send",
+    "apply_model": "the model lives with its runner, which runs no code that callers send",
+    "start_profile": "no profiler is built in; `llmstack_llm.stats.StatLogger` and event_hooks tell of every step",
+    "stop_profile": "no profiler is built in; `llmstack_llm.stats.StatLogger` and event_hooks tell of every step",
+    "reward": "use encode(prompts, pooling_task=...)",
 }
 
 
@@ -99,14 +113,21 @@ class LLM(OfflinePooling):
         self.llm_engine = LLMEngine.from_engine_args(
             args, multiprocess=multiprocess, stat_loggers=stat_loggers, event_hooks=event_hooks
         )
-        self._numbers = itertools.count()
+        self._requests = OfflineRequests(self.llm_engine)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Says why a method of vLLM's is not there; `hasattr` stays false."""
+        reason = f": {_NOT_OFFERED[name]}" if name in _NOT_OFFERED else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}", name=name, obj=self)
 
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Completes prompts; the outputs are in the prompts' order.
 
@@ -114,24 +135,42 @@ class LLM(OfflinePooling):
         `sampling_params`: One for all, or one each; None takes the model's defaults. A default `max_tokens`
           is cut to what the context has left.
         `use_tqdm`: Shows a progress bar, or what makes one.
+        `priority`: One per prompt, lower ones first, under `scheduling_policy="priority"`.
 
         Raises:
             InvalidRequestError: Of any prompt, before the first is computed.
         """
-        all_prompts = prompt_list(prompts)
-        params = self._params_list(sampling_params, len(all_prompts))
-        admitted = [
-            self._admit(prompt, one, f"prompts[{index}]")
-            for index, (prompt, one) in enumerate(zip(all_prompts, params, strict=True))
-        ]
-        return self._complete(admitted, use_tqdm)
+        admitted = self._admit_all(prompts, sampling_params, lora_request)
+        return self._complete(admitted, use_tqdm, priority_list(priority, len(admitted)))
+
+    def enqueue(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queues prompts as `generate` takes them, for `wait_for_completion`; the ids of their requests.
+
+        Raises:
+            InvalidRequestError: Of any prompt, before the first is queued.
+        """
+        admitted = self._admit_all(prompts, sampling_params, lora_request)
+        return self._requests.enqueue(admitted, priority_list(priority, len(admitted)))
+
+    def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
+        """Computes what is queued; the outputs are in the order in which it was queued."""
+        return [output for output in self._requests.wait(use_tqdm) if isinstance(output, RequestOutput)]
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -148,27 +187,45 @@ class LLM(OfflinePooling):
         Raises:
             InvalidRequestError: Of any conversation, before the first is computed.
         """
-        template, tokenizer = self._template(chat_template), self.get_tokenizer()
-        renderers = ChatRenderers(template, tokenizer, content_format=chat_template_content_format)
-        renderer = renderers.pick(has_tools=bool(tools))
-        prompts = []
-        for conversation in _conversation_list(messages):
-            text, token_ids = renderer.render(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                template_kwargs=chat_template_kwargs,
-            )
-            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        prompts = self._render_all(
+            messages, chat_template, chat_template_content_format,
+            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+            tools=tools, template_kwargs=chat_template_kwargs,
+        )  # fmt: skip
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queues conversations as `chat` takes them, for `wait_for_completion`; the ids of their requests.
+
+        Raises:
+            InvalidRequestError: Of any conversation, before the first is queued.
+        """
+        prompts = self._render_all(
+            messages, chat_template, chat_template_content_format,
+            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+            tools=tools, template_kwargs=chat_template_kwargs,
+        )  # fmt: skip
+        return self.enqueue(prompts, sampling_params, lora_request=lora_request, priority=priority)
 
     def beam_search(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         params: BeamSearchParams,
         *,
-        use_tqdm: bool | Callable[..., tqdm[Any]] = False,
+        use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt, best first; the outputs are in the prompts' order.
 
@@ -245,6 +302,17 @@ class LLM(OfflinePooling):
             return self.llm_engine.chat_template
         return ChatTemplate(find_chat_template(None, {}, override=chat_template), self.get_tokenizer().named_tokens)
 
+    def _render_all(
+        self, messages: Any, chat_template: str | None, content_format: str, *, tools: Any, **options: Any
+    ) -> list[dict[str, Any]]:
+        template, tokenizer = self._template(chat_template), self.get_tokenizer()
+        renderer = ChatRenderers(template, tokenizer, content_format=content_format).pick(has_tools=bool(tools))
+        prompts = []
+        for conversation in _conversation_list(messages):
+            text, token_ids = renderer.render(conversation, tools=tools, **options)
+            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
+        return prompts
+
     def _prompt_text(self, output: RequestOutput) -> str | None:
         if output.prompt is not None or self.llm_engine.tokenizer is None:
             return output.prompt
@@ -262,6 +330,21 @@ class LLM(OfflinePooling):
             raise request_errors.invalid_value("sampling_params", reason)
         return list(params)
 
+    def _admit_all(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: None,
+    ) -> list[AdmittedRequest]:
+        if lora_request is not None:
+            raise request_errors.unsupported_parameter("lora_request", "adapters are not supported")
+        all_prompts = prompt_list(prompts)
+        params = self._params_list(sampling_params, len(all_prompts))
+        return [
+            self._admit(prompt, one, f"prompts[{index}]")
+            for index, (prompt, one) in enumerate(zip(all_prompts, params, strict=True))
+        ]
+
     def _admit(self, prompt: PromptInput, params: SamplingParams, param: str) -> AdmittedRequest:
         default_max_tokens = None
         if params.max_tokens == DEFAULT_MAX_TOKENS:
@@ -270,72 +353,14 @@ class LLM(OfflinePooling):
         return self.llm_engine.input_processor.admit(prompt, params, param=param, default_max_tokens=default_max_tokens)
 
     def _complete(
-        self, admitted: Sequence[AdmittedRequest], use_tqdm: bool | Callable[..., tqdm[Any]]
+        self, admitted: Sequence[AdmittedRequest], use_tqdm: UseTqdm, priorities: Sequence[int] | None = None
     ) -> list[RequestOutput]:
-        outputs = self._run(admitted, self._add_request, use_tqdm)
+        outputs = self._requests.run(admitted, priorities or [0] * len(admitted), use_tqdm)
         return [output for output in outputs if isinstance(output, RequestOutput)]
 
-    def _add_request(self, request_id: str, request: AdmittedRequest) -> None:
-        self.llm_engine.add_request(request_id, request, request.sampling_params)
-
-    def _run_pooling(
-        self, admitted: Sequence[AdmittedPooling], use_tqdm: bool | Callable[..., tqdm[Any]]
-    ) -> list[PoolingRequestOutput]:
-        outputs = self._run(admitted, self._add_pooling_request, use_tqdm)
+    def _run_pooling(self, admitted: Sequence[AdmittedPooling], use_tqdm: UseTqdm) -> list[PoolingRequestOutput]:
+        outputs = self._requests.run(admitted, [0] * len(admitted), use_tqdm)
         return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
-
-    def _add_pooling_request(self, request_id: str, request: AdmittedPooling) -> None:
-        self.llm_engine.add_pooling_request(request_id, request, request.pooling_params)
-
-    def _run(
-        self,
-        admitted: Sequence[_Admitted],
-        add: Callable[[str, _Admitted], None],
-        use_tqdm: bool | Callable[..., tqdm[Any]],
-    ) -> list[RequestOutput | PoolingRequestOutput]:
-        request_ids = [str(next(self._numbers)) for _ in admitted]
-        request_id_to_output: dict[str, RequestOutput | PoolingRequestOutput] = {}
-        try:
-            for request_id, request in zip(request_ids, admitted, strict=True):
-                add(request_id, request)
-            with contextlib.ExitStack() as stack:
-                bar = _Progress(stack.enter_context(_bar(use_tqdm, len(admitted)))) if use_tqdm else None
-                for output in self._outputs():
-                    request_id_to_output[output.request_id] = output
-                    if bar is not None:
-                        bar.update(output)
-        finally:  # interrupted: leave nothing behind that the next call would go on with
-            unfinished = [request_id for request_id in request_ids if request_id not in request_id_to_output]
-            self.llm_engine.abort_request(unfinished)
-        return [request_id_to_output[request_id] for request_id in request_ids]
-
-    def _outputs(self) -> Iterator[RequestOutput | PoolingRequestOutput]:
-        while self.llm_engine.has_unfinished_requests():
-            yield from (output for output in self.llm_engine.step() if output.finished)
-
-
-class _Progress:
-    """Counts prompts; shows tokens per second of both directions beside the bar."""
-
-    def __init__(self, bar: tqdm[Any]) -> None:
-        self._bar = bar
-        self._num_prompt_tokens = 0
-        self._num_output_tokens = 0
-
-    def update(self, output: RequestOutput | PoolingRequestOutput) -> None:
-        """One prompt is done."""
-        self._num_prompt_tokens += len(output.prompt_token_ids)
-        if isinstance(output, RequestOutput):
-            self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-        elapsed_s = self._bar.format_dict.get("elapsed") or 1e-9
-        rates = (self._num_prompt_tokens / elapsed_s, self._num_output_tokens / elapsed_s)
-        self._bar.set_postfix_str("input {:.2f} toks/s, output {:.2f} toks/s".format(*rates), refresh=False)
-        self._bar.update(1)
-
-
-def _bar(use_tqdm: bool | Callable[..., tqdm[Any]], total: int) -> tqdm[Any]:
-    make = use_tqdm if callable(use_tqdm) else tqdm
-    return make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
 
 
 def _conversation_list(messages: Any) -> list[Sequence[Message]]:

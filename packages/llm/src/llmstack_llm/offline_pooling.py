@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from tqdm import tqdm
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit_pooling import AdmittedPooling
 from llmstack_llm.input_processor import PromptInput
 from llmstack_llm.llm_engine import LLMEngine
+from llmstack_llm.offline_requests import UseTqdm
 from llmstack_llm.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -23,7 +22,6 @@ from llmstack_llm.prompt_list import prompt_list
 from llmstack_llm.scoring import plan_scores
 from llmstack_types import PoolingParams, PoolingTask, RequestFailedError
 
-UseTqdm = bool | Callable[..., "tqdm[Any]"]
 PoolingParamsInput = PoolingParams | Sequence[PoolingParams] | None
 
 
