@@ -15,7 +15,7 @@ from llmstack_structured_output.regexes import check_regex
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 MAX_COUNT = 100_000
 # All that indented JSON needs. Models that may write any number of blanks do: they find no end between two tokens.
-WHITESPACE = r" |\r?\n[ \t]{0,48}"
+WHITESPACE = r" |\r?\n[ \t]{0,24}"
 
 
 def schema_grammar(
