@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from llmstack_server.config import ServeConfig
+from llmstack_server.api_process import ApiProcess
+from llmstack_server.config import ServeConfig, config_from
+from llmstack_server.environment import Environment
 from llmstack_server.errors import ServeError
-from llmstack_server.launcher import StageTimer, demo_model_path, one_line, resolve_engine_args
+from llmstack_server.flags import add_serve_arguments
+from llmstack_server.launcher import StageTimer, bind_socket, demo_model_path, one_line, resolve_engine_args
 from llmstack_server.secret import Secret, matching_index
 from llmstack_server.serve import EarlySignals
 
@@ -57,3 +64,18 @@ def test_secrets_compare_and_do_not_show():
     keys = (Secret("a"), Secret("b"))
     assert [matching_index(keys, key) for key in (b"a", b"b", b"c", b"")] == [0, 1, None, None]
     assert repr(keys[0]) == "Secret(***)"
+
+
+def test_an_engine_that_cannot_be_opened_is_said_before_the_http_stack_is_imported():
+    def open_engine(timer: StageTimer, stat_loggers: Sequence[Any]) -> Any:
+        raise ServeError("There is no model gpt-2")
+
+    async def on_ready(*_: Any) -> None:
+        raise AssertionError("there is no engine")
+
+    parser, timer = argparse.ArgumentParser(), StageTimer()
+    add_serve_arguments(parser)
+    config = config_from(parser.parse_args(["gpt-2"]), Environment())
+    with bind_socket("127.0.0.1", 0) as listener, pytest.raises(ServeError, match="no model gpt-2"):
+        asyncio.run(ApiProcess(config, timer, listener, EarlySignals(), open_engine, on_ready).run())
+    assert "import HTTP stack" not in timer.stage_to_s

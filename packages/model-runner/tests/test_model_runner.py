@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from llmstack_model_runner.input_batch import InputBatchError
 from llmstack_model_runner.model_runner import ModelRunner, ModelRunnerStateError
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint, write_gpt2_config
-from llmstack_types import ModelRunnerConfig, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+from llmstack_types import (
+    EngineStartError,
+    ModelRunnerConfig,
+    NewRequest,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 NUM_BLOCKS = 64
 GREEDY = SamplingParams(temperature=0.0)
@@ -239,6 +246,11 @@ def test_a_configuration_without_architecture_is_refused(tmp_path: Path, archite
     runner = ModelRunner(ModelRunnerConfig(str(tmp_path), load_format="dummy", max_model_len=64))
     with pytest.raises(ValueError, match="architecture"):
         runner.load_model()
+
+
+def test_missing_weights_are_said_in_words_for_the_user(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError, match="has no safetensors weights"):
+        make_runner(tmp_path, load_format="auto")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

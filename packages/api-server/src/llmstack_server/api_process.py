@@ -66,6 +66,8 @@ class ApiProcess:
         try:
             # A model that is at hand is opened by then: its process loads while the HTTP stack is imported here.
             await asyncio.wait((opening,), timeout=HEAD_START_S)
+            if opening.done():
+                opening.result()  # a model that is not there is said before the HTTP stack is imported
             return await self._serve(opening, metrics, stat_loggers)
         finally:
             await _shut_down(opening)

@@ -15,7 +15,7 @@ import torch
 from llmstack_kernels.dispatch import backends
 from llmstack_kernels.linear import bits_per_weight
 from llmstack_kv_cache.storage import allocate_kv_storage
-from llmstack_model_files import overridden, read_json
+from llmstack_model_files import ModelFilesError, overridden, read_json
 from llmstack_model_runner.block_copies import apply_block_copies
 from llmstack_model_runner.device_memory import available_kv_bytes, return_freed_memory, working_bytes
 from llmstack_model_runner.graph_runner import DecodeOutput, GraphRunner
@@ -49,7 +49,7 @@ from llmstack_model_runner.weights import (
     refuse_quantized_checkpoint,
     resolve_dtype,
 )
-from llmstack_types import KVCacheSpec, ModelRunnerConfig, SchedulerOutput, TokenMasks
+from llmstack_types import EngineStartError, KVCacheSpec, ModelRunnerConfig, SchedulerOutput, TokenMasks
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,14 @@ class ModelRunner:
 
         Raises:
             ValueError: The model cannot be run; the text says why in one sentence.
+            EngineStartError: A file of it is missing or damaged; likewise.
         """
+        try:
+            self._load_model()
+        except ModelFilesError as error:  # those who call know nothing of files
+            raise EngineStartError(str(error)) from error
+
+    def _load_model(self) -> None:
         config = self._config
         self._device = resolve_device(config.device)
         if self._device.type != "cpu" and config.num_engines > 1:
