@@ -92,6 +92,8 @@ def _configure_logging(level: str) -> None:
     logging.basicConfig(
         level=level, stream=sys.stderr, format=f"(engine-core {os.getpid()}) %(levelname)s %(name)s: %(message)s"
     )
+    if level == "INFO":
+        logging.getLogger("torch").setLevel(logging.WARNING)  # its INFO is for those who debug it
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> None:
