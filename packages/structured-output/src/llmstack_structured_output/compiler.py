@@ -218,6 +218,7 @@ def _parser_limits(limits: GrammarLimits) -> LLParserLimits:
         initial_lexer_fuel=limits.lexer_fuel,
         step_lexer_fuel=limits.step_fuel,
         step_max_items=limits.max_step_items,
+        max_items_in_row=limits.max_row_items,
         max_lexer_states=limits.max_lexer_states,
         max_grammar_size=limits.max_grammar_size,
         verbose_errors=False,

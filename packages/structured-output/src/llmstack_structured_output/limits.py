@@ -21,6 +21,7 @@ class GrammarLimits:
         lexer_fuel: Work that building the automata of one constraint may take; a million is about half a second.
         step_fuel: The same for one token.
         max_step_items: Parser items that one token may add.
+        max_row_items: Of those, such as go on side by side: alternatives that the text has not decided between.
         max_lexer_states: States of the automata, which are made as tokens need them.
         max_grammar_size: Symbols of the compiled grammar.
     """
@@ -36,5 +37,6 @@ class GrammarLimits:
     lexer_fuel: int = 1_000_000
     step_fuel: int = 200_000
     max_step_items: int = 50_000
+    max_row_items: int = 8_000
     max_lexer_states: int = 50_000
     max_grammar_size: int = 200_000
