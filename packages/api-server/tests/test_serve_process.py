@@ -147,6 +147,14 @@ def test_the_api_process_is_small_and_the_log_says_ready_once(client: openai.Ope
     assert process.log.count("is ready on") == 1
 
 
+def test_every_stage_of_the_start_is_in_the_log_and_the_metrics(url: str, process: Process):
+    with urllib.request.urlopen(f"{url}/metrics") as response:
+        exported = response.read().decode()
+    for stage in ("bind socket", "start engine process", "load tokenizer", "start uvicorn", "engine: load_model"):
+        assert re.search(rf"^  {stage} +\d+\.\d+ s$", process.log, re.MULTILINE), process.log
+        assert f'llmstack:startup_seconds{{stage="{stage}"}}' in exported
+
+
 def test_a_signal_ends_it_with_0_and_no_child_left(folder: Path, tmp_path: Path):
     process = Process(tmp_path / "log", str(folder))
     process.wait_for_log("is ready on")

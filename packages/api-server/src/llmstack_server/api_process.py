@@ -87,7 +87,7 @@ class ApiProcess:
             state.lifecycle.advance(LifecycleState.LOADING_MODEL)
             if self.peers is not None:
                 self.peers.answer_with(state.peer_answers())
-            server = Server(state, self.listener, opening, accepts_early=self.accepts_early)
+            server = Server(state, self.listener, opening, accepts_early=self.accepts_early, timer=self.timer)
         if self.signals.is_stop_requested:
             logger.info("stopped before the model was loaded")
             return 0
@@ -104,7 +104,7 @@ class ApiProcess:
         state.chat_parsers = parsers_for(self.config.chat, engine.chat_template)
         state.facts = _facts(engine) | dict(state.chat_parsers.facts)
         logger.info("chat: %s", ", ".join(f"{name} {value}" for name, value in state.chat_parsers.facts))
-        stages = dict(self.timer.stage_to_s)
+        stages = {**self.timer.stage_to_s, "load tokenizer": engine.load_tokenizer_s}
         if state.ready is not None:
             stages |= {f"engine: {name}": seconds for name, seconds in state.ready.phases_s.items()}
         for stage, seconds in stages.items():

@@ -15,7 +15,7 @@ import uvicorn
 from llmstack_server.errors import ServeError
 from llmstack_server.http.app import build_app
 from llmstack_server.http.protocol import limited_protocol
-from llmstack_server.launcher import one_line
+from llmstack_server.launcher import StageTimer, one_line
 from llmstack_server.lifecycle import LifecycleState
 from llmstack_server.logs import level_number
 from llmstack_server.request_log import logged_engine
@@ -37,6 +37,15 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class _Uvicorn(uvicorn.Server):
     """uvicorn without its signal handlers: it would stop listening at once, and we drain first."""
 
+    def __init__(self, config: uvicorn.Config, timer: StageTimer) -> None:
+        super().__init__(config)
+        self._timer = timer
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to take connections, measured."""
+        with self._timer.stage("start uvicorn"):
+            await super().startup(sockets=sockets)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals alone."""
@@ -53,16 +62,18 @@ class Server:
         opening: asyncio.Future[AsyncLLM] | None = None,
         *,
         accepts_early: bool = True,
+        timer: StageTimer | None = None,
     ) -> None:
         """`opening` brings the engine, where `state` has none yet.
 
+        `timer`: Gets the seconds that uvicorn takes to start.
         `accepts_early`: Whether connections are taken, and answered with 503, before the engine is ready.
         """
         self._state = state
         self._opening = opening
         self._listener = listener
         self._config = _uvicorn_config(state)
-        self._uvicorn = _Uvicorn(self._config)
+        self._uvicorn = _Uvicorn(self._config, timer or StageTimer())
         self._stop = asyncio.Event()
         self._accepts = asyncio.Event()
         if accepts_early:

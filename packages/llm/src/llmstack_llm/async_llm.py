@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,10 @@ class AsyncLLM(EngineFrontEnd):
     Attributes:
         tokenizer: None where token ids go in and out.
         chat_template: What renders conversations; `is_fallback` where the model has no template.
+        load_tokenizer_s: Seconds that reading the tokenizer has taken; 0 where the caller has read it.
     """
+
+    load_tokenizer_s: float = 0.0
 
     def __init__(
         self,
@@ -96,11 +100,12 @@ class AsyncLLM(EngineFrontEnd):
             EngineStartError: A process cannot be started, or an address is unusable.
         """
         model_config, engine_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        began_s = time.monotonic()
         tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
-        chat_template = load_chat_template(
-            model_config, tokenizer, args.chat_template
-        )  # refused before a process exists
-        return cls(
+        load_tokenizer_s = time.monotonic() - began_s
+        # A broken one is refused before a process exists.
+        chat_template = load_chat_template(model_config, tokenizer, args.chat_template)
+        engine = cls(
             model_config,
             make_engine_client(engine_config, multiprocess, client_addresses, client_index),
             tokenizer,
@@ -112,6 +117,8 @@ class AsyncLLM(EngineFrontEnd):
             trace=args.trace,
             structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
         )
+        engine.load_tokenizer_s = load_tokenizer_s
+        return engine
 
     async def admit(self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any) -> AdmittedRequest:
         """Tokenizes and checks one prompt, so that a server can refuse it before it answers.
