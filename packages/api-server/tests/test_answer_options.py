@@ -110,6 +110,9 @@ async def test_a_prompt_may_be_cut(llm_app: Any):
     assert (await call(llm_app, "POST", COMPLETIONS, long)).json()["usage"]["prompt_tokens"] == READY.max_model_len - 3
     refused = await call(llm_app, "POST", COMPLETIONS, {**body, "truncate_prompt_tokens": -2})
     assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
+    # Also where nothing is to be cut.
+    refused = await call(llm_app, "POST", COMPLETIONS, {"prompt": "abc", "truncation_side": "up"})
+    assert refused.json()["error"]["param"] == "truncation_side"
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,15 @@ async def test_best_of_returns_n_choices_and_counts_the_tokens_of_all(tmp_path: 
     await engine.shutdown()
 
 
+@pytest.mark.parametrize("post", [complete, chat])
+async def test_only_the_end_of_a_stream_names_the_system(app: Any, post: Any):
+    whole = (await post(app)).json()["system_fingerprint"]
+    for options, num_last in (({}, 1), ({"include_usage": True}, 2)):
+        chunks = (await post(app, stream=True, stream_options=options)).events()[:-1]
+        assert [chunk["system_fingerprint"] for chunk in chunks[-num_last:]] == [whole] * num_last
+        assert all("system_fingerprint" not in chunk for chunk in chunks[:-num_last])
+
+
 async def test_continuous_usage_counts_up_and_needs_include_usage(app: Any):
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = (await complete(app, stream=True, stream_options=options)).events()[:-1]

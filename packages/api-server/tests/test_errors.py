@@ -18,7 +18,13 @@ from llmstack_server.config import HTTPConfig
 from llmstack_server.http.app import build_app
 from llmstack_server.http.errors import answer_to
 from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
-from llmstack_types import EngineDeadError, InvalidRequestError, RequestFailedError, ServerOverloadedError
+from llmstack_types import (
+    EngineDeadError,
+    InvalidRequestError,
+    NumericalError,
+    RequestFailedError,
+    ServerOverloadedError,
+)
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "Hello"}
@@ -167,6 +173,7 @@ ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
         "invalid_type",
         "stream_options.include_usage",
     ),
+    (COMPLETIONS, completion(lora_request="x"), 400, "unsupported_parameter", "lora_request"),
     (COMPLETIONS, completion(suffix="end"), 400, "unsupported_parameter", "suffix"),
     (COMPLETIONS, completion(response_format={}), 400, "missing_required_parameter", "response_format.type"),
     (COMPLETIONS, completion(response_format=[]), 400, "invalid_type", "response_format"),
@@ -307,6 +314,7 @@ async def test_strict_params_refuse_unknown_fields():
     [
         (ServerOverloadedError("full"), 503, "service_unavailable_error", "server_is_overloaded", "retry-after-ms"),
         (EngineDeadError("gone"), 503, "service_unavailable_error", "engine_unavailable", "retry-after"),
+        (NumericalError(), 500, "server_error", "numerical_error", "x-should-retry"),
         (RequestFailedError("/secret/path"), 500, "server_error", "internal_error", "x-should-retry"),
         (ZeroDivisionError("/secret/path"), 500, "server_error", "internal_error", "x-should-retry"),
     ],

@@ -20,6 +20,7 @@ from llmstack_types import (
     EngineCoreOutput,
     FinishReason,
     InvalidRequestError,
+    NumericalError,
     RequestFailedError,
     RequestOutputKind,
     SamplingParams,
@@ -259,6 +260,14 @@ def test_a_failure_in_the_engine_ends_that_request_alone():
     assert taken(good).outputs[0].token_ids == [70]
     assert bench.to_abort == ["0_bad", "1_bad"]
     assert list(bench.outputs.request_id_to_state) == ["good"]
+
+
+def test_a_failure_of_the_numbers_says_so():
+    bench = Bench()
+    bad = bench.add("bad")
+    bench.step(EngineCoreOutput("bad", [], finish_reason=FinishReason.ERROR, error=NumericalError.TEXT))
+    with pytest.raises(NumericalError, match="no usable probabilities"):
+        bad.get_nowait()
 
 
 def test_a_bug_with_one_request_ends_that_request_alone():

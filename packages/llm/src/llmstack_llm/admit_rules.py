@@ -21,6 +21,7 @@ MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_LOGIT_BIAS = 100.0
+TRUNCATION_SIDES = ("right", "left")
 MAX_EXTRA_ARGS = 32
 MAX_EXTRA_ARG_ITEMS = 256
 MAX_EXTRA_ARG_CHARS = 1024
@@ -207,7 +208,14 @@ def check_values(
     if params.allowed_token_ids is not None:
         check_token_ids(name("allowed_token_ids"), params.allowed_token_ids, vocab_size)
         _check_not_empty(name("allowed_token_ids"), params.allowed_token_ids)
+    check_truncation_side(name("truncation_side"), params.truncation_side)
     check_extra_args(name("extra_args"), params.extra_args)
+
+
+def check_truncation_side(param: str, side: object) -> None:
+    """Raises InvalidRequestError for any other name of a side."""
+    if side not in TRUNCATION_SIDES:
+        raise request_errors.invalid_value(param, f"expected one of {', '.join(TRUNCATION_SIDES)}")
 
 
 def check_extra_args(param: str, extra_args: object) -> None:

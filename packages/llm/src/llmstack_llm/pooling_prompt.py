@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmstack_llm import request_errors
-from llmstack_llm.admit_rules import IntegerRule
+from llmstack_llm.admit_rules import IntegerRule, check_truncation_side
 from llmstack_llm.tokenizer import Tokenizer
 from llmstack_types import PoolingParams, SamplingParams
-
-TRUNCATION_SIDES = ("right", "left")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,7 @@ def check_truncation(
         InvalidRequestError: It is neither -1 nor from 1 to `max_tokens`, or the side has another name.
     """
     asked = params.truncate_prompt_tokens
-    if params.truncation_side not in TRUNCATION_SIDES:
-        reason = f"expected one of {', '.join(TRUNCATION_SIDES)}"
-        raise request_errors.invalid_value("truncation_side", reason)
+    check_truncation_side("truncation_side", params.truncation_side)
     if asked == 0:
         raise request_errors.invalid_value(param, "expected -1, or an integer of at least 1")
     IntegerRule(-1, max_tokens, is_optional=True).check(param, asked)

@@ -14,9 +14,7 @@ from llmstack_model_runner.prompt_logprobs import PromptLogprobs
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import SamplerOutput
 from llmstack_model_runner.sampling.rejection import NO_DRAFT, count_kept
-from llmstack_types import ModelRunnerOutput, TokenLogprobs
-
-BAD_LOGITS = "the model gave no usable probabilities for the next token"
+from llmstack_types import ModelRunnerOutput, NumericalError, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -83,7 +81,7 @@ class PendingStep:
             indices = self.sampling_indices
             self.batch.append_tokens(rows, good_token_ids)
         for index in indices[(indices >= 0) & ~is_good].tolist():
-            errors[self.step.request_ids[index]] = BAD_LOGITS
+            errors[self.step.request_ids[index]] = NumericalError.TEXT
         for index, token_id in zip(indices.tolist(), token_ids.tolist(), strict=True):
             if index >= 0 and self.step.request_ids[index] not in errors:
                 sampled_token_ids[index].append(token_id)

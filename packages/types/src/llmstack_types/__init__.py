@@ -13,6 +13,7 @@ from llmstack_types.errors import (
     EngineStartError,
     InvalidRequestError,
     LLMStackError,
+    NumericalError,
     RequestFailedError,
     ServerOverloadedError,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "ModelRunnerConfig",
     "ModelRunnerOutput",
     "NewRequest",
+    "NumericalError",
     "PoolingParams",
     "PoolingTask",
     "PoolingType",

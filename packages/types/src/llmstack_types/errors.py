@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class LLMStackError(Exception):
     """Base of the errors that llmstack raises on purpose."""
@@ -33,6 +35,19 @@ class EngineStartError(LLMStackError):
 
 class RequestFailedError(LLMStackError):
     """One admitted request failed inside the engine; the others go on."""
+
+
+class NumericalError(RequestFailedError):
+    """The model gave no usable probabilities for a request's next token; sent again, it would do the same.
+
+    Attributes:
+        TEXT: What an engine core says of a request that ends so.
+    """
+
+    TEXT: ClassVar = "the model gave no usable probabilities for the next token"
+
+    def __init__(self) -> None:
+        super().__init__(self.TEXT)
 
 
 class ServerOverloadedError(LLMStackError):

@@ -8,7 +8,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmstack_types import EngineDeadError, InvalidRequestError, RequestFailedError, ServerOverloadedError
+from llmstack_types import (
+    EngineDeadError,
+    InvalidRequestError,
+    NumericalError,
+    RequestFailedError,
+    ServerOverloadedError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +71,8 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
         return ErrorAnswer(503, UNAVAILABLE, "server_is_overloaded", message, headers=_RETRY)
     if isinstance(error, EngineDeadError):
         return engine_unavailable("The engine is gone.")
+    if isinstance(error, NumericalError):
+        return numerical_error()
     if isinstance(error, RequestFailedError):
         logger.error("request %s failed in the engine: %s", request_id, error)
     else:
@@ -144,6 +152,12 @@ def server_shutting_down() -> ErrorAnswer:
 def engine_unavailable(reason: str) -> ErrorAnswer:
     """Row 42, also while the model is being loaded."""
     return ErrorAnswer(503, UNAVAILABLE, "engine_unavailable", reason, headers=_RETRY)
+
+
+def numerical_error() -> ErrorAnswer:
+    """Row 44."""
+    message = "The model gave no usable probabilities for the next token."
+    return ErrorAnswer(500, SERVER_ERROR, "numerical_error", message, headers=_DO_NOT_RETRY)
 
 
 def missing_parameter(param: str, message: str | None = None) -> InvalidRequestError:

@@ -126,8 +126,7 @@ class ChatAnswer:
                 for event in self._events_of(delta, encoder):
                     yield event
         if generation.includes_usage:
-            usage = self._stream.usage
-            yield encoder.encode([], {"usage": usage.as_object()} | generation.timing_fields(usage))
+            yield encoder.encode([], generation.end_fields(self._stream.usage))
 
     def _first_events(self, encoder: ChunkEncoder) -> Iterator[bytes]:
         extra = self._chunk_extra() | self._prompt_extras()
@@ -141,7 +140,8 @@ class ChatAnswer:
             yield encoder.encode([self._chunk_choice(replace(delta, finish_reason=None))], extra)
             delta = _end_of(delta)
         if self._is_worth_sending(delta):
-            yield encoder.encode([self._chunk_choice(delta)], extra)
+            end = {} if delta.finish_reason is None else self._generation.fingerprint_fields
+            yield encoder.encode([self._chunk_choice(delta)], extra | end)
 
     def _chunk_extra(self) -> dict[str, Any]:
         return {"usage": self._stream.usage.as_object()} if self._generation.includes_continuous_usage else {}

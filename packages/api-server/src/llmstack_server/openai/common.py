@@ -100,6 +100,15 @@ class Generation:
             **self.timing_fields(usage),
         }
 
+    def end_fields(self, usage: UsageCounter) -> dict[str, Any]:
+        """What the last chunk of a stream says, where it counts tokens."""
+        return {"usage": usage.as_object(), **self.fingerprint_fields, **self.timing_fields(usage)}
+
+    @property
+    def fingerprint_fields(self) -> dict[str, Any]:
+        """For the chunks of a stream that end a choice, and for its last one."""
+        return {"system_fingerprint": self.state.system_fingerprint}
+
     def timing_fields(self, usage: UsageCounter) -> dict[str, Any]:
         """`metrics` for the end of an answer, where that was asked for and there is one completion to time."""
         is_single = len(self.prompts) == 1 and self.n == 1

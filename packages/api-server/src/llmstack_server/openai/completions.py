@@ -190,14 +190,15 @@ class CompletionAnswer:
             async for prompt_index, output in outputs:
                 usage.add(prompt_index, output)
                 self._note_prompt(prompt_index, output)
-                extra = {"usage": usage.as_object()} if generation.includes_continuous_usage else None
+                extra = {"usage": usage.as_object()} if generation.includes_continuous_usage else {}
                 for new in output.outputs:
                     index = prompt_index * generation.n + new.index
                     if is_plain and new.text and new.finish_reason is None:  # by far the most
                         yield encoder.encode_text(index, new.text)
                     elif builders[index].is_worth_sending(new):
-                        yield encoder.encode([builders[index].build(index, output, new)], extra)
+                        end = {} if new.finish_reason is None else generation.fingerprint_fields
+                        yield encoder.encode([builders[index].build(index, output, new)], extra | end)
         finally:
             await close(outputs)
         if generation.includes_usage:
-            yield encoder.encode([], {"usage": usage.as_object()} | generation.timing_fields(usage))
+            yield encoder.encode([], generation.end_fields(usage))

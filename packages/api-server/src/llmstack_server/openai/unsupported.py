@@ -23,6 +23,7 @@ COMMON: Mapping[str, Predicate] = {
     "logprob_token_ids": one_of([]),
     "logits_processors": one_of([]),
     "kv_transfer_params": _NEVER,
+    "lora_request": _NEVER,
     "thinking_token_budget": _NEVER,
     "repetition_detection": _NEVER,
 }
