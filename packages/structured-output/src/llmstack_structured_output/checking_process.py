@@ -18,7 +18,7 @@ from typing import Any
 from llmstack_structured_output.compiler import GrammarCompiler
 from llmstack_types import InvalidRequestError, StructuredOutputsParams
 
-MAX_MEMORY_BYTES = 8 << 30
+MAX_MEMORY_BYTES = 4 << 30
 
 
 def answers(lines: Iterable[str], timeout_s: float) -> Iterator[dict[str, Any]]:
