@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+import torch
 
 from llmstack_model_runner import device_memory
 
@@ -10,6 +13,14 @@ from llmstack_model_runner import device_memory
 @pytest.mark.parametrize(("available", "expected"), [(None, 4 << 30), (100 << 30, 4 << 30), (1000, 400), (0, 0)])
 def test_a_cpu_gives_forty_percent_up_to_four_gib(available: int | None, expected: int) -> None:
     assert device_memory.host_kv_bytes(available) == expected
+
+
+@pytest.mark.parametrize(("available", "expected"), [(None, sys.maxsize), (100 << 30, (100 << 30) - 7), (5, 0)])
+def test_a_size_that_was_asked_for_may_take_all_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, available: int | None, expected: int
+) -> None:
+    monkeypatch.setattr(device_memory, "available_memory_bytes", lambda: available)
+    assert device_memory.obtainable_kv_bytes(torch.device("cpu"), 7) == expected
 
 
 def test_a_gpu_gives_what_is_left_of_the_share() -> None:

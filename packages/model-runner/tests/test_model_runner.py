@@ -219,6 +219,8 @@ def test_spec_and_memory_are_those_of_the_model(loaded: ModelRunner) -> None:
     assert spec.bytes_per_block == 2 * 2 * 4 * 8 * 4 * 4
     # Not more than 256 requests of 128 tokens can fill.
     assert loaded.available_kv_bytes() == 256 * 32 * spec.bytes_per_block
+    # Somebody who gives a size may keep more than that cached.
+    assert loaded.available_kv_bytes(is_size_given=True) > 256 * 32 * spec.bytes_per_block
     assert "paged_attention" in loaded.backends()
 
 

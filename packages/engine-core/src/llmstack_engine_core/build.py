@@ -76,7 +76,9 @@ def _build_with_runner(
         runner.load_model()
     with timer.phase("size_kv_cache"):
         spec = runner.kv_cache_spec()
-        num_blocks = choose_num_blocks(config, spec, runner.available_kv_bytes())
+        is_size_given = config.num_blocks is not None or config.kv_cache_bytes is not None
+        available_bytes = runner.available_kv_bytes(is_size_given=is_size_given)
+        num_blocks = choose_num_blocks(config, spec, available_bytes)
         max_model_len = choose_max_model_len(config, num_blocks, spec.block_size)
     with timer.phase("initialize_kv_cache"):
         _initialize_kv_cache(runner, num_blocks, config.num_host_blocks, spec)

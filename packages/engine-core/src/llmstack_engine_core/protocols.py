@@ -88,8 +88,11 @@ class ModelRunner(Protocol):
         """Shape of the KV storage; after `load_model`."""
         ...
 
-    def available_kv_bytes(self) -> int:
-        """Memory that KV storage may take on the device, after the weights and working memory."""
+    def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
+        """Memory that KV storage may take on the device, after the weights and working memory.
+
+        `is_size_given`: The user has said how large it is to be: all that can be had, rather than a sensible share.
+        """
         ...
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:

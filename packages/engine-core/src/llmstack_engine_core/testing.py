@@ -126,7 +126,7 @@ class EchoModelRunner:
             num_labels=self.options.num_labels,
         )
 
-    def available_kv_bytes(self) -> int:
+    def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
         """Room for `num_available_blocks`."""
         return self.options.num_available_blocks * BYTES_PER_TOKEN * self._block_size
 
@@ -276,6 +276,7 @@ def check_model_runner(
     spec = runner.kv_cache_spec()
     _require(min(spec.block_size, spec.bytes_per_block, spec.vocab_size) > 0, "the KV cache specification is positive")
     _require(runner.available_kv_bytes() >= spec.bytes_per_block, "there is room for a block")
+    _require(runner.available_kv_bytes(is_size_given=True) >= spec.bytes_per_block, "there is room for a block")
     blocks_per_request = -(-(len(prompt_token_ids) + 4) // spec.block_size)
     runner.initialize_kv_cache(4 * blocks_per_request)
     _require(isinstance(runner.backends(), Mapping), "backends is a mapping")

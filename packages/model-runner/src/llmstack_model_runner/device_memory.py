@@ -29,7 +29,7 @@ def gpu_kv_bytes(free_bytes: int, total_bytes: int, utilization: float, working_
 
 
 def available_kv_bytes(device: torch.device, utilization: float, working_bytes: int) -> int:
-    """Memory that KV storage may take now, after the weights are loaded.
+    """Memory that KV storage may take now, after the weights are loaded, unless the user asks for more.
 
     Args:
         device: Where the model lies.
@@ -40,6 +40,15 @@ def available_kv_bytes(device: torch.device, utilization: float, working_bytes: 
         return host_kv_bytes(available_memory_bytes())
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return gpu_kv_bytes(free_bytes, total_bytes, utilization, working_bytes)
+
+
+def obtainable_kv_bytes(device: torch.device, working_bytes: int) -> int:
+    """All the memory that KV storage could have now; what nothing bounds is without end."""
+    if device.type == "cpu":
+        available_bytes = available_memory_bytes()
+        return sys.maxsize if available_bytes is None else max(0, available_bytes - working_bytes)
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return max(0, free_bytes - working_bytes)
 
 
 def return_freed_memory(device: torch.device) -> None:

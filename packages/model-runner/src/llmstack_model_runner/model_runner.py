@@ -17,7 +17,12 @@ from llmstack_kernels.linear import bits_per_weight
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import ModelFilesError, overridden, read_json
 from llmstack_model_runner.block_copies import apply_block_copies
-from llmstack_model_runner.device_memory import available_kv_bytes, return_freed_memory, working_bytes
+from llmstack_model_runner.device_memory import (
+    available_kv_bytes,
+    obtainable_kv_bytes,
+    return_freed_memory,
+    working_bytes,
+)
 from llmstack_model_runner.graph_runner import DecodeOutput, GraphRunner
 from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
@@ -135,14 +140,19 @@ class ModelRunner:
             raise ModelRunnerStateError("the model is not loaded")
         return self._spec
 
-    def available_kv_bytes(self) -> int:
-        """Memory that KV storage may take on the device: never more than all rows at full length need."""
+    def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
+        """Memory that KV storage may take on the device.
+
+        All there is where the user has given a size; else a share, and never more than all rows at full length need.
+        """
         config, spec = self._config, self.kv_cache_spec()
         num_row_blocks = -(-config.max_model_len // config.block_size)
         needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
         token_bytes = spec.bytes_per_block // spec.block_size
         num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
         step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
+        if is_size_given:
+            return obtainable_kv_bytes(self._device, step_bytes) // config.num_engines
         available_bytes = available_kv_bytes(self._device, config.gpu_memory_utilization, step_bytes)
         return min(needed_bytes, available_bytes // config.num_engines)
 

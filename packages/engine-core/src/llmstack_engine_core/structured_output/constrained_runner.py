@@ -66,9 +66,9 @@ class ConstrainedRunner:
         """As the runner."""
         return self._runner.kv_cache_spec()
 
-    def available_kv_bytes(self) -> int:
+    def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
         """As the runner."""
-        return self._runner.available_kv_bytes()
+        return self._runner.available_kv_bytes(is_size_given=is_size_given)
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """As the runner."""
