@@ -61,7 +61,7 @@ TABLE = [
     ("bad_words", ["\ud800"], "invalid_value"),
     ("bad_words", ["a"] * 129, "array_above_max_length"),
     ("bad_words_token_ids", 5, "invalid_type"),
-    ("bad_words_token_ids", [(1,)] * 257, "array_above_max_length"),
+    ("bad_words_token_ids", [(1,)] * 385, "array_above_max_length"),
     ("extra_args", [1], "invalid_type"),
     ("extra_args", {5: 1}, "invalid_type"),
     ("extra_args", dict.fromkeys(map(str, range(33))), "object_above_max_properties"),

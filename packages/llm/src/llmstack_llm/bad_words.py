@@ -13,7 +13,9 @@ TokenIds = tuple[int, ...]
 
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_BYTES = 256
-MAX_BAD_WORD_SEQUENCES = 2 * MAX_BAD_WORDS
+# Spellings of a word: going on with a text, at its start, after a space.
+MAX_SPELLINGS = 3
+MAX_BAD_WORD_SEQUENCES = MAX_SPELLINGS * MAX_BAD_WORDS
 
 
 def check_bad_words(param: str, bad_words: object) -> None:
@@ -39,7 +41,7 @@ def check_bad_words(param: str, bad_words: object) -> None:
 
 
 def check_bad_words_token_ids(param: str, sequences: object, vocab_size: int) -> None:
-    """At most 256 sequences of 1 to 256 token ids.
+    """At most 384 sequences of 1 to 256 token ids.
 
     Raises:
         InvalidRequestError: Names `param` or the entry.
@@ -90,18 +92,37 @@ class BadWordSpelling:
 def num_chars_of_bad_words(params: SamplingParams) -> int:
     """Characters that spelling the bad words tokenizes; the values may be of any type."""
     words: object = params.bad_words
-    return 2 * sum(len(word) for word in words if isinstance(word, str)) if isinstance(words, list | tuple) else 0
+    return (
+        MAX_SPELLINGS * sum(len(word) for word in words if isinstance(word, str))
+        if isinstance(words, list | tuple)
+        else 0
+    )
 
 
 def _sequences(word: str, tokenizer: Tokenizer, vocab_size: int) -> list[TokenIds]:
-    """The word at the start of a text, and after a space unless that only puts other tokens before the same ones."""
+    """The word's spellings, without those that only put other tokens before the same ones."""
     bare = word.lstrip() or word
     found: list[TokenIds] = []
-    for text in (bare, f" {bare}"):
-        token_ids = tuple(tokenizer.encode_plain(text))
-        if not token_ids:  # a tokenizer without such characters; what is left of the second text is the space
+    for token_ids in (
+        _going_on(bare, tokenizer),
+        *(tuple(tokenizer.encode_plain(text)) for text in (bare, f" {bare}")),
+    ):
+        if not token_ids:  # a tokenizer without such characters; what is left of the last text is the space
             return found
         # A token the model has no logit for is never generated, and neither is the word.
         if max(token_ids) < vocab_size and not any(token_ids[-len(shorter) :] == shorter for shorter in found):
             found.append(token_ids)
     return found
+
+
+def _going_on(word: str, tokenizer: Tokenizer) -> TokenIds:
+    """The word right after a text: SentencePiece puts a space before the start of one.
+
+    What no text before it leaves alone is spelled as at the start.
+    """
+    for before in ("\n", "a", "."):
+        prefix = tokenizer.encode_plain(before)
+        token_ids = tokenizer.encode_plain(before + word)
+        if len(token_ids) > len(prefix) and token_ids[: len(prefix)] == prefix:
+            return tuple(token_ids[len(prefix) :])
+    return tuple(tokenizer.encode_plain(word))
