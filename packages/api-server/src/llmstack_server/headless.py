@@ -79,8 +79,9 @@ async def _start(
     ready = await _wait_until_ready(engines)
     logger.info(
         "engine cores are ready after %.1f s (%s on %s, up to %d tokens); serve them with: "
-        "llmstack serve %s --engine-address %s",
-        timer.total_s, ready.dtype, ready.device, ready.max_model_len, config.model or "", addresses,
+        "llmstack serve %s",
+        timer.total_s, ready.dtype, ready.device, ready.max_model_len,
+        " ".join(filter(None, (config.model, "--engine-address", addresses))),
     )  # fmt: skip
 
 
