@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -32,6 +33,8 @@ ORPHAN_GRACE_S = 2.0
 REFUSAL_WAIT_MS = 5000
 MAX_REASON_LENGTH = 500
 
+_is_exiting = False
+
 
 def main(arguments: list[str]) -> int:
     """Serves one engine core; the exit status is 0 when it was asked to end."""
@@ -41,12 +44,10 @@ def main(arguments: list[str]) -> int:
     lifeline = socket.socket(fileno=int(arguments[0]))
     order = receive_start_order(lifeline)
     _configure_logging(order.config.log_level)
-    try:
-        _end_with_parent(lifeline, order)
-        return _serve(order)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
-        remove_places(order.directory, order.address)
+    # Not in a `finally`, which a signal of its own could leave before it is done.
+    atexit.register(remove_places, order.directory, order.address)
+    _end_with_parent(lifeline, order)
+    return _serve(order)
 
 
 def _serve(order: StartOrder) -> int:
@@ -97,7 +98,15 @@ def _configure_logging(level: str) -> None:
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
+    _exit_once()
+
+
+def _exit_once() -> None:
+    """Ends the main thread; what is on its way out already is not interrupted again."""
+    global _is_exiting
+    if not _is_exiting:
+        _is_exiting = True
+        raise SystemExit(0)
 
 
 def _end_with_parent(lifeline: socket.socket, order: StartOrder) -> None:
@@ -109,7 +118,7 @@ def _end_with_parent(lifeline: socket.socket, order: StartOrder) -> None:
 
     def on_parent_signal(signum: int, frame: FrameType | None) -> None:
         if os.getppid() != order.parent_pid:
-            raise SystemExit(0)
+            _exit_once()
 
     signal.signal(signal.SIGUSR1, on_parent_signal)
     if sys.platform == "linux":
