@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from llmstack_model_runner.sampling import multinomial
-from llmstack_model_runner.sampling.fast_cpu import at_least, keep_where
+from llmstack_model_runner.sampling.fast_cpu import at_least, exponentiate, keep_where
 from llmstack_model_runner.sampling.metadata import RandomRows
 from llmstack_model_runner.sampling.random import uniforms
 from llmstack_model_runner.sampling.top_k_top_p import MAX_CANDIDATES, exact_top_k, num_kept, top_k_top_p_mask
@@ -95,7 +95,7 @@ class RandomGroup:
         weights = logits - self.best
         if self.has_temperature:
             weights /= self.temperature
-        weights.exp_()
+        exponentiate(weights)
         if self.has_min_p:
             keep_where(weights, at_least(weights, self.min_p))
         return weights

@@ -13,8 +13,23 @@ import numpy.typing as npt
 import torch
 
 _BLOCK = 64
+_LOWEST_EXPONENT = -87.0
+_LOWEST_WEIGHT = 2e-38
+"""Above e to the power of -87, which is 1.6e-38, and of all that a single rounding could make of it."""
 _MAX_SPARE = 1024
 """Candidates beyond the k that are worth sorting: more of them are ties, or rows of minus infinity."""
+
+
+def exponentiate(values: torch.Tensor) -> None:
+    """The exponentials of values that are at most 0, in place: 0 below e to the power of -87, NaN stays.
+
+    MKL takes eight times as long over what becomes no normal number, such as barred tokens: 6.3 ms for 32 rows of them.
+    """
+    if values.device.type != "cpu":
+        values.exp_()
+        return
+    values.clamp_(min=_LOWEST_EXPONENT).exp_()
+    torch.nn.functional.threshold_(values, _LOWEST_WEIGHT, 0.0)
 
 
 def at_least(values: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
