@@ -29,7 +29,7 @@ def exponentiate(values: torch.Tensor) -> None:
         values.exp_()
         return
     values.clamp_(min=_LOWEST_EXPONENT).exp_()
-    torch.nn.functional.threshold_(values, _LOWEST_WEIGHT, 0.0)
+    torch.threshold_(values, _LOWEST_WEIGHT, 0.0)
 
 
 def at_least(values: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
