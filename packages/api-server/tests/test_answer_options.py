@@ -154,11 +154,19 @@ async def test_without_a_tokenizer_token_ids_go_in_and_out(tmp_path: Path):
     body = {"prompt": [5, 6], "max_tokens": 3, "temperature": 0, "return_token_ids": True}
     [choice] = (await call(app, "POST", COMPLETIONS, body)).json()["choices"]
     assert (choice["text"], choice["token_ids"]) == ("", [5, 6, 5])
-    texts = ((COMPLETIONS, {"prompt": "Hi"}), (COMPLETIONS, {**body, "stop": "a"}), (CHAT, {"messages": HELLO}))
-    for path, refused in texts:
+    texts: tuple[tuple[str, Any, str], ...] = (
+        (COMPLETIONS, {"prompt": "Hi"}, "prompt"),
+        (COMPLETIONS, {**body, "stop": "a"}, "stop"),
+        (COMPLETIONS, {**body, "echo": True}, "echo"),
+        (CHAT, {"messages": HELLO}, "messages"),
+        ("/tokenize", {"prompt": "Hi"}, "prompt"),
+        ("/detokenize", {"tokens": [5]}, "tokens"),
+    )
+    for path, refused, param in texts:
         answer = await call(app, "POST", path, refused)
-        assert (answer.status, answer.json()["error"]["code"]) == (400, "unsupported_value")
-        assert "tokenizer" in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "unsupported_value", param)
+        assert "tokenizer" in error["message"]
     await llm.shutdown()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from llmstack_server.config import HTTPConfig
 from llmstack_server.http.app import build_app
 from llmstack_server.http.errors import HTTPError
-from llmstack_server.http.rate_limit import KeyLimiter
+from llmstack_server.http.rate_limit import KeyLimiter, RateLimitMiddleware
 from llmstack_server.http_options import RateLimits
 from llmstack_server.secret import Secret
 from llmstack_server.testing import FakeEngineClient, call, ready_state, wait_until
@@ -93,3 +94,37 @@ async def test_a_refused_or_abandoned_request_gives_its_place_back():
     await call(app, "POST", COMPLETIONS, BODY, disconnect_after_parts=0)
     engine.step_delay_s = 0.0
     assert (await call(app, "POST", COMPLETIONS, BODY)).status == 200
+
+
+async def test_whoever_has_read_the_last_byte_may_send_the_next_request():
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+
+    async def ask(send: Any) -> None:
+        await middleware({"type": "http", "method": "POST", "state": {}}, receive, send)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def ignore(message: Any) -> None:
+        pass
+
+    async def ask_meanwhile(message: Any) -> None:
+        try:
+            await ask(ignore)
+        except HTTPError as error:
+            answers.append(error.answer.status)
+        else:
+            answers.append(200)
+
+    answers: list[int] = []
+    http = HTTPConfig(rate_limits=RateLimits(max_concurrent_requests=1))
+    middleware = RateLimitMiddleware(answer, ready_state(FakeEngineClient(), http))
+    await ask(ask_meanwhile)
+    assert answers == [429, 429, 200]
+    await ask(ignore)  # nothing was given back twice
+    answers.clear()
+    await ask(ask_meanwhile)
+    assert answers == [429, 429, 200]

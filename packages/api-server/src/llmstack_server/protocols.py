@@ -232,8 +232,8 @@ class EngineClient(Protocol):
         """What a classifier calls its labels, as far as it does."""
         ...
 
-    async def get_tokenizer(self) -> TextCodec:
-        """Raises InvalidRequestError when started without one."""
+    async def get_tokenizer(self, param: str = "prompt") -> TextCodec:
+        """Raises InvalidRequestError, which names `param`, when started without one."""
         ...
 
     @property

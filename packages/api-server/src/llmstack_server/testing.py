@@ -263,7 +263,7 @@ class FakeEngineClient:
         is_whole = self.script is not None and len(self.script.encode()) < (params.max_tokens or 0)
         return "stop" if is_whole else "length"
 
-    async def get_tokenizer(self) -> ByteTokenizer:
+    async def get_tokenizer(self, param: str = "prompt") -> ByteTokenizer:
         """A token is a byte."""
         return ByteTokenizer()
 

@@ -243,10 +243,10 @@ class AsyncLLM(EngineFrontEnd):
             if not is_finished:
                 self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
 
-    async def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer; raises InvalidRequestError where there is none."""
+    async def get_tokenizer(self, param: str = "prompt") -> Tokenizer:
+        """The tokenizer; raises InvalidRequestError, which names `param`, where there is none."""
         if self.tokenizer is None:
-            raise request_errors.unsupported_value("prompt", "this server has no tokenizer")
+            raise request_errors.unsupported_value(param, "this server has no tokenizer")
         return self.tokenizer
 
     @property

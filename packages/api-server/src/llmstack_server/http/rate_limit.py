@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_server.http.errors import HTTPError, rate_limit_exceeded
 from llmstack_server.http_options import RateLimits
@@ -65,8 +65,29 @@ class RateLimitMiddleware:
             return
         limiter = self._limiters[scope["state"].get("api_key_index", -1)]
         limiter.check()
-        limiter.num_running += 1
+        place = _Place(limiter)
+
+        async def send_and_leave(message: Message) -> None:
+            # Before the last byte: whoever has read it may send the next request at once.
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                place.leave()
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_and_leave)
         finally:
-            limiter.num_running -= 1
+            place.leave()
+
+
+class _Place:
+    """One request among those that a key runs at one time."""
+
+    def __init__(self, limiter: KeyLimiter) -> None:
+        self._limiter: KeyLimiter | None = limiter
+        limiter.num_running += 1
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._limiter is not None:
+            self._limiter.num_running -= 1
+        self._limiter = None

@@ -80,7 +80,7 @@ class Echo:
 
 
 async def _echo(state: ServerState, prompt: AdmittedPrompt, has_logprobs: bool) -> Echo:
-    tokenizer = await state.engine.get_tokenizer()
+    tokenizer = await state.engine.get_tokenizer("echo")
     token_ids = prompt.prompt_token_ids
     text = prompt.prompt
     if text is None:

@@ -48,7 +48,7 @@ async def detokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]
     if fields.tokens is None:
         raise missing_parameter("tokens")
     check_token_ids("tokens", fields.tokens, state.limits.vocab_size)
-    tokenizer = await state.engine.get_tokenizer()
+    tokenizer = await state.engine.get_tokenizer("tokens")
     return {"prompt": await asyncio.to_thread(tokenizer.decode, fields.tokens, skip_special_tokens=False)}
 
 
