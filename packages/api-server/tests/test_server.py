@@ -101,7 +101,7 @@ async def start() -> AsyncIterator[Start]:
 async def test_health_answers_while_loading_and_ready_is_said_once(start: Start):
     running = await start(is_ready=False)
     status, headers, body = await running.get("/health")
-    assert (status, json.loads(body)["status"]) == (503, "Loading Model")
+    assert (status, json.loads(body)["status"]) == (503, "Initializing Engine")
     assert {"date", "x-request-id", "content-length"} <= set(headers)
     await running.become_ready()
     assert (await running.get("/health"))[0] == 200
@@ -111,7 +111,8 @@ async def test_health_answers_while_loading_and_ready_is_said_once(start: Start)
 async def test_health_answers_while_the_model_is_still_being_looked_for(start: Start):
     running = await start(is_ready=False, is_engine_open=False)
     assert running.opening is not None
-    assert (await running.get("/health"))[0] == 503
+    status, _, body = await running.get("/health")
+    assert (status, json.loads(body)["status"]) == (503, "Loading Model")
     assert (await running.post(STREAM))[0] == 503
     assert (await running.get("/server_info"))[0] == 200
     running.opening.set_result(running.engine)

@@ -11,7 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 class LifecycleState(StrEnum):
-    """Where a server is between its start and its end."""
+    """Where a server is between its start and its end.
+
+    Loading Model until it is found, in the cache or on the hub; Initializing Engine until the engine core is ready.
+    """
 
     START = "Start"
     LOADING_MODEL = "Loading Model"

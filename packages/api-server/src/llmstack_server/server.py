@@ -146,13 +146,13 @@ class Server:
         state = self._state
         if self._opening is not None:
             state.opened_engine = logged_engine(await asyncio.shield(self._opening), state.config.http.request_log)
+        state.lifecycle.advance(LifecycleState.INITIALIZING_ENGINE)
         try:
             state.ready = await state.engine.wait_until_ready()
         except LLMStackError as error:
             raise ServeError(one_line(error)) from error
         if state.telemetry is not None:
             state.opened_engine = state.telemetry.observed(state.engine)
-        state.lifecycle.advance(LifecycleState.INITIALIZING_ENGINE)
         await on_ready()
         state.lifecycle.advance(LifecycleState.READY)
         self._accepts.set()
