@@ -92,7 +92,10 @@ async def test_refusals_are_the_same_from_the_other_process(clients: list[openai
     assert refusals[:2] == refusals[2:]
 
 
-@pytest.mark.parametrize("response_id", [new_response_id(1), new_response_id(7), "resp_", "resp_x y", "é", "x" * 500])
+UNKNOWN_IDS = [new_response_id(1), new_response_id(7), "resp_", "resp_x y", "é", "x" * 500]
+
+
+@pytest.mark.parametrize("response_id", UNKNOWN_IDS, ids=range(len(UNKNOWN_IDS)))
 async def test_what_is_nowhere_is_not_found(clients: list[openai.AsyncOpenAI], response_id: str):
     with pytest.raises(openai.NotFoundError):
         await clients[0].responses.retrieve(response_id)
