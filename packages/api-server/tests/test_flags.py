@@ -121,6 +121,9 @@ def test_flags_of_the_http_side_reach_their_setting(line: list[str], path: str, 
         (["--generation-config", "folder"], "generation_config", "folder"),
         (["--tokenizer-revision", "main"], "tokenizer_revision", "main"),
         (["--skip-tokenizer-init"], "skip_tokenizer_init", True),
+        (["--chat-template", "{{ messages }}"], "chat_template", "{{ messages }}"),
+        (["--chat-template", __file__], "chat_template", __file__),
+        (["--logits-processors", "a.b:C"], "logits_processors", ["a.b:C"]),
     ],
 )
 def test_flags_of_the_engine_reach_it(line: list[str], name: str, value: Any):
@@ -158,6 +161,8 @@ def test_flags_that_need_others_say_so(line: list[str], word: str):
         ["--stream-interval", "0"],
         ["--tokenizer-mode", "slow"],
         ["--hf-overrides", "[]"],
+        ["--chat-template", "absent.jinja"],
+        ["--logits-processors", "module.Class"],
     ],
 )
 def test_values_that_cannot_be_are_refused(line: list[str]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 QUANTIZATIONS = ("int8", "int4")
@@ -85,4 +86,19 @@ def quantization(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"'{text[:64]}' is not supported: {' and '.join(QUANTIZATIONS)} are, from a checkpoint in full precision"
         )
+    return text
+
+
+def chat_template(text: str) -> str:
+    """A file that is there, or a template itself, which has braces."""
+    if "{" not in text and "\n" not in text and not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text[:200]!r}, and a template would have braces")
+    return text
+
+
+def module_and_class(text: str) -> str:
+    """`module:Class`; whether there is one is known once it is loaded."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not of the form module:Class")
     return text

@@ -6,7 +6,17 @@ import argparse
 
 from llmstack_server.chat.options import add_chat_arguments
 from llmstack_server.config_file import ConfigFileAction
-from llmstack_server.flag_types import at_least, count, json_object, port, quantization, seconds, share
+from llmstack_server.flag_types import (
+    at_least,
+    chat_template,
+    count,
+    json_object,
+    module_and_class,
+    port,
+    quantization,
+    seconds,
+    share,
+)
 from llmstack_server.flags_http import add_http_arguments
 from llmstack_server.flags_processes import add_process_arguments
 from llmstack_server.flags_use import add_use_arguments
@@ -70,7 +80,12 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-model-len", type=at_least(-1, count), metavar="N", help="longest request in tokens, such as 4096, 4k, 4K"
     )
-    add("--chat-template", metavar="FILE", help="a Jinja file, or the template itself (default: the model's)")
+    add(
+        "--chat-template",
+        type=chat_template,
+        metavar="FILE",
+        help="a Jinja file, or the template itself (default: the model's)",
+    )
     add(
         "--generation-config",
         default="auto",
@@ -190,6 +205,7 @@ def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("sampling").add_argument
     add(
         "--logits-processors",
+        type=module_and_class,
         nargs="+",
         action="extend",
         default=[],
