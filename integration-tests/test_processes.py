@@ -31,19 +31,25 @@ def runtime_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def slow_echo(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Arguments for a model that starts at once and takes 5 ms per token."""
-    folder = tmp_path_factory.mktemp("models") / "echo?step_delay_s=0.005"
-    folder.symlink_to(llmstack_demo_model.model_path())
-    return [str(folder), "--runner", "echo", "--served-model-name", "llmstack-demo"]
+def slow_echo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[float], list[str]]:
+    """Arguments for a model that starts at once and takes as long per token as it is told."""
+
+    def arguments(step_delay_s: float) -> list[str]:
+        folder = tmp_path_factory.mktemp("models") / f"echo?step_delay_s={step_delay_s}"
+        folder.symlink_to(llmstack_demo_model.model_path())
+        return [str(folder), "--runner", "echo", "--served-model-name", "llmstack-demo"]
+
+    return arguments
 
 
 @pytest.fixture
-def start(launch: Callable[..., Any], runtime_folder: Path, slow_echo: list[str]) -> Callable[..., Any]:
+def start(
+    launch: Callable[..., Any], runtime_folder: Path, slow_echo: Callable[[float], list[str]]
+) -> Callable[..., Any]:
     """Starts a server that is ready, over the slow echo unless the demo model is asked for."""
 
-    def start_ready(*arguments: str, has_model: bool = False) -> Any:
-        model = [] if has_model else slow_echo
+    def start_ready(*arguments: str, has_model: bool = False, step_delay_s: float = 0.005) -> Any:
+        model = [] if has_model else slow_echo(step_delay_s)
         server = launch(*model, *arguments, env={"XDG_RUNTIME_DIR": str(runtime_folder)})
         server.wait_until_ready()
         return server
@@ -190,7 +196,7 @@ def test_a_signal_drains_all_api_processes_and_a_second_one_does_not_wait(
     assert server.process.wait(20) == 0
     assert list(runtime_folder.iterdir()) == []
 
-    server = start("--api-server-count", "2", "--shutdown-timeout", "60")
+    server = start("--api-server-count", "2", "--shutdown-timeout", "60", step_delay_s=0.1)  # 40 s of stream
     stream = open_stream(server)
     server.process.send_signal(signal.SIGTERM)
     server.wait_for(lambda: "SIGTERM: shutting down" in server.log, "first signal")

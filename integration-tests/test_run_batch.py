@@ -99,7 +99,7 @@ def test_what_the_server_reads_out_of_a_text_is_read_here_too(tmp_path: Path) ->
     ran = run_batch("-i", source, "-o", target, "--tool-call-parser", "hermes")
     assert ran.returncode == 0, ran.stderr
     bodies = {line["custom_id"]: line["response"]["body"] for line in read(target)}
-    (call,) = bodies["call"]["choices"][0]["message"]["tool_calls"]
+    call, *_ = bodies["call"]["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "look"
     assert isinstance(json.loads(call["function"]["arguments"])["is_fox"], bool)
     assert isinstance(json.loads(bodies["object"]["choices"][0]["message"]["content"])["is_fox"], bool)

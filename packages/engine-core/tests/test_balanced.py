@@ -248,7 +248,7 @@ def test_several_engine_cores_need_processes_of_their_own() -> None:
 
 
 async def test_two_real_engine_cores_share_the_requests_and_leave_nothing() -> None:
-    client = make_async_client(config())
+    client = make_async_client(config("step_delay_s=0.3"))  # none ends before the last one is sent
     assert isinstance(client, BalancedClient)
     await client.wait_until_ready()
     assert len({ready.pid for ready in client.engines}) == 2
