@@ -87,6 +87,9 @@ def _check_entries(param: str, schema: dict[str, Any], limits: GrammarLimits) ->
         enum = node.get("enum")
         if isinstance(enum, list) and len(enum) > limits.max_enum:
             raise errors.schema_too_complex(param, f"an enum has more than {limits.max_enum} entries")
+        reference = node.get("$ref")
+        if isinstance(reference, str) and not reference.startswith("#") and "$id" not in schema:
+            raise errors.invalid_json_schema(param, "a $ref may only point into the schema itself, and begins with '#'")
         patterns = [node.get("pattern"), *_keys(node.get("patternProperties"))]
         for pattern in patterns:
             if isinstance(pattern, str):
