@@ -87,8 +87,9 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     merged = dict(config)
     for key, value in overrides.items():
         before = merged.get(key)
-        both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        merged[key] = overridden(before, value) if both else value
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            value = overridden(before, value)
+        merged[key] = value
     return merged
 
 
