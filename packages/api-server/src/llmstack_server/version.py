@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 
 
+@functools.cache
 def server_version() -> str:
     """Version of the `llmstack-server` distribution; `source` where it runs without being installed."""
     try:
