@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from llmstack_server.anthropic.routes import add_anthropic_routes
@@ -15,6 +14,7 @@ from llmstack_server.http.docs_page import add_docs_routes
 from llmstack_server.http.errors import HTTPError, engine_unavailable
 from llmstack_server.http.metrics import CONTENT_TYPE
 from llmstack_server.http.middleware import health_body
+from llmstack_server.http.openapi import STREAM, error_responses, request_body
 from llmstack_server.http.server_info import server_info
 from llmstack_server.http.sleep_routes import add_sleep_routes
 from llmstack_server.http.steps import add_steps_routes
@@ -37,43 +37,6 @@ from llmstack_server.responses.routes import add_responses_routes
 from llmstack_server.state import ServerState
 from llmstack_server.version import server_version
 from llmstack_types import EngineDeadError
-
-ERROR_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-
-
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    content = {"application/json": {"schema": ERROR_SCHEMA}}
-    return {status: {"description": "an error of the API's one shape", "content": content} for status in statuses}
-
-
-def _body(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    for field in schema["properties"].values():
-        for option in field.get("anyOf", ()):
-            if "$ref" in option:
-                option.update(definitions[option.pop("$ref").rpartition("/")[2]])
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"description": "the answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
-}
 
 
 def build_router(state: ServerState) -> APIRouter:
@@ -99,12 +62,12 @@ def build_router(state: ServerState) -> APIRouter:
 
 def _add_health_routes(router: APIRouter, state: ServerState) -> None:
     @router.head("/health", include_in_schema=False)
-    @router.get("/health", responses=_errors(503))
+    @router.get("/health", responses=error_responses(503))
     async def health() -> Response:
         """200 once the engine can answer, and while running requests are drained."""
         return await _health(state, (LifecycleState.READY, LifecycleState.DRAINING))
 
-    @router.get("/ready", responses=_errors(503))
+    @router.get("/ready", responses=error_responses(503))
     async def ready() -> Response:
         """200 while new requests are taken, and get on."""
         if state.watchdog.is_engine_stuck:
@@ -137,7 +100,7 @@ def _add_server_routes(router: APIRouter, state: ServerState) -> None:
         """The served names."""
         return JSONResponse(model_list(state))
 
-    @router.get("/v1/models/{model:path}", responses=_errors(404))
+    @router.get("/v1/models/{model:path}", responses=error_responses(404))
     async def model(model: str) -> Response:
         """One served name."""
         return JSONResponse(model_object(state, check_model(state, model)))
@@ -166,14 +129,14 @@ def _add_server_routes(router: APIRouter, state: ServerState) -> None:
 
 
 def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
-    errors = _STREAM | _errors(400, 401, 404, 413, 415, 500, 503)
+    errors = STREAM | error_responses(400, 401, 404, 413, 415, 500, 503)
 
-    @router.post("/v1/completions", responses=errors, openapi_extra=_body(CompletionRequest))
+    @router.post("/v1/completions", responses=errors, openapi_extra=request_body(CompletionRequest))
     async def completions() -> Response:
         """Continues one or several prompts."""
         return GenerationResponse(state, prepare_completion)
 
-    @router.post("/v1/chat/completions", responses=errors, openapi_extra=_body(ChatCompletionRequest))
+    @router.post("/v1/chat/completions", responses=errors, openapi_extra=request_body(ChatCompletionRequest))
     async def chat_completions() -> Response:
         """Answers a conversation."""
         return GenerationResponse(state, prepare_chat)
@@ -183,12 +146,12 @@ def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
         """Answers as the route does that the body is meant for."""
         return GenerationResponse(state, prepare_invocation)
 
-    @router.post("/tokenize", responses=_errors(400), openapi_extra=_body(TokenizeRequest))
+    @router.post("/tokenize", responses=error_responses(400), openapi_extra=request_body(TokenizeRequest))
     async def tokenize_route(request: Request) -> Response:
         """Token ids of a prompt or of a conversation."""
         return await _answer_json(state, request, tokenize)
 
-    @router.post("/detokenize", responses=_errors(400), openapi_extra=_body(DetokenizeRequest))
+    @router.post("/detokenize", responses=error_responses(400), openapi_extra=request_body(DetokenizeRequest))
     async def detokenize_route(request: Request) -> Response:
         """Text of token ids."""
         return await _answer_json(state, request, detokenize)
