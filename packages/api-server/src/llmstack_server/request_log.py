@@ -56,7 +56,7 @@ class LoggedEngine:
             async for output in stream:
                 outcome.note(output)
                 yield output
-        except Exception as error:
+        except Exception as error:  # noted whatever it is, and raised again
             outcome.error = type(error).__name__
             raise
         finally:
@@ -75,7 +75,7 @@ class LoggedEngine:
             async for output in stream:
                 outcome = "pooled"
                 yield output
-        except Exception as error:
+        except Exception as error:  # noted whatever it is, and raised again
             outcome = type(error).__name__
             raise
         finally:

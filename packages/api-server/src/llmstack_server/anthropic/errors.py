@@ -72,7 +72,7 @@ class AnthropicErrorMiddleware:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnected:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever it is, these routes have a form of their own for it
             if has_started:
                 raise
             answer = in_anthropic_form(answer_to(error, request_id), request_id)

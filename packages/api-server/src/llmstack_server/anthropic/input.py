@@ -7,7 +7,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit_rules import check_text
-from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder
+from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder, required_text
 from llmstack_server.http.errors import missing_parameter
 from llmstack_server.openai.events import encode_json
 
@@ -64,7 +64,7 @@ def _read_blocks(turns: TurnBuilder, param: str, role: str, blocks: Sequence[Any
     for index, block in enumerate(blocks):
         place = f"{param}[{index}]"
         if _kind_of(place, block) == "text":
-            texts.append(_string(place, block, "text"))
+            texts.append(required_text(place, block, "text"))
             continue
         _say(turns, role, texts)
         _reader_of(place, role, block)(turns, place, block)
@@ -80,7 +80,7 @@ def _say(turns: TurnBuilder, role: str, texts: list[str]) -> None:
 def _kind_of(param: str, block: Any) -> str:
     if not isinstance(block, dict):
         raise request_errors.invalid_type(param, "an object", block)
-    return _string(param, block, "type")
+    return required_text(param, block, "type")
 
 
 def _reader_of(param: str, role: str, block: Block) -> Callable[[TurnBuilder, str, Block], None]:
@@ -96,18 +96,18 @@ def _reader_of(param: str, role: str, block: Block) -> Callable[[TurnBuilder, st
 def _read_result(turns: TurnBuilder, param: str, block: Block) -> None:
     content = block.get("content")
     text = "" if content is None else _text_of(f"{param}.content", content)
-    turns.answer(_string(param, block, "tool_use_id"), text)
+    turns.answer(required_text(param, block, "tool_use_id"), text)
 
 
 def _read_call(turns: TurnBuilder, param: str, block: Block) -> None:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise request_errors.invalid_type(f"{param}.input", "an object", arguments)
-    turns.call(_string(param, block, "id"), _string(param, block, "name"), encode_json(arguments))
+    turns.call(required_text(param, block, "id"), required_text(param, block, "name"), encode_json(arguments))
 
 
 def _read_thinking(turns: TurnBuilder, param: str, block: Block) -> None:
-    text = _string(param, block, "thinking")
+    text = required_text(param, block, "thinking")
     if text:
         turns.think(text)
 
@@ -131,17 +131,7 @@ def _text_of_block(param: str, block: Any) -> str:
         raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
     if kind != "text":
         raise request_errors.invalid_value(f"{param}.type", "expected 'text'")
-    return _string(param, block, "text")
-
-
-def _string(param: str, block: Block, name: str) -> str:
-    value = block.get(name)
-    if value is None:
-        raise missing_parameter(f"{param}.{name}")
-    if not isinstance(value, str):
-        raise request_errors.invalid_type(f"{param}.{name}", "a string", value)
-    check_text(f"{param}.{name}", value)
-    return value
+    return required_text(param, block, "text")
 
 
 _READERS: Mapping[tuple[str, str], Callable[[TurnBuilder, str, Block], None]] = {

@@ -6,6 +6,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from llmstack_llm import request_errors
+from llmstack_llm.admit_rules import check_text
+from llmstack_server.http.errors import missing_parameter
 from llmstack_types import InvalidRequestError
 
 SYSTEM_JOINT = "\n\n"
@@ -87,3 +90,18 @@ def in_words_of_api(error: InvalidRequestError, input_name: str, names: Mapping[
     else:
         return error
     return InvalidRequestError(error.message.replace(f"'{param}'", f"'{name}'"), param=name, code=error.code)
+
+
+def required_text(param: str, entry: Mapping[str, Any], name: str) -> str:
+    """The text that a part of a request must have under `name`.
+
+    Raises:
+        InvalidRequestError: It is not there, no string, or holds what no tokenizer reads.
+    """
+    value = entry.get(name)
+    if value is None:
+        raise missing_parameter(f"{param}.{name}")
+    if not isinstance(value, str):
+        raise request_errors.invalid_type(f"{param}.{name}", "a string", value)
+    check_text(f"{param}.{name}", value)
+    return value

@@ -140,7 +140,7 @@ class ErrorMiddleware:
             await self._app(scope, receive, sender)
         except ClientDisconnected:
             raise
-        except Exception as error:
+        except Exception as error:  # answered here, inside of CORS, so that pages may read it
             if sender.has_started:
                 raise
             await send_error(answer_to(error, request_id), receive, sender)

@@ -89,7 +89,7 @@ class GenerationResponse(Response):
                 await self._run_beside_client(self._answer(body, send), receive)
             except ClientDisconnected:
                 raise
-            except Exception as error:
+            except Exception as error:  # whatever it is, a stream that has begun must end with it
                 if isinstance(error, ServerOverloadedError):
                     self._state.metrics.count_rejection(error.reason)
                 if not self._has_started:

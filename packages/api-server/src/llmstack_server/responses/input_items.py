@@ -8,7 +8,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admit_rules import check_text
-from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder
+from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder, required_text
 from llmstack_server.http.errors import missing_parameter
 from llmstack_types import InvalidRequestError
 
@@ -77,7 +77,7 @@ def _read_item(param: str, item: Any, find_item: FindItem) -> Item:
 
 
 def _referenced(param: str, item: Item, find_item: FindItem) -> Item:
-    item_id = _string(param, item, "id")
+    item_id = required_text(param, item, "id")
     found = find_item(item_id)
     if found is None:
         message = f"Item with id '{request_errors.echo(item_id)}' not found."
@@ -86,7 +86,7 @@ def _referenced(param: str, item: Item, find_item: FindItem) -> Item:
 
 
 def _read_message(param: str, item: Item) -> Item:
-    role = _string(param, item, "role")
+    role = required_text(param, item, "role")
     if role not in ROLES:
         raise request_errors.invalid_value(f"{param}.role", f"expected one of {', '.join(ROLES)}")
     kind = "output_text" if role == "assistant" else "input_text"
@@ -101,7 +101,7 @@ def _message(role: str, parts: list[dict[str, Any]], item: Item) -> Item:
 
 def _read_call(param: str, item: Item) -> Item:
     names = ("call_id", "name", "arguments")
-    return _with_id({"type": "function_call", **{name: _string(param, item, name) for name in names}}, item)
+    return _with_id({"type": "function_call", **{name: required_text(param, item, name) for name in names}}, item)
 
 
 def _read_call_output(param: str, item: Item) -> Item:
@@ -111,7 +111,7 @@ def _read_call_output(param: str, item: Item) -> Item:
     else:
         check_text(f"{param}.output", output)
     return _with_id(
-        {"type": "function_call_output", "call_id": _string(param, item, "call_id"), "output": output}, item
+        {"type": "function_call_output", "call_id": required_text(param, item, "call_id"), "output": output}, item
     )
 
 
@@ -132,16 +132,6 @@ def _with_id(found: Item, given: Item) -> Item:
     return found
 
 
-def _string(param: str, item: Item, name: str) -> str:
-    value = item.get(name)
-    if value is None:
-        raise missing_parameter(f"{param}.{name}")
-    if not isinstance(value, str):
-        raise request_errors.invalid_type(f"{param}.{name}", "a string", value)
-    check_text(f"{param}.{name}", value)
-    return value
-
-
 def _texts(param: str, content: Any, *, kinds: Sequence[str] = _TEXT_PARTS) -> list[str]:
     if content is None:
         raise missing_parameter(param)
@@ -160,10 +150,10 @@ def _part_text(param: str, part: Any, kinds: Sequence[str]) -> str:
     if kind in _MEDIA_PARTS:
         raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
     if kind == "refusal":
-        return _string(param, part, "refusal")
+        return required_text(param, part, "refusal")
     if kind not in kinds:
         raise request_errors.invalid_value(f"{param}.type", f"expected '{kinds[0]}'")
-    return _string(param, part, "text")
+    return required_text(param, part, "text")
 
 
 def _joined(parts: Iterable[Mapping[str, Any]]) -> str:

@@ -47,7 +47,7 @@ class ObservingMiddleware:
             observer.on_request(trace)
         try:
             await self._app(scope, receive, self._noting(trace, send))
-        except Exception as error:
+        except Exception as error:  # noted whatever it is, and raised again
             trace.error = type(error).__name__
             raise
         finally:
