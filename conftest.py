@@ -1,7 +1,28 @@
 """Settings of the test run that no single package owns."""
 
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A deadline is an assertion about time, and a shared machine breaks those: examples are limited by number instead.
 settings.register_profile("llmstack", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("llmstack")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what needs a GPU where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch finds none"))
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()

@@ -12,11 +12,15 @@ from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
 
+from llmstack_kernels import launch
+
 REFERENCE = "reference"
+TRITON = "triton"
 ENVIRONMENT_VARIABLE = "LLMSTACK_KERNELS"
 
 # Operation to device type to backends beside the reference, best first. A backend is a module of the operation's folder
 # with an `is_available()`; every operation has a reference, which runs on any device.
+# Triton runs on a CPU only when it is forced, in its interpreter.
 _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "activation": {"cpu": ("native",)},
     "embedding": {"cpu": ("native",)},
@@ -26,7 +30,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "linear": {"cpu": ("native", "cpu")},
     "paged_attention": {"cpu": ("native", "cpu")},
     "reshape_and_cache": {"cpu": ("native",)},
-    "rms_norm": {"cpu": ("native",)},
+    "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "rotary_embedding": {"cpu": ("native",)},
     "token_bitmask": {"cpu": ("native",)},
 }
@@ -59,14 +63,20 @@ def _known_backends(op: str) -> list[str]:
 
 def choose(op: str, device_type: str, choices: Mapping[str, str]) -> str:
     """Name of the backend for `op`: the forced one, else the best available on the device."""
-    candidates = _BACKENDS[op].get(device_type, ())
     forced = choices.get(op)
     if forced is not None:
-        candidates = tuple(name for name in candidates if name == forced)
-    for name in candidates:
-        if _module(op, name).is_available():
+        return forced if forced != REFERENCE and _is_available(op, forced, device_type) else REFERENCE
+    for name in _BACKENDS[op].get(device_type, ()):
+        if _is_available(op, name, device_type):
             return name
     return REFERENCE
+
+
+def _is_available(op: str, backend: str, device_type: str) -> bool:
+    if backend == TRITON:
+        # Its modules cannot be imported where it is not installed.
+        return launch.is_available() and (device_type == "cuda" or launch.is_interpreted())
+    return backend in _BACKENDS[op].get(device_type, ()) and bool(_module(op, backend).is_available())
 
 
 @cache
