@@ -1,6 +1,6 @@
 """Root-mean-square normalisation on a GPU: a program per row, so that a row never depends on its neighbours."""
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
