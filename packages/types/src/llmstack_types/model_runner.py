@@ -25,8 +25,8 @@ class ModelRunnerConfig:
         quantization: `int8` or `int4` rounds the weights of linear layers on loading; None keeps their precision.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
         hf_overrides: A JSON object of values in place of those in `config.json`; empty for none.
-        kv_cache_dtype: What keys and values are stored in: `auto` (what the model computes in), `bfloat16`, `float16`, or
-            `fp8` (also `fp8_e4m3`), which is half of either.
+        kv_cache_dtype: What keys and values are stored in: `auto` (what the model computes in), `bfloat16`, `float16`,
+            or `fp8` (also `fp8_e4m3`), which is half of either.
         cuda_graph_sizes: Numbers of decoding rows for which a GPU's steps are recorded; empty for the runner's own.
         enable_deterministic_inference: Refuse to start unless logits are bit-equal however they are computed.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
