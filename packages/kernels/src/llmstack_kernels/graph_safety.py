@@ -96,6 +96,9 @@ def _is_host_index(index: Any) -> bool:
 class _OperationGuard(TorchDispatchMode):
     """Sees every operation, however deep inside PyTorch it is called."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(
         self,
         func: Any,
