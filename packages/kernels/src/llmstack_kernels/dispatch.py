@@ -26,7 +26,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "embedding": {"cpu": ("native",)},
     "bidirectional_attention": {},
     "first_maximum": {"cpu": ("native",)},
-    "layer_norm": {"cpu": ("native",)},
+    "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu")},
     "paged_attention": {"cpu": ("native", "cpu")},
     "reshape_and_cache": {"cpu": ("native",)},

@@ -23,6 +23,14 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     return out
 
 
+def fused_add_layer_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add, then normalise: on a CPU linear layers add the residual themselves."""
+    total = x + residual
+    return layer_norm(total, weight, bias, eps), total
+
+
 def is_available() -> bool:
     """True when a library was built for this processor."""
     return library() is not None

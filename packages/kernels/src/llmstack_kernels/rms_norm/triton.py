@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation on a GPU: a program per row, so that a row never depends on its neighbours."""
+"""Root-mean-square normalisation on a GPU, in tiles that depend on the size of a row only."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.row_tile import row_tile
 
 __all__ = ["describe", "fused_add_rms_norm", "is_available", "rms_norm"]
 
@@ -22,28 +23,31 @@ def _rms_norm_kernel(
     weight,  # [size]
     out,  # [num_rows, size]
     total,  # [num_rows, size], with HAS_RESIDUAL
+    num_rows,
     group_stride,
     group_rows,
     size,
     eps,
     HAS_RESIDUAL: tl.constexpr,
+    NUM_TILE_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK_SIZE)
-    is_inside = columns < size
-    start = x + row // group_rows * group_stride + row % group_rows * size
-    values = tl.load(start + columns, mask=is_inside, other=0.0)
+    row = tl.program_id(0) * NUM_TILE_ROWS + tl.arange(0, NUM_TILE_ROWS)[:, None]
+    column = tl.arange(0, BLOCK_SIZE)[None, :]
+    is_inside = (row < num_rows) & (column < size)
+    place = row.to(tl.int64) * size + column
+    start = (row // group_rows).to(tl.int64) * group_stride + (row % group_rows).to(tl.int64) * size
+    factors = tl.load(weight + column, mask=column < size, other=0.0)
+    values = tl.load(x + start + column, mask=is_inside, other=0.0)
     if HAS_RESIDUAL:
-        added = tl.load(residual + row * size + columns, mask=is_inside, other=0.0)
+        added = tl.load(residual + place, mask=is_inside, other=0.0)
         # The sum is rounded to the type of x before it is normed, as it is where it is read again.
         values = (values.to(tl.float32) + added.to(tl.float32)).to(total.dtype.element_ty)
-        tl.store(total + row * size + columns, values, mask=is_inside)
+        tl.store(total + place, values, mask=is_inside)
     wide = values.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    factors = tl.load(weight + columns, mask=is_inside, other=0.0)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / size + eps)
     normed = (wide * scale).to(factors.dtype).to(tl.float32) * factors.to(tl.float32)
-    tl.store(out + row * size + columns, normed.to(out.dtype.element_ty), mask=is_inside)
+    tl.store(out + place, normed.to(out.dtype.element_ty), mask=is_inside)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -78,12 +82,8 @@ def _run(
     eps: float,
 ) -> None:
     size = x.shape[-1]
-    block_size = triton.next_power_of_2(size)
-    constants: dict[str, Any] = {"HAS_RESIDUAL": residual is not None, "BLOCK_SIZE": block_size}
-    arguments = (x, residual, weight, out, total, group_stride, group_rows, size, eps)
-    launch(_rms_norm_kernel, (x.numel() // size,), *arguments, num_warps=_num_warps(block_size), **constants)
-
-
-def _num_warps(block_size: int) -> int:
-    """So many that each thread has 8 to 16 values: one or two loads of 16 bytes."""
-    return min(16, max(1, block_size // 512))
+    num_rows = x.numel() // size
+    tile = row_tile(size)
+    constants: dict[str, Any] = {"HAS_RESIDUAL": residual is not None, **tile.constants}
+    arguments = (x, residual, weight, out, total, num_rows, group_stride, group_rows, size, eps)
+    launch(_rms_norm_kernel, tile.grid(num_rows), *arguments, num_warps=tile.num_warps, **constants)
