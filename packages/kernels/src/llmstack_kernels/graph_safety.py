@@ -97,7 +97,7 @@ class _OperationGuard(TorchDispatchMode):
     """Sees every operation, however deep inside PyTorch it is called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's own has no annotations
 
     def __torch_dispatch__(
         self,
