@@ -185,6 +185,33 @@ def test_recording_steps_can_be_turned_off():
     assert config("--enforce-eager").engine["enforce_eager"] is True
 
 
+@pytest.mark.parametrize("line", [["1", "4", "2"], ["1,4,2"], ["1,4", "2"]])
+def test_sizes_of_recorded_steps_are_a_list_with_spaces_or_commas(line: list[str]):
+    assert config("--cudagraph-capture-sizes", *line).engine["cudagraph_capture_sizes"] == [1, 4, 2]
+    assert config().engine["cudagraph_capture_sizes"] is None
+
+
+@pytest.mark.parametrize("size", ["0", "1,", "many", "2,-1"])
+def test_a_size_of_recorded_steps_is_a_number_of_rows(size: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse("--cudagraph-capture-sizes", size)
+    assert "--cudagraph-capture-sizes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [([], None), (["--async-scheduling"], True), (["--no-async-scheduling"], False)]
+)
+def test_scheduling_ahead_is_decided_by_the_device_unless_it_is_asked_for(line: list[str], expected: bool | None):
+    assert config(*line).engine["async_scheduling"] is expected
+
+
+def test_the_type_of_the_kv_cache_and_determinism_reach_the_engine():
+    engine = config("--kv-cache-dtype", "fp8", "--enable-deterministic-inference").engine
+    assert (engine["kv_cache_dtype"], engine["enable_deterministic_inference"]) == ("fp8", True)
+    with pytest.raises(SystemExit):
+        parse("--kv-cache-dtype", "int4")
+
+
 @pytest.mark.parametrize("flag", ["--quantization", "-q"])
 def test_a_scheme_of_quantization_reaches_the_engine(flag: str):
     assert config(flag, "int4").engine["quantization"] == "int4"

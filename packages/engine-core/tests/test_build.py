@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from llmstack_engine_core import EngineConfig, SchedulerConfig, build_engine_core
+from llmstack_engine_core import EngineConfig, SchedulerConfig, SpeculativeConfig, build_engine_core
+from llmstack_engine_core.build import resolve_async_scheduling
 from llmstack_engine_core.testing import EchoModelRunner
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
@@ -43,6 +44,34 @@ def test_the_first_message_describes_the_engine_core(monkeypatch: pytest.MonkeyP
     assert ready.backends == {"echo": "python"}
     assert "python" in ready.versions
     assert "torch" not in ready.versions
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "num_drafts", "expected"),
+    [
+        (None, "cpu", 0, False),
+        (None, "cuda", 0, True),
+        (None, "cuda", 2, False),
+        (False, "cuda", 0, False),
+        (True, "cpu", 0, True),
+    ],
+)
+def test_steps_are_scheduled_ahead_where_a_gpu_computes_by_itself(
+    asked: bool | None, device: str, num_drafts: int, expected: bool
+) -> None:
+    speculative = SpeculativeConfig("ngram", num_drafts) if num_drafts else None
+    given = EngineConfig(
+        ModelRunnerConfig("echo", max_num_drafts=num_drafts),
+        scheduler=SchedulerConfig(speculative=speculative),
+        async_scheduling=asked,
+    )
+    assert resolve_async_scheduling(given, device) is expected
+
+
+def test_the_first_message_says_what_keys_and_values_are_stored_in_and_whether_steps_are_scheduled_ahead() -> None:
+    ready = build_engine_core(config(async_scheduling=True)).ready
+    assert (ready.kv_cache_dtype, ready.async_scheduling) == ("float32", True)
+    assert build_engine_core(config()).ready.async_scheduling is False
 
 
 def test_the_cache_takes_the_bytes_it_was_given() -> None:

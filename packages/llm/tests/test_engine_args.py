@@ -128,6 +128,25 @@ def test_a_speculation_that_cannot_be_is_one_sentence(tmp_path: Path, given: Any
     assert "\n" not in str(caught.value)
 
 
+def test_options_of_a_gpu_reach_the_model_runner(tmp_path: Path) -> None:
+    args = EngineArgs(
+        str(write_model_folder(tmp_path)),
+        kv_cache_dtype="fp8",
+        cudagraph_capture_sizes=[8, 1, 8],
+        enable_deterministic_inference=True,
+    )
+    model = args.create_engine_config()[1].model
+    assert (model.kv_cache_dtype, model.cuda_graph_sizes, model.enable_deterministic_inference) == ("fp8", (1, 8), True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kv_cache_dtype": "int8"}, {"cudagraph_capture_sizes": [4, 0]}, {"cudagraph_capture_sizes": ["4"]}]
+)
+def test_options_of_a_gpu_that_cannot_be_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(EngineArgsError, match=next(iter(wrong))):
+        EngineArgs("model", **wrong)
+
+
 def test_scheduling_ahead_and_drafts_exclude_each_other(tmp_path: Path) -> None:
     args = EngineArgs(str(write_model_folder(tmp_path)), speculative_config=LOOKUP, async_scheduling=True)
     with pytest.raises(EngineArgsError, match=r"async_scheduling and speculative"):

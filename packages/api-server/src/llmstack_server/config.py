@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_server.chat.options import ChatOptions, chat_options
+from llmstack_server.devices import describe_devices
 from llmstack_server.environment import Environment
 from llmstack_server.errors import ServeError
 from llmstack_server.flag_types import port as parse_port
@@ -43,7 +44,8 @@ DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _ENGINE_FIELDS = (
     "tokenizer", "tokenizer_revision", "skip_tokenizer_init", "revision", "hf_overrides",
-    "load_format", "model_impl", "quantization", "enforce_eager",
+    "load_format", "model_impl", "quantization", "enforce_eager", "kv_cache_dtype", "cudagraph_capture_sizes",
+    "enable_deterministic_inference",
     "chat_template", "chat_template_content_format", "generation_config", "override_generation_config", "seed",
     "max_num_seqs",
     "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "gpu_memory_utilization",
@@ -169,8 +171,11 @@ def _check_parallel(namespace: argparse.Namespace) -> None:
         size = getattr(namespace, flag)
         if size != 1:
             name = "--" + flag.replace("_", "-")
-            reason = "an engine core runs on one device; --data-parallel-size N runs several engine cores side by side"
-            raise ServeError(f"{name} {size}: {reason}", exit_code=2)
+            raise ServeError(
+                f"{name} {size}: an engine core runs on one device, and the machine has {describe_devices()}; "
+                "--data-parallel-size N runs several engine cores on processors side by side",
+                exit_code=2,
+            )
 
 
 def _http_config(namespace: argparse.Namespace, environment: Environment, given_keys: list[str]) -> HTTPConfig:

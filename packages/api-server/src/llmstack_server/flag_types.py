@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,25 @@ def at_least(minimum: int, parse: Callable[[str], int] = int) -> Callable[[str],
         return number
 
     return parse_bounded
+
+
+def row_counts(text: str) -> list[int]:
+    """Whole numbers of at least 1, separated by commas."""
+    return [at_least(1)(part) for part in text.split(",")]
+
+
+class JoinedLists(argparse.Action):
+    """For values that are lists themselves: `1,2 4` is 1, 2 and 4."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Keeps one list."""
+        setattr(namespace, self.dest, [value for part in values or () for value in part])
 
 
 def port(text: str) -> int:

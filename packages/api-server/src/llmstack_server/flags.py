@@ -7,6 +7,7 @@ import argparse
 from llmstack_server.chat.options import add_chat_arguments
 from llmstack_server.config_file import ConfigFileAction
 from llmstack_server.flag_types import (
+    JoinedLists,
     at_least,
     chat_template,
     count,
@@ -14,6 +15,7 @@ from llmstack_server.flag_types import (
     module_and_class,
     port,
     quantization,
+    row_counts,
     seconds,
     share,
 )
@@ -24,6 +26,7 @@ from llmstack_server.observability import add_observability_arguments
 from llmstack_server.refused_flags import add_refused_arguments
 
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -149,7 +152,11 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests in the midst of their prompts at once, 0 for no limit (default: 0)",
     )
-    add("--async-scheduling", action=boolean, default=False, help="schedule a step before the last one's tokens arrive")
+    add(
+        "--async-scheduling",
+        action=boolean,
+        help="schedule a step before the last one's tokens arrive (default: on a GPU, without --speculative-config)",
+    )
     add(
         "--speculative-config",
         type=json_object,
@@ -173,7 +180,25 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
-    add("--enforce-eager", action="store_true", help="record no decode steps, for debugging")
+    add(
+        "--enforce-eager",
+        action="store_true",
+        help="record no decode steps: no CUDA graphs on a GPU, no native recordings on a CPU; for debugging",
+    )
+    add(
+        "--cudagraph-capture-sizes",
+        type=row_counts,
+        action=JoinedLists,
+        nargs="+",
+        metavar="N",
+        help="numbers of decoding rows for which steps are recorded on a GPU, such as 1 2 4 8 or 1,2,4,8 "
+        "(default: the runner's own list up to --max-num-seqs)",
+    )
+    add(
+        "--enable-deterministic-inference",
+        action="store_true",
+        help="refuse to start unless logits are bit-equal however they are computed: alone, in any batch, in chunks",
+    )
     add("--disable-log-stats", action="store_true", help="no statistics from the engine")
     add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
 
@@ -189,6 +214,13 @@ def _add_kv_cache_arguments(parser: argparse.ArgumentParser) -> None:
         help="blocks of the KV cache (default: from the memory at hand)",
     )
     add("--kv-cache-memory-bytes", type=at_least(1, count), metavar="N", help="size of the KV cache, such as 512M")
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        help="what keys and values are stored in; 'fp8' takes half the room of 16 bits, for a little accuracy, 'auto' "
+        "is what the model computes in (default: auto)",
+    )
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="X", help="share of GPU memory (default: 0.9)")
     boolean = argparse.BooleanOptionalAction
     add("--enable-prefix-caching", action=boolean, default=True, help="reuse the KV blocks of equal prefixes")

@@ -111,6 +111,8 @@ def _build_with_runner(
         is_causal=spec.is_causal,
         num_labels=spec.num_labels,
         model_path=config.model.model_path,
+        kv_cache_dtype=spec.kv_cache_dtype or spec.dtype,
+        async_scheduling=resolve_async_scheduling(config, spec.device),
     )
     logger.info("%d blocks of %d tokens, start took %s", num_blocks, spec.block_size, _describe(timer.phases_s))
     constraints = LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size)
@@ -123,11 +125,18 @@ def _build_with_runner(
         log_stats=config.log_stats,
         max_num_queued_requests=config.max_num_queued_requests,
         step_log=step_log,
-        async_scheduling=config.async_scheduling,
+        async_scheduling=ready.async_scheduling,
         events=events,
         recorder=recorder,
         residency=residency,
     )
+
+
+def resolve_async_scheduling(config: EngineConfig, device: str) -> bool:
+    """What was asked for; else on a device that computes by itself, unless drafts have to follow known tokens."""
+    if config.async_scheduling is not None:
+        return config.async_scheduling
+    return device == "cuda" and not config.scheduler.max_num_drafts
 
 
 def make_block_residency(config: EngineConfig, spec: KVCacheSpec) -> BlockResidency | None:

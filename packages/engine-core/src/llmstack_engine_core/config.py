@@ -25,7 +25,7 @@ class EngineConfig:
         num_host_blocks: Blocks in the host's memory, to which preempted requests may be swapped; 0 recomputes them.
         async_scheduling: Schedule each step before the last one's tokens are known. It changes no output; it gains
             where the device computes by itself, and delays outputs by a step where it does not, as on a CPU. Drafts
-            need those tokens, so the two exclude each other.
+            need those tokens, so the two exclude each other. None decides by both.
         is_max_model_len_explicit: The user asked for this `max_model_len`: refuse to start rather than lower it when
             the KV cache cannot hold one such request.
         log_stats: Report the scheduler's state with each step, and the states of requests.
@@ -57,7 +57,7 @@ class EngineConfig:
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20
     num_host_blocks: int = 0
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None
     num_recorded_steps: int = 512
     trace: bool = False
     block_metrics_sample: float = 0.0

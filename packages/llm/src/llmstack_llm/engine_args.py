@@ -24,6 +24,7 @@ MODEL_IMPLS = ("auto", "llmstack", "transformers")
 QUANTIZATIONS = ("int8", "int4")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 CONTENT_FORMATS = ("auto", "string", "openai")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -59,7 +60,13 @@ class EngineArgs:
         kv_cache_memory_bytes: The size of the KV cache in another unit.
         max_num_partial_prefills: Requests in the midst of their prompts at once; 0 is no limit.
         num_host_blocks: Blocks in the host's memory that preempted requests may be swapped to; 0 recomputes them.
-        async_scheduling: Schedule a step before the last one's tokens are known; changes no output.
+        kv_cache_dtype: What keys and values are stored in: `fp8` halves the KV cache for a little accuracy; `auto` is
+            what the model computes in.
+        cudagraph_capture_sizes: Numbers of decoding rows for which steps are recorded on a GPU; None is the runner's
+            own list.
+        enable_deterministic_inference: Refuse to start unless logits are bit-equal however they are computed.
+        async_scheduling: Schedule a step before the last one's tokens are known; changes no output. None does so on a
+            GPU, without `speculative_config`.
         speculative_config: Guesses at tokens, several of which one step then verifies; changes no output. A mapping, or
             the same as JSON: `{"method": "ngram", "num_speculative_tokens": 5}`, with `prompt_lookup_max` and
             `prompt_lookup_min` for the lengths of the n-grams. None guesses nothing.
@@ -117,7 +124,7 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0
     num_host_blocks: int = 0
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None
     speculative_config: Mapping[str, Any] | str | None = None
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] | None = None
@@ -144,6 +151,9 @@ class EngineArgs:
     trace: bool = False
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
+    kv_cache_dtype: str = "auto"
+    cudagraph_capture_sizes: Sequence[int] | None = None
+    enable_deterministic_inference: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -151,6 +161,9 @@ class EngineArgs:
         _check_choice("model_impl", self.model_impl, MODEL_IMPLS)
         if self.quantization is not None:
             _check_choice("quantization", self.quantization, QUANTIZATIONS)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        for size in self.cudagraph_capture_sizes or ():
+            _check_positive("cudagraph_capture_sizes", size)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _check_choice("chat_template_content_format", self.chat_template_content_format, CONTENT_FORMATS)
         for name in (
@@ -217,6 +230,9 @@ class EngineArgs:
             "model_impl": self.model_impl, "seed": self.seed, "block_size": self.block_size, "device": self.device,
             "gpu_memory_utilization": float(self.gpu_memory_utilization), "logprobs_mode": self.logprobs_mode,
             "quantization": self.quantization, "enforce_eager": self.enforce_eager,
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "cuda_graph_sizes": sorted(set(self.cudagraph_capture_sizes or ())),
+            "enable_deterministic_inference": self.enable_deterministic_inference,
             "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
             "num_engines": self.data_parallel_size,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],

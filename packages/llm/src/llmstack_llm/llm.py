@@ -50,7 +50,6 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "download_dir": (None,),
     "enable_lora": (None, False),
     "hf_token": (None,),
-    "kv_cache_dtype": ("auto",),
     "limit_mm_per_prompt": (None,),
 }
 

@@ -26,11 +26,12 @@ from llmstack_model_runner.device_memory import (
 from llmstack_model_runner.graph_runner import DecodeOutput, GraphRunner
 from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
+from llmstack_model_runner.kv_cache_dtype import resolve_kv_cache_dtype
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.models import CausalLM, Classifier, Encoder, Model
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.models.choice import choose_model_class
-from llmstack_model_runner.numeric_contract import describe_numeric_contract
+from llmstack_model_runner.numeric_contract import check_deterministic, describe_numeric_contract
 from llmstack_model_runner.pooling.label_head import LabelHead
 from llmstack_model_runner.pooling.pool import PooledRows, pool
 from llmstack_model_runner.pooling.warm_up import pooling_warm_up_steps
@@ -130,9 +131,12 @@ class ModelRunner:
             logger.info("quantization: %s", describe_quantization(config.quantization, dtype, self._device))
         load_weights(model, model_path, config.load_format, dtype, config.seed, config.quantization)
         self._model = model
-        self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device)
+        kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
+        self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype)
         self._numeric_contract = describe_numeric_contract(model, dtype, self._device, config.quantization)
         logger.info("numeric contract: %s", self._numeric_contract)
+        if config.enable_deterministic_inference:
+            check_deterministic(self._numeric_contract)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the KV storage; after `load_model`."""
@@ -163,7 +167,7 @@ class ModelRunner:
         """
         config, spec = self._config, self.kv_cache_spec()
         self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
-        dtype = getattr(torch, spec.dtype)
+        dtype = getattr(torch, spec.kv_cache_dtype)
         self._kv_caches = allocate_kv_storage(
             spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, self._device
         )

@@ -18,6 +18,16 @@ def describe_numeric_contract(model: Model, dtype: torch.dtype, device: torch.de
     return f"not promised: {', '.join(breaches)}" if breaches else HOLDS
 
 
+def check_deterministic(numeric_contract: str) -> None:
+    """For whoever has asked for deterministic inference.
+
+    Raises:
+        ValueError: `numeric_contract`, from `describe_numeric_contract`, does not hold; the text says why not.
+    """
+    if numeric_contract != HOLDS:
+        raise ValueError(f"--enable-deterministic-inference: bit-equal results are {numeric_contract}")
+
+
 def _find_breaches(model: Model, dtype: torch.dtype, device: torch.device, quantization: str | None) -> Iterator[str]:
     if not model.keeps_numeric_contract:
         yield f"modelling code of {model.implementation}"

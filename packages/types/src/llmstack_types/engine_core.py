@@ -128,6 +128,7 @@ class EngineReady:
         max_model_len: The longest request in tokens, prompt and output together.
         vocab_size: Width of the logits; every token id lies below it.
         dtype: What the model computes in, such as `float32`.
+        kv_cache_dtype: What keys and values are stored in; empty where that is `dtype`.
         device: Where the model runs, such as `cpu`.
         kv_cache_bytes: Size of the KV cache.
         phases_s: Seconds of each phase of the start, in order.
@@ -139,6 +140,7 @@ class EngineReady:
         num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
         model_path: The folder of the model.
         engine_index: Which of several engine cores it is.
+        async_scheduling: Whether each step is scheduled before the last one's tokens are known.
     """
 
     num_blocks: int
@@ -158,3 +160,5 @@ class EngineReady:
     num_labels: int = 0
     model_path: str = ""
     engine_index: int = 0
+    kv_cache_dtype: str = ""
+    async_scheduling: bool = False

@@ -63,6 +63,7 @@ class KVCacheSpec:
         bytes_per_block: Keys and values of all layers for one block.
         vocab_size: Width of the logits.
         dtype: What the model computes in.
+        kv_cache_dtype: What keys and values are stored in; empty where that is `dtype`.
         embedding_size: Width of pooled vectors; 0 where the runner does not pool.
         is_generative: False for a model without logits: it computes pooling requests only.
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
@@ -81,3 +82,4 @@ class KVCacheSpec:
     is_generative: bool = True
     is_causal: bool = True
     num_labels: int = 0
+    kv_cache_dtype: str = ""

@@ -150,7 +150,7 @@ class EngineMetrics:
         """Notes the KV cache; `cache_facts` holds what the engine core does not tell, by label."""
         facts = {
             **dict.fromkeys(CACHE_LABELS, ""), "block_size": str(ready.block_size),
-            "num_gpu_blocks": str(ready.num_blocks), "cache_dtype": ready.dtype, **cache_facts,
+            "num_gpu_blocks": str(ready.num_blocks), "cache_dtype": ready.kv_cache_dtype or ready.dtype, **cache_facts,
         }  # fmt: skip
         self._families.cache_config.labels(*self._labels, *(facts[name] for name in CACHE_LABELS)).set(1)
 

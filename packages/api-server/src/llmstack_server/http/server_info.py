@@ -62,5 +62,6 @@ def _engine_info(ready: EngineReady) -> dict[str, Any]:
         "vocab_size": ready.vocab_size, "backends": dict(ready.backends), "versions": dict(ready.versions),
         "startup_s": dict(ready.phases_s), "embedding_size": ready.embedding_size,
         "is_generative": ready.is_generative,
-        "num_labels": ready.num_labels,
+        "num_labels": ready.num_labels, "kv_cache_dtype": ready.kv_cache_dtype or ready.dtype,
+        "async_scheduling": ready.async_scheduling,
     }  # fmt: skip

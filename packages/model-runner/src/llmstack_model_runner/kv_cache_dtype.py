@@ -1,0 +1,34 @@
+"""What keys and values are stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+AUTO = "auto"
+_NAME_TO_DTYPE: Mapping[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+
+
+def resolve_kv_cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The type that `name` asks for; `auto` is `dtype`, what the model computes in.
+
+    Raises:
+        ValueError: Unknown name.
+    """
+    if name == AUTO:
+        return dtype
+    if name not in _NAME_TO_DTYPE:
+        known = ", ".join((AUTO, *_NAME_TO_DTYPE))
+        raise ValueError(f"kv_cache_dtype {name[:64]!r} is not supported; {known} are")
+    return _NAME_TO_DTYPE[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float8_e4m3fn` of `torch.float8_e4m3fn`."""
+    return str(dtype).removeprefix("torch.")
