@@ -22,17 +22,17 @@ ENVIRONMENT_VARIABLE = "LLMSTACK_KERNELS"
 # with an `is_available()`; every operation has a reference, which runs on any device.
 # Triton runs on a CPU only when it is forced, in its interpreter.
 _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "activation": {"cpu": ("native",)},
-    "embedding": {"cpu": ("native",)},
+    "activation": {"cpu": ("native",), "cuda": (TRITON,)},
+    "embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "bidirectional_attention": {},
-    "first_maximum": {"cpu": ("native",)},
+    "first_maximum": {"cpu": ("native",), "cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu")},
     "paged_attention": {"cpu": ("native", "cpu")},
     "reshape_and_cache": {"cpu": ("native",)},
     "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "rotary_embedding": {"cpu": ("native",)},
-    "token_bitmask": {"cpu": ("native",)},
+    "token_bitmask": {"cpu": ("native",), "cuda": (TRITON,)},
 }
 
 

@@ -1,0 +1,139 @@
+"""Activation functions on a GPU."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from llmstack_kernels.activation import reference
+from llmstack_kernels.launch import describe, is_available, launch
+
+__all__ = [
+    "activate",
+    "describe",
+    "gelu",
+    "gelu_tanh",
+    "gelu_tanh_and_mul",
+    "is_available",
+    "relu",
+    "sigmoid",
+    "silu_and_mul",
+    "soft_cap_",
+]
+
+# 8 values of a thread: a load of 16 bytes of 16-bit numbers, two where values are gated.
+_BLOCK_SIZE = 1024
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)) without an exponential that could overflow."""
+    shrunk = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, shrunk, 1.0) / (1 + shrunk)
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """`x` in float32 through the activation of that name; without a name as it is."""
+    if ACTIVATION == "silu":
+        return x * sigmoid(x)
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh(u)) / 2 is sigmoid(2 u), in which nothing cancels: 2 sqrt(2 / pi) = 1.5957691...
+        return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "relu":
+        return tl.where(x < 0, 0.0, x)
+    else:
+        tl.static_assert(ACTIVATION == "none", "there is no activation of that name")
+        return x
+
+
+@triton.jit
+def _activation_kernel(
+    x,  # [num_rows, row_stride], of which the first `size` are used, with IS_GATED 2 * size
+    out,  # [num_rows, size]
+    row_stride,
+    size,
+    ACTIVATION: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    is_inside = column < size
+    start = x + row * row_stride
+    values = tl.load(start + column, mask=is_inside, other=0.0)
+    if IS_GATED:
+        factors = tl.load(start + size + column, mask=is_inside, other=0.0)
+        values = activate(values.to(tl.float32), ACTIVATION) * factors.to(tl.float32)
+    else:
+        values = activate(values.to(tl.float32), ACTIVATION)
+    tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _soft_cap_kernel(
+    x,  # [num_values]
+    num_values,
+    cap,
+    BLOCK_SIZE: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    is_inside = place < num_values
+    share = tl.load(x + place, mask=is_inside, other=0.0).to(tl.float32) / cap
+    shrunk = tl.exp(-2 * tl.abs(share))  # in 0 to 1, so that nothing overflows
+    tanh = (1 - shrunk) / (1 + shrunk)
+    capped = tl.where(share < 0, -tanh, tanh) * cap
+    tl.store(x + place, capped.to(x.dtype.element_ty), mask=is_inside)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate the second half of each row by silu of the first."""
+    return _run(x, "silu", is_gated=True)
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate the second half of each row by the approximated GELU of the first."""
+    return _run(x, "gelu_tanh", is_gated=True)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU, tanh approximation."""
+    return _run(x, "gelu_tanh")
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU, exact."""
+    return _run(x, "gelu")
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """Rectifier."""
+    return _run(x, "relu")
+
+
+def soft_cap_(x: torch.Tensor, cap: float) -> None:
+    """Within ±cap, in place."""
+    if not x.is_contiguous():
+        reference.soft_cap_(x, cap)
+        return
+    grid = (triton.cdiv(x.numel(), _BLOCK_SIZE),)
+    launch(_soft_cap_kernel, grid, x, x.numel(), cap, BLOCK_SIZE=_BLOCK_SIZE)
+
+
+def _run(x: torch.Tensor, activation: str, *, is_gated: bool = False) -> torch.Tensor:
+    x = x.contiguous()
+    row_stride = x.shape[-1]
+    size = row_stride // 2 if is_gated else row_stride
+    out = x.new_empty((*x.shape[:-1], size))
+    if out.numel():
+        grid = (out.numel() // size, triton.cdiv(size, _BLOCK_SIZE))
+        constants: dict[str, Any] = {"ACTIVATION": activation, "IS_GATED": is_gated, "BLOCK_SIZE": _BLOCK_SIZE}
+        launch(_activation_kernel, grid, x, out, row_stride, size, **constants)
+    return out
