@@ -25,6 +25,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "activation": {"cpu": ("native",), "cuda": (TRITON,)},
     "embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "bidirectional_attention": {},
+    "decode_inputs": {"cuda": (TRITON,)},
     "first_maximum": {"cpu": ("native",), "cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu")},
