@@ -56,6 +56,7 @@ class Case:
     sliding_window: int | None = None
     soft_cap: float | None = None
     alibi_slopes: torch.Tensor | None = None
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
     @property
     def starts(self) -> list[int]:
@@ -83,6 +84,8 @@ class Case:
             self.query.shape[-1] ** -0.5,
             soft_cap=self.soft_cap,
             alibi_slopes=self.alibi_slopes,
+            key_scale=self.scales[0],
+            value_scale=self.scales[1],
             plan=plan,
             **keywords,
         )
@@ -268,6 +271,36 @@ def test_long_batches_are_cut_into_groups_that_fit_the_cache() -> None:
     plan = cpu.make_plan(case.key_cache, case.block_tables, case.starts, case.seq_lens, None)
     assert [len(group.tokens) for group in plan.decode_groups] == [8, 1, 3]
     torch.testing.assert_close(case.run(), case.run(use_reference=True), atol=5e-6, rtol=5e-6)
+
+
+def test_keys_and_values_of_8_bits_are_multiplied_by_the_scales_of_their_heads(backend: str) -> None:
+    case = make_case(MIXED_ROWS)
+    scales = torch.tensor([0.02, 0.05]), torch.tensor([0.5, 0.01])
+    stored = [
+        cache.div(s[:, None, None]).to(torch.float8_e4m3fn) for cache, s in zip(caches(case), scales, strict=True)
+    ]
+    widened = [x.float() * s[:, None, None] for x, s in zip(stored, scales, strict=True)]
+    expected = replace(case, key_cache=widened[0], value_cache=widened[1]).run(use_reference=True)
+    narrow = replace(case, key_cache=stored[0], value_cache=stored[1], scales=scales)
+    torch.testing.assert_close(narrow.run(), expected, atol=5e-6, rtol=5e-6)
+    with pytest.raises(ValueError, match="key_scale"):
+        replace(narrow, scales=(None, None)).run()
+
+
+def caches(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    return case.key_cache, case.value_cache
+
+
+def test_without_lists_the_longest_row_must_be_named() -> None:
+    case = make_case([(1, 5), (1, 20)])
+    starts, seq_lens = (torch.tensor(x, dtype=torch.int32) for x in (case.starts, case.seq_lens))
+    arguments = (case.query, *caches(case), starts, seq_lens, case.block_tables, 0.2)
+    with pytest.raises(ValueError, match="max_query_len"):
+        paged_attention(*arguments)
+    with pytest.raises(ValueError, match="seq_lens_list"):
+        cpu.paged_attention(*arguments, max_query_len=1)
+    with_lists = reference.paged_attention(*arguments, query_start_loc_list=case.starts, seq_lens_list=case.seq_lens)
+    assert torch.equal(reference.paged_attention(*arguments, max_query_len=1), with_lists)
 
 
 def test_heads_that_cannot_share_and_wrong_rows_are_refused() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 
-from llmstack_kernels.reshape_and_cache import reshape_and_cache
+from llmstack_kernels.reshape_and_cache import native, reference, reshape_and_cache
 
 
 def test_tokens_are_written_to_their_slots_and_nothing_else_changes() -> None:
@@ -39,3 +41,25 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         reshape_and_cache(key, key[:, :1], cache, cache, torch.tensor([0]))
     with pytest.raises(ValueError, match="caches"):
         reshape_and_cache(key[:, :1], key[:, :1], cache, cache, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("backend", [native, reference])
+def test_a_token_without_a_slot_is_not_written(backend: ModuleType) -> None:
+    cache = torch.zeros(2, 1, 4, 2)
+    key = torch.ones(3, 1, 2)
+    backend.reshape_and_cache(key, key, cache, cache.clone(), torch.tensor([-1, 5, -1]))
+    assert cache.nonzero().tolist() == [[1, 0, 1, 0], [1, 0, 1, 1]]
+
+
+def test_eight_bits_hold_what_is_divided_by_the_scale_of_its_head() -> None:
+    key_cache = torch.zeros(1, 2, 4, 2, dtype=torch.float8_e4m3fn)
+    value_cache = key_cache.clone()
+    key = torch.tensor([[[1.0, -3.0], [2.0, 1e6]]])
+    scales = torch.tensor([0.5, 4.0]), torch.tensor([1.0, 2.0])
+    reshape_and_cache(key, key, key_cache, value_cache, torch.tensor([1]), *scales)
+    assert key_cache[0, :, 1].float().tolist() == [[2.0, -6.0], [0.5, 448.0]]
+    assert value_cache[0, :, 1].float().tolist() == [[1.0, -3.0], [1.0, 448.0]]
+    with pytest.raises(ValueError, match="key_scale"):
+        reshape_and_cache(key, key, key_cache, value_cache, torch.tensor([1]))
+    with pytest.raises(ValueError, match="value_scale"):
+        reshape_and_cache(key, key, key_cache, value_cache, torch.tensor([1]), scales[0], scales[1][:1])

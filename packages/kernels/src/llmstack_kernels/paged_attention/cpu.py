@@ -21,6 +21,9 @@ from dataclasses import dataclass
 
 import torch
 
+from llmstack_kernels.float8_cache import STORED_TYPE
+from llmstack_kernels.paged_attention import reference
+
 # Gathered keys of one group: they should survive in the cache until the products read them.
 _MAX_GROUP_BYTES = 4 << 20
 # Queries per tile: larger ones waste products on masked keys, smaller ones cost more calls.
@@ -79,11 +82,13 @@ def describe() -> str:
 def make_plan(
     key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
     block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
-    query_start_loc_list: Sequence[int],
-    seq_lens_list: Sequence[int],
+    query_start_loc_list: Sequence[int] | None,
+    seq_lens_list: Sequence[int] | None,
     sliding_window: int | None,
 ) -> AttentionPlan:
     """Sort the rows into decode groups and prefill rows, and compute what each gathers."""
+    if query_start_loc_list is None or seq_lens_list is None:
+        raise ValueError("On a CPU, query_start_loc_list and seq_lens_list must be given.")
     _, num_kv_heads, block_size, _ = key_cache.shape
     heads = torch.arange(num_kv_heads)
     decode_rows: list[tuple[int, int, int]] = []  # number of blocks, row, first block
@@ -159,14 +164,34 @@ def paged_attention(
     block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
     scale: float,
     *,
-    query_start_loc_list: Sequence[int],
-    seq_lens_list: Sequence[int],
+    query_start_loc_list: Sequence[int] | None = None,
+    seq_lens_list: Sequence[int] | None = None,
+    max_query_len: int | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,  # [num_heads]
+    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
     plan: object | None = None,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Attend decodes in groups, prefill rows in tiles."""
+    """Attend decodes in groups, prefill rows in tiles; over 8 bits as the reference does."""
+    if key_cache.dtype == STORED_TYPE:
+        return reference.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            query_start_loc,
+            seq_lens,
+            block_tables,
+            scale,
+            query_start_loc_list=query_start_loc_list,
+            seq_lens_list=seq_lens_list,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            alibi_slopes=alibi_slopes,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
     if not isinstance(plan, AttentionPlan):
         plan = make_plan(key_cache, block_tables, query_start_loc_list, seq_lens_list, sliding_window)
     scaled = query * scale

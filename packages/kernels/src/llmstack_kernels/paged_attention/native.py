@@ -49,14 +49,17 @@ def paged_attention(
     block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
     scale: float,
     *,
-    query_start_loc_list: Sequence[int],
-    seq_lens_list: Sequence[int],
+    query_start_loc_list: Sequence[int] | None = None,
+    seq_lens_list: Sequence[int] | None = None,
+    max_query_len: int | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,  # [num_heads]
+    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
     plan: object | None = None,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Attend all rows in one call."""
+    """Attend all rows in one call, which needs no lists."""
     if not supports(query, key_cache):
         return cpu.paged_attention(
             query,
@@ -71,6 +74,8 @@ def paged_attention(
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             alibi_slopes=alibi_slopes,
+            key_scale=key_scale,
+            value_scale=value_scale,
             plan=plan,
         )
     return _attend(

@@ -12,24 +12,28 @@ def paged_attention(
     query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
     key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
     value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,  # [num_rows + 1] int32
+    seq_lens: torch.Tensor,  # [num_rows] int32
     block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
     scale: float,
     *,
-    query_start_loc_list: Sequence[int],
-    seq_lens_list: Sequence[int],
+    query_start_loc_list: Sequence[int] | None = None,
+    seq_lens_list: Sequence[int] | None = None,
+    max_query_len: int | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,  # [num_heads]
+    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
     plan: object | None = None,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Attend each row over its gathered context."""
+    """Attend each row over its gathered context; lists that are missing are read from the tensors."""
+    starts = query_start_loc.tolist() if query_start_loc_list is None else query_start_loc_list
+    lengths = seq_lens.tolist() if seq_lens_list is None else seq_lens_list
     out = torch.empty_like(query)
-    for row, (start, end) in enumerate(pairwise(query_start_loc_list)):
-        seq_len = seq_lens_list[row]
-        keys = _context(key_cache, block_tables[row], seq_len)
-        values = _context(value_cache, block_tables[row], seq_len)
+    for row, (start, end) in enumerate(pairwise(starts)):
+        keys = _context(key_cache, block_tables[row], lengths[row], key_scale)
+        values = _context(value_cache, block_tables[row], lengths[row], value_scale)
         out[start:end] = _attend(query[start:end], keys, values, scale, sliding_window, soft_cap, alibi_slopes)
     return out
 
@@ -38,11 +42,13 @@ def _context(
     cache: torch.Tensor,
     block_ids: torch.Tensor,
     seq_len: int,
+    stored_scale: torch.Tensor | None,
 ) -> torch.Tensor:  # [num_kv_heads, seq_len, head_dim]
     _, num_kv_heads, block_size, head_dim = cache.shape
     num_blocks = -(-seq_len // block_size)
     blocks = cache[block_ids[:num_blocks].long()]  # [num_blocks, num_kv_heads, block_size, head_dim]
-    return blocks.transpose(0, 1).reshape(num_kv_heads, num_blocks * block_size, head_dim)[:, :seq_len].float()
+    context = blocks.transpose(0, 1).reshape(num_kv_heads, num_blocks * block_size, head_dim)[:, :seq_len].float()
+    return context if stored_scale is None else context * stored_scale[:, None, None]
 
 
 def _attend(

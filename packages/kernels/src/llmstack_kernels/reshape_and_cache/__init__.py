@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.float8_cache import check_scales
 
 
 def reshape_and_cache(
@@ -13,11 +14,17 @@ def reshape_and_cache(
     key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
     value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
     slot_mapping: torch.Tensor,  # [num_tokens] int64
+    key_scale: torch.Tensor | None = None,  # [num_kv_heads] float32
+    value_scale: torch.Tensor | None = None,  # [num_kv_heads] float32
 ) -> None:
     """Write token i's key and value to slot `slot_mapping[i]` (block_id * block_size + offset), in place.
 
-    Writing a block's first slot clears the rest of the block, so that whoever reads whole blocks never meets what an
-    earlier owner left there (a NaN would survive a mask).
+    A token whose slot is -1 is not written. Into caches of float8_e4m3fn goes a number over its head's scale, rounded,
+    at most 448.
+
+    In PyTorch and in native code, writing a block's first slot clears the rest of the block, so that whoever reads
+    whole blocks never meets what an earlier owner left there (a NaN would survive a mask). The Triton backend clears
+    nothing: attention on a GPU loads the slots of its context only.
     """
     if key.shape != value.shape or key.ndim != 3:
         raise ValueError(
@@ -27,6 +34,7 @@ def reshape_and_cache(
         raise ValueError(
             f"caches of shape {key_cache.shape}, {value_cache.shape} do not fit keys of shape {key.shape}."
         )
+    check_scales(key_cache, key_scale, value_scale)
     implementation("reshape_and_cache", key.device.type).reshape_and_cache(
-        key, value, key_cache, value_cache, slot_mapping
+        key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale
     )

@@ -13,6 +13,7 @@ struct Storage {
   int64_t num_kv_heads, block_size, head_bytes;
 
   void write(const char* heads, int64_t slot) const {
+    if (slot < 0) return;  // padding
     const int64_t block = slot / block_size, offset = slot % block_size;
     char* target = cache + block * num_kv_heads * block_size * head_bytes;
     // A block's first slot comes first: what an earlier owner left after it must not be met by whoever reads it whole.

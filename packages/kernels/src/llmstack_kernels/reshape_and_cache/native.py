@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.native import Int, Pointer, library, require_library
+from llmstack_kernels.reshape_and_cache import reference
 
 _ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Int, Int, Int, Int)
 
@@ -15,8 +16,13 @@ def reshape_and_cache(
     key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
     value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
     slot_mapping: torch.Tensor,  # [num_tokens] int64
+    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
 ) -> None:
     """Write keys and values to their slots; tokens may lie apart, as slices of a fused projection do."""
+    if key_scale is not None:
+        reference.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
+        return
     key, value = _prepare(key, key_cache.dtype), _prepare(value, value_cache.dtype)
     num_tokens, num_kv_heads, head_dim = key.shape
     size = key.element_size()
