@@ -54,6 +54,11 @@ def host_stands_in() -> Iterator[None]:
         _host_stands_in.reset(token)
 
 
+def is_host_standing_in() -> bool:
+    """True inside `host_stands_in`, and in kernels that run in Triton's interpreter."""
+    return _host_stands_in.get()
+
+
 def _start_kernel(launch: Launch) -> None:
     # Triton's interpreter is such code: it computes on the values of its arguments with NumPy.
     with host_stands_in():
