@@ -33,6 +33,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "reshape_and_cache": {"cpu": ("native",)},
     "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "rotary_embedding": {"cpu": ("native",)},
+    "sample_tokens": {},
     "token_bitmask": {"cpu": ("native",), "cuda": (TRITON,)},
 }
 
