@@ -10,7 +10,7 @@ import numpy as np
 from llmstack_model_runner.pooling.rows import PoolingRows
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
-from llmstack_types import NewRequest, ScheduledRequest, SchedulerOutput
+from llmstack_types import NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
 
 
 class InputBatchError(ValueError):
@@ -35,11 +35,24 @@ class StepRows:
     num_drafts: IntArray  # [num_rows]
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Places of tokens that a step under way samples: one for each of some rows, as the rows were when it began."""
+
+    rows: IntArray  # [num_rows]
+    columns: IntArray  # [num_rows]
+    generations: IntArray  # [num_rows]
+
+
 class InputBatch:
     """Persistent rows: tokens, block tables, counts and sampling parameters as arrays.
 
     A request keeps its row from arrival to removal, and a freed row goes to the next newcomer: nothing is ever moved.
     A step gathers the rows it needs by index. The token array is virtual memory until rows grow into it.
+
+    Attributes:
+        num_tokens: Prompt and output, tokens with a reserved place included.
+        generations: Goes up when a row gets another request.
     """
 
     def __init__(
@@ -60,6 +73,8 @@ class InputBatch:
         self.num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
         self.block_tables = np.zeros((max_num_rows, max_blocks_per_row), dtype=np.int32)
         self.num_row_blocks = np.zeros(max_num_rows, dtype=np.int64)
+        self.generations = np.zeros(max_num_rows, dtype=np.int64)
+        self.row_to_params: dict[int, tuple[SamplingParams, tuple[int, ...]]] = {}  # with end-of-sequence tokens
         self.num_prompt_logprobs: dict[int, int] = {}
         self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
         self.pooling = PoolingRows(max_num_rows)
@@ -98,6 +113,8 @@ class InputBatch:
         self.num_tokens[row] = len(token_ids)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_row_blocks[row] = 0
+        self.generations[row] += 1
+        self.row_to_params[row] = (request.sampling_params, request.eos_token_ids)
         if request.pooling_params is not None:
             self.pooling.set_row(row, request.pooling_params)
         if request.sampling_params.prompt_logprobs is not None:
@@ -115,6 +132,8 @@ class InputBatch:
             raise InputBatchError(f"request {request_id!r} cannot be removed: the runner has no row for it")
         self.sampling.clear_row(row)
         self.pooling.clear_row(row)
+        self.generations[row] += 1
+        del self.row_to_params[row]
         self.num_prompt_logprobs.pop(row, None)
         self._free_rows.append(row)
 
@@ -126,6 +145,20 @@ class InputBatch:
         self.token_ids[token_rows, columns] = token_ids
         self.num_tokens[rows] += 1 if num_appended is None else num_appended
         self.sampling.count_tokens(token_rows, token_ids)
+
+    def reserve(self, rows: IntArray) -> Reservation:
+        """Makes each of the rows, which are distinct, a token longer that only the device knows yet."""
+        columns = self.num_tokens[rows]
+        self.token_ids[rows, columns] = 0
+        self.num_tokens[rows] += 1
+        return Reservation(rows, columns, self.generations[rows])
+
+    def fill(self, reservation: Reservation, token_ids: IntArray) -> None:
+        """Puts tokens in their reserved places, one for each; rows that have another request by now are left alone."""
+        is_same = self.generations[reservation.rows] == reservation.generations
+        rows, token_ids = reservation.rows[is_same], token_ids[is_same]
+        self.token_ids[rows, reservation.columns[is_same]] = token_ids
+        self.sampling.count_tokens(rows, token_ids)
 
     def request_token_ids(self, request_id: str) -> list[int]:
         """All tokens of a request, prompt then output.

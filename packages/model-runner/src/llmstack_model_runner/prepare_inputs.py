@@ -100,7 +100,8 @@ def _slot_mapping(
 ) -> IntArray:
     """Where each token's KV goes, as `llmstack_kv_cache.slot_mapping` says it; in numpy, whose calls are shorter."""
     block_indices, offsets = np.divmod(positions, block_size)
-    return block_tables[row_indices, block_indices].astype(np.int64) * block_size + offsets
+    slots: IntArray = block_tables[row_indices, block_indices].astype(np.int64) * block_size + offsets
+    return slots
 
 
 def _to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -17,4 +17,5 @@ def ragged_aranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """
     ends = np.cumsum(lengths)
     num_entries = int(ends[-1]) if len(ends) else 0
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(num_entries)
+    aranges: IntArray = np.repeat(starts - (ends - lengths), lengths) + np.arange(num_entries)
+    return aranges

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llmstack_model_runner.input_batch import InputBatch, StepRows
+from llmstack_model_runner.input_batch import InputBatch, Reservation, StepRows
 from llmstack_model_runner.pooling.pool import PooledRows
 from llmstack_model_runner.prompt_logprobs import PromptLogprobs
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
@@ -17,21 +18,31 @@ from llmstack_model_runner.sampling.rejection import NO_DRAFT, count_kept
 from llmstack_types import ModelRunnerOutput, NumericalError, TokenLogprobs
 
 
+class Sampled(Protocol):
+    """Sampled tokens, wherever they are."""
+
+    def on_host(self) -> SamplerOutput:
+        """The tokens where the host can read them, once they are there."""
+        ...
+
+
 @dataclass(slots=True)
 class PendingStep:
-    """A step under way; the first `result` waits for it and appends its tokens to the batch.
+    """A step under way; the first `result` waits for it and gives the batch its tokens.
 
     Attributes:
         sampling_indices: Which rows of the step sampled.
         sampled: For each of them a token, and one more for each draft; None when no row samples.
+        reservation: Where their tokens belong in the batch; None if they are appended.
     """
 
     batch: InputBatch
     step: StepRows
     sampling_indices: IntArray
-    sampled: SamplerOutput | None = None
+    sampled: Sampled | None = None
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     pooled: Sequence[PooledRows] = ()
+    reservation: Reservation | None = None
     _output: ModelRunnerOutput | None = field(default=None, init=False)
 
     def result(self) -> ModelRunnerOutput:
@@ -46,8 +57,9 @@ class PendingStep:
         logprobs: dict[str, list[TokenLogprobs]] = {}
         errors: dict[str, str] = {}
         if self.sampled is not None:
-            indices = self._collect_tokens(self.sampled, sampled_token_ids, errors)
-            logprobs = self._collect_logprobs(self.sampled, indices, errors)
+            sampled = self.sampled.on_host()
+            indices = self._collect_tokens(sampled, sampled_token_ids, errors)
+            logprobs = self._collect_logprobs(sampled, indices, errors)
         pooled: dict[str, bytes] = {}
         for rows in self.pooled:
             values, failed = rows.to_bytes()
@@ -66,7 +78,7 @@ class PendingStep:
         self, sampled: SamplerOutput, sampled_token_ids: list[list[int]], errors: dict[str, str]
     ) -> IntArray:
         """Takes over the tokens; the row of the step that each of `sampled` belongs to, -1 for dropped ones."""
-        token_ids, is_good = sampled.token_ids.cpu().numpy(), sampled.is_good.cpu().numpy()
+        token_ids, is_good = sampled.token_ids.numpy(), sampled.is_good.numpy()
         # A row that failed gets a token as well: the step after this one may have been scheduled for it already.
         good_token_ids = np.where(is_good, token_ids, 0)
         num_drafts = self.step.num_drafts[self.sampling_indices]
@@ -79,7 +91,10 @@ class PendingStep:
             self.batch.append_tokens(rows, good_token_ids[is_kept], num_kept)
         else:
             indices = self.sampling_indices
-            self.batch.append_tokens(rows, good_token_ids)
+            if self.reservation is None:
+                self.batch.append_tokens(rows, good_token_ids)
+            else:
+                self.batch.fill(self.reservation, good_token_ids)
         for index in indices[(indices >= 0) & ~is_good].tolist():
             errors[self.step.request_ids[index]] = NumericalError.TEXT
         for index, token_id in zip(indices.tolist(), token_ids.tolist(), strict=True):

@@ -81,6 +81,8 @@ class Bert(Encoder):
     ) -> torch.Tensor:
         """Hidden states of the last layer."""
         starts = metadata.query_start_loc_list
+        if starts is None:
+            raise ValueError("where the prompts of an encoder begin must be known on the host")
         if [end - start for start, end in pairwise(starts)] != metadata.seq_lens_list:
             raise ValueError("an encoder computes whole prompts: its tokens attend to those behind them as well")
         hidden = self._tokens(token_ids)

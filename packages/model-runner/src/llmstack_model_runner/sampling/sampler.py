@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,10 @@ class SamplerOutput:
     is_good: torch.Tensor  # [num_rows] bool
     logprob_rows: tuple[int, ...] = ()
     logprobs: LogprobsTensors | None = None
+
+    def on_host(self) -> SamplerOutput:
+        """The tokens where the host can read them; waits for the device."""
+        return replace(self, token_ids=self.token_ids.cpu(), is_good=self.is_good.cpu())
 
 
 class Sampler:
