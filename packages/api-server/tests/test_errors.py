@@ -22,6 +22,7 @@ from llmstack_types import (
     EngineDeadError,
     InvalidRequestError,
     NumericalError,
+    QuarantinedError,
     RequestFailedError,
     ServerOverloadedError,
 )
@@ -315,6 +316,14 @@ async def test_strict_params_refuse_unknown_fields():
         (ServerOverloadedError("full"), 503, "service_unavailable_error", "server_is_overloaded", "retry-after-ms"),
         (EngineDeadError("gone"), 503, "service_unavailable_error", "engine_unavailable", "retry-after"),
         (NumericalError(), 500, "server_error", "numerical_error", "x-should-retry"),
+        (
+            QuarantinedError(QuarantinedError.OUT_OF_MEMORY),
+            500,
+            "server_error",
+            "request_quarantined",
+            "x-should-retry",
+        ),
+        (QuarantinedError("/secret/path"), 500, "server_error", "request_quarantined", "x-should-retry"),
         (RequestFailedError("/secret/path"), 500, "server_error", "internal_error", "x-should-retry"),
         (ZeroDivisionError("/secret/path"), 500, "server_error", "internal_error", "x-should-retry"),
     ],

@@ -376,6 +376,27 @@ def test_an_error_of_one_row_ends_that_request_alone():
     assert scheduler.schedule(0.0).removed_request_ids == ["a"]
 
 
+def test_what_a_failed_row_was_to_write_is_found_by_nobody():
+    scheduler = make_scheduler(block_size=4)
+    scheduler.add_request(make_request("a", 0, prompt=list(range(12))))
+    scheduled = scheduler.schedule(0.0)
+    scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[]], errors={"a": "no memory"}), 0.0)
+    scheduler.add_request(make_request("b", 0, prompt=list(range(12))))
+    assert rows_of(scheduler.schedule(0.0)) == {"b": 12}
+
+
+def test_what_a_row_wrote_in_the_steps_before_it_failed_is_still_found():
+    scheduler = make_scheduler(block_size=4, max_num_batched_tokens=8)
+    scheduler.add_request(make_request("a", 0, prompt=list(range(16))))
+    scheduled = scheduler.schedule(0.0)
+    scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[]]), 0.0)
+    scheduled = scheduler.schedule(0.0)
+    scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[]], errors={"a": "no memory"}), 0.0)
+    scheduler.add_request(make_request("b", 0, prompt=list(range(16))))
+    (row,) = scheduler.schedule(0.0).scheduled_requests
+    assert row.num_computed_tokens == 8
+
+
 def test_a_row_that_should_have_sampled_and_did_not_fails_instead_of_hanging():
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a", 4))

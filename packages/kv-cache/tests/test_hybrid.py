@@ -152,6 +152,14 @@ class HybridMachine(RuleBasedStateMachine):
     def resize(self, num_blocks):
         self.manager.resize(num_blocks)
 
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), num_tokens=st.integers(0, 100))
+    def forget(self, data, num_tokens):
+        tokens = self.tokens[data.draw(st.sampled_from(list(self.tokens)))]
+        self.manager.forget_prefix(tokens, num_tokens)
+        _, num_found = self.manager.get_computed_blocks("somebody", [*tokens, 0])
+        assert num_found <= num_tokens
+
     @rule()
     def reset(self):
         assert self.manager.reset_prefix_cache() == (not self.held)

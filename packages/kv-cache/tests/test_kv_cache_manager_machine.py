@@ -153,6 +153,17 @@ class CacheMachine(RuleBasedStateMachine):
         for books in (self.tokens, self.salts, self.num_computed):
             del books[request_id]
 
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), num_tokens=st.integers(0, 200))
+    def forget(self, data, num_tokens):
+        request_id = data.draw(st.sampled_from(list(self.tokens)))
+        tokens, salt, size = self.tokens[request_id], self.salts[request_id], self.manager.block_size
+        before = self.manager.num_free_blocks
+        self.manager.forget_prefix(tokens, num_tokens, salt)
+        assert self.manager.num_free_blocks == before
+        _, num_found = self.manager.get_computed_blocks("somebody", [*tokens, 0], salt)
+        assert num_found <= num_tokens // size * size
+
     @rule()
     def reset(self):
         assert self.manager.reset_prefix_cache() == (not self.held)

@@ -21,6 +21,7 @@ from llmstack_types import (
     FinishReason,
     InvalidRequestError,
     NumericalError,
+    QuarantinedError,
     RequestFailedError,
     RequestOutputKind,
     SamplingParams,
@@ -267,6 +268,15 @@ def test_a_failure_of_the_numbers_says_so():
     bad = bench.add("bad")
     bench.step(EngineCoreOutput("bad", [], finish_reason=FinishReason.ERROR, error=NumericalError.TEXT))
     with pytest.raises(NumericalError, match="no usable probabilities"):
+        bad.get_nowait()
+
+
+@pytest.mark.parametrize("text", QuarantinedError.TEXTS)
+def test_a_request_that_cannot_be_computed_says_why(text: str):
+    bench = Bench()
+    bad = bench.add("bad")
+    bench.step(EngineCoreOutput("bad", [], finish_reason=FinishReason.ERROR, error=text))
+    with pytest.raises(QuarantinedError, match=text):
         bad.get_nowait()
 
 

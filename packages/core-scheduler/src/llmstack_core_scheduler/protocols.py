@@ -74,6 +74,10 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
+        """Makes what follows the first `num_tokens` of the tokens unfindable: the step that was to fill it failed."""
+        ...
+
     def block_table(self, request_id: str) -> list[int]:
         """The block ids of a request that holds blocks: token i lies in the one at index i // block_size."""
         ...

@@ -349,13 +349,12 @@ class Scheduler:
         """Takes over one row; None when there is nothing to tell, as after a chunk of a prefill."""
         error = output.errors.get(request.request_id) if output.errors else None
         if error is not None:
+            self._kv_cache_manager.forget_prefix(request.token_ids, row.num_computed_tokens, request.arrival.cache_salt)
             return self._fail(request, error)
         if request.prompt_logprobs is not None and step > request.recompute_step:
             collect_prompt_logprobs(request, output)
         draft_token_ids = row.draft_token_ids
-        num_known_tokens = row.num_computed_tokens + row.num_scheduled_tokens
-        if draft_token_ids:
-            num_known_tokens -= len(draft_token_ids)
+        num_known_tokens = row.num_computed_tokens + row.num_scheduled_tokens - len(draft_token_ids)
         if num_known_tokens != len(request.token_ids):
             return None
         if len(sampled_token_ids) != 1 and not 0 < len(sampled_token_ids) <= len(draft_token_ids) + 1:

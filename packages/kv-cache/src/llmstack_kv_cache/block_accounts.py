@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from llmstack_kv_cache.block import BlockTable, check_sizes
 from llmstack_kv_cache.block_pool import BlockPool
@@ -97,6 +97,17 @@ class BlockAccounts(ABC):
             return False
         self._pool.forget_contents()
         return True
+
+    def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
+        """Makes what follows the first `num_tokens` tokens of `token_ids` unfindable: who was to write it has failed.
+
+        Whoever holds the blocks keeps them. O(tokens found).
+
+        Raises:
+            ValueError: A token id does not fit into 32 bits.
+        """
+        block_ids, _ = self._prefix_index.find(token_ids, len(token_ids) // self._block_size, salt)
+        self._prefix_index.evict(block_ids[num_tokens // self._block_size :])
 
     def resize(self, num_blocks: int) -> bool:
         """Changes the number of blocks of the storage; False, with nothing done, if a block that would go is held.

@@ -120,6 +120,11 @@ class KVCacheManager(BlockAccounts):
         table.num_cached_blocks = num_full_blocks
         table.num_full_blocks = max(table.num_full_blocks, num_full_blocks)
 
+    def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
+        """As `BlockAccounts.forget_prefix`."""
+        self._found = [], ROOT
+        super().forget_prefix(token_ids, num_tokens, salt)
+
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> list[tuple[int, int]] | None:
         """Gives `child_id` the parent's first `num_tokens` tokens; block copies (source, destination), None if full.
 

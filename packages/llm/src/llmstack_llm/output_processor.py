@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from llmstack_llm.detokenizer import Detokenizer, make_detokenizer
+from llmstack_llm.failures import failure_of
 from llmstack_llm.output_collector import RequestOutputCollector
 from llmstack_llm.pooling_states import PoolingCollector, PoolingStates
 from llmstack_llm.request_state import CompletionState, RequestState, StepTimes, logprobs_dict
@@ -18,7 +19,6 @@ from llmstack_types import (
     EngineCoreRequest,
     FinishReason,
     InvalidRequestError,
-    NumericalError,
     RequestEvent,
     RequestFailedError,
     SamplingParams,
@@ -214,7 +214,7 @@ class OutputProcessor:
         if output.finish_reason is FinishReason.ERROR:
             # The engine core ends a request that runs only where the model brought no numbers.
             processed.iteration_stats.num_corrupted += completion.scheduled_time_s is not None
-            self._fail(parent, _failure(output.error), processed)
+            self._fail(parent, failure_of(output.error), processed)
             return True
         self._take_prompt_facts(parent, output, processed.iteration_stats)
         if output.new_token_ids:
@@ -324,7 +324,3 @@ def _finished_stats(completion: CompletionState, timestamp_s: float) -> Finished
 
 def _between(start_s: float | None, end_s: float | None) -> float | None:
     return None if start_s is None or end_s is None else max(end_s - start_s, 0.0)
-
-
-def _failure(error: str | None) -> RequestFailedError:
-    return NumericalError() if error == NumericalError.TEXT else RequestFailedError(error or "the request failed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from llmstack_llm.failures import failure_of
 from llmstack_llm.output_collector import OutputCollector
 from llmstack_llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from llmstack_llm.stats import FinishedRequestStats, IterationStats
@@ -70,7 +71,7 @@ class PoolingStates:
         if output.finish_reason is FinishReason.ERROR:
             stats.num_failed += 1
             stats.num_corrupted += state.scheduled_time_s is not None
-            state.collector.put_error(RequestFailedError(output.error or "the request failed"))
+            state.collector.put_error(failure_of(output.error))
         elif output.pooled is None:
             state.collector.put_error(RequestFailedError("the engine core brought no vector"))
         else:

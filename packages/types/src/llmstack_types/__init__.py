@@ -14,6 +14,7 @@ from llmstack_types.errors import (
     InvalidRequestError,
     LLMStackError,
     NumericalError,
+    QuarantinedError,
     RequestFailedError,
     ServerOverloadedError,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "PoolingParams",
     "PoolingTask",
     "PoolingType",
+    "QuarantinedError",
     "RequestEvent",
     "RequestFailedError",
     "RequestOutputKind",

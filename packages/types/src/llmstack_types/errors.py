@@ -50,6 +50,20 @@ class NumericalError(RequestFailedError):
         super().__init__(self.TEXT)
 
 
+class QuarantinedError(RequestFailedError):
+    """A step fails with this request in it, even alone; sent again, it would do the same.
+
+    Attributes:
+        OUT_OF_MEMORY: What an engine core says of a request that needs more memory than there is.
+        NOT_COMPUTABLE: What it says of one that the model fails at.
+        TEXTS: All of these.
+    """
+
+    OUT_OF_MEMORY: ClassVar = "the device has too little memory left to compute this request"
+    NOT_COMPUTABLE: ClassVar = "the model failed at this request"
+    TEXTS: ClassVar = (OUT_OF_MEMORY, NOT_COMPUTABLE)
+
+
 class ServerOverloadedError(LLMStackError):
     """A bounded queue is full; the same request may succeed later.
 

@@ -12,6 +12,7 @@ from llmstack_types import (
     EngineDeadError,
     InvalidRequestError,
     NumericalError,
+    QuarantinedError,
     RequestFailedError,
     ServerOverloadedError,
 )
@@ -73,6 +74,9 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
         return engine_unavailable("The engine is gone.")
     if isinstance(error, NumericalError):
         return numerical_error()
+    if isinstance(error, QuarantinedError):
+        logger.error("request %s failed in the engine: %s", request_id, error)
+        return request_quarantined(str(error) if str(error) in QuarantinedError.TEXTS else "it failed")
     if isinstance(error, RequestFailedError):
         logger.error("request %s failed in the engine: %s", request_id, error)
     else:
@@ -158,6 +162,11 @@ def numerical_error() -> ErrorAnswer:
     """Row 44."""
     message = "The model gave no usable probabilities for the next token."
     return ErrorAnswer(500, SERVER_ERROR, "numerical_error", message, headers=_DO_NOT_RETRY)
+
+
+def request_quarantined(reason: str) -> ErrorAnswer:
+    """Row 44; `reason` is one of the fixed texts of `QuarantinedError`."""
+    return ErrorAnswer(500, SERVER_ERROR, "request_quarantined", f"{reason.capitalize()}.", headers=_DO_NOT_RETRY)
 
 
 def missing_parameter(param: str, message: str | None = None) -> InvalidRequestError:

@@ -23,6 +23,7 @@ def check_kv_cache_manager(
     _check_allocation(factory(4, 2))
     _check_refusal(factory(4, 2))
     _check_prefix_hits(factory(8, 2))
+    _check_forgetting(factory(8, 2))
     _check_reset(factory(4, 2))
     _check_fork(factory(4, 2))
     if host_factory is not None:
@@ -66,6 +67,18 @@ def _check_prefix_hits(manager: KVCacheManager) -> None:
     _expect("shared blocks are still held", manager.num_free_blocks, 5)
     manager.free("b")
     _expect("hit of a finished request", manager.get_computed_blocks("c", [*token_ids, 7], "s")[1], 6)
+
+
+def _check_forgetting(manager: KVCacheManager) -> None:
+    token_ids = [1, 2, 3, 4, 5, 6]
+    table = manager.allocate_slots("a", 6, salt="s") or []
+    manager.cache_blocks("a", token_ids, 6)
+    manager.forget_prefix(token_ids, 3, "t")
+    _expect("hit after another salt was forgotten", manager.get_computed_blocks("b", [*token_ids, 7], "s"), (table, 6))
+    manager.forget_prefix(token_ids, 3, "s")
+    _expect("hit of what is left", manager.get_computed_blocks("b", [*token_ids, 7], "s"), (table[:1], 2))
+    manager.free("a")
+    _expect("free blocks after forgetting", manager.num_free_blocks, 8)
 
 
 def _check_reset(manager: KVCacheManager) -> None:

@@ -64,6 +64,15 @@ class FakeKVCacheManager:
             prefix = self._salts[request_id], tuple(token_ids[: (index + 1) * self.block_size])
             self._prefix_to_block_id.setdefault(prefix, self._tables[request_id][index])
 
+    def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
+        """Makes blocks that reach beyond `num_tokens` of the tokens unfindable, and all prefixes that begin with them."""
+        forgotten = tuple(token_ids[: (num_tokens // self.block_size + 1) * self.block_size])
+        self._prefix_to_block_id = {
+            (of_salt, prefix): block_id
+            for (of_salt, prefix), block_id in self._prefix_to_block_id.items()
+            if of_salt != salt or prefix[: len(forgotten)] != forgotten
+        }
+
     def block_table(self, request_id: str) -> list[int]:
         """The request's blocks, in order."""
         return self._tables[request_id].copy()
