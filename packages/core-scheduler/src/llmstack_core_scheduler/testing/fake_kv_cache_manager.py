@@ -65,7 +65,7 @@ class FakeKVCacheManager:
             self._prefix_to_block_id.setdefault(prefix, self._tables[request_id][index])
 
     def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
-        """Makes blocks that reach beyond `num_tokens` of the tokens unfindable, and all prefixes that begin with them."""
+        """Makes blocks that reach beyond the first `num_tokens` unfindable, and all prefixes that begin with them."""
         forgotten = tuple(token_ids[: (num_tokens // self.block_size + 1) * self.block_size])
         self._prefix_to_block_id = {
             (of_salt, prefix): block_id
