@@ -16,7 +16,7 @@ from llmstack_kernels.native import library
 def test_every_operation_reports_what_runs_it() -> None:
     found = backends()
     assert {"linear", "paged_attention", "reshape_and_cache", "rms_norm", "layer_norm"} <= found.keys()
-    assert all(name.partition(" ")[0] in {"native", "cpu", "reference"} for name in found.values())
+    assert all(name.partition(" ")[0] in {"native", "cpu", "composed", "reference"} for name in found.values())
 
 
 def test_the_best_available_backend_is_chosen_and_the_reference_where_there_is_none() -> None:

@@ -32,7 +32,8 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "paged_attention": {"cpu": ("native", "cpu")},
     "reshape_and_cache": {"cpu": ("native",)},
     "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
-    "rotary_embedding": {"cpu": ("native",)},
+    "rotary_and_cache": {"cpu": ("composed",), "cuda": (TRITON,)},
+    "rotary_embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "sample_tokens": {},
     "token_bitmask": {"cpu": ("native",), "cuda": (TRITON,)},
 }

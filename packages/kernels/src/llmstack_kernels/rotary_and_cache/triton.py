@@ -1,0 +1,160 @@
+"""Rotary embedding and KV write on a GPU in one kernel: a turned key goes to its slot and nowhere else."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from llmstack_kernels.head_tiles import (
+    NUM_WARPS,
+    head_constants,
+    load_angles,
+    store_heads,
+    store_turned_heads,
+    with_whole_heads,
+)
+from llmstack_kernels.launch import describe, is_available, launch
+
+__all__ = ["describe", "is_available", "rotary_and_cache"]
+
+
+@triton.jit
+def _rotary_and_cache_kernel(
+    positions,  # [num_tokens] int64
+    query,  # [num_tokens, num_heads, HEAD_DIM]
+    key,  # [num_tokens, num_kv_heads, HEAD_DIM]
+    value,  # [num_tokens, num_kv_heads, HEAD_DIM]
+    cos_sin_cache,  # [max_positions, 2 * HALF] float32
+    out,  # [num_tokens, num_heads, HEAD_DIM]
+    key_cache,  # [num_blocks, num_kv_heads, block_size, HEAD_DIM]
+    value_cache,  # [num_blocks, num_kv_heads, block_size, HEAD_DIM]
+    slot_mapping,  # [num_tokens] int64
+    key_scale,  # [num_kv_heads] float32, or None
+    value_scale,  # [num_kv_heads] float32, or None
+    query_stride,
+    query_head_stride,
+    key_stride,
+    key_head_stride,
+    value_stride,
+    value_head_stride,
+    key_block_stride,
+    value_block_stride,
+    num_heads,
+    num_kv_heads,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    NUM_TILE_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    BLOCK_HEAD: tl.constexpr,
+    NUM_BLOCK_SLOTS: tl.constexpr,
+):
+    token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_query_tiles, num_kv_tiles = tl.cdiv(num_heads, NUM_TILE_HEADS), tl.cdiv(num_kv_heads, NUM_TILE_HEADS)
+    cos, sin = load_angles(cos_sin_cache, tl.load(positions + token), HALF, BLOCK_HALF)
+    slot = tl.load(slot_mapping + token)
+    block, offset = slot // NUM_BLOCK_SLOTS, slot % NUM_BLOCK_SLOTS * HEAD_DIM
+    num_written_heads = tl.where(slot < 0, 0, num_kv_heads)
+    if tile < num_query_tiles:
+        store_turned_heads(
+            query + token * query_stride,
+            out + token * num_heads * HEAD_DIM,
+            None,
+            cos,
+            sin,
+            tile,
+            query_head_stride,
+            HEAD_DIM,
+            num_heads,
+            HEAD_DIM,
+            HALF,
+            NUM_TILE_HEADS,
+            BLOCK_HALF,
+            BLOCK_REST,
+        )
+    elif tile < num_query_tiles + num_kv_tiles:
+        store_turned_heads(
+            key + token * key_stride,
+            key_cache + block * key_block_stride + offset,
+            key_scale,
+            cos,
+            sin,
+            tile - num_query_tiles,
+            key_head_stride,
+            NUM_BLOCK_SLOTS * HEAD_DIM,
+            num_written_heads,
+            HEAD_DIM,
+            HALF,
+            NUM_TILE_HEADS,
+            BLOCK_HALF,
+            BLOCK_REST,
+        )
+    else:
+        store_heads(
+            value + token * value_stride,
+            value_cache + block * value_block_stride + offset,
+            value_scale,
+            tile - num_query_tiles - num_kv_tiles,
+            value_head_stride,
+            NUM_BLOCK_SLOTS * HEAD_DIM,
+            num_written_heads,
+            0,
+            HEAD_DIM,
+            NUM_TILE_HEADS,
+            BLOCK_HEAD,
+        )
+
+
+def rotary_and_cache(
+    positions: torch.Tensor,  # [num_tokens] int64
+    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    cos_sin_cache: torch.Tensor,  # [max_positions, rotary_dim] float32
+    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    slot_mapping: torch.Tensor,  # [num_tokens] int64
+    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Turn and write; tokens and heads may lie apart. No block is cleared: attention reads what its context holds."""
+    query, key, value = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
+    out = query.new_empty(query.shape)
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads, block_size = key_cache.shape[1:3]
+    slots_are_whole = key_cache.stride()[1:] == value_cache.stride()[1:] == (block_size * head_dim, head_dim, 1)
+    if not slots_are_whole:
+        raise ValueError("Each block must be contiguous.")
+    constants = head_constants(head_dim, cos_sin_cache.shape[1])
+    num_tile_heads = constants["NUM_TILE_HEADS"]
+    num_tiles = triton.cdiv(num_heads, num_tile_heads) + 2 * triton.cdiv(num_kv_heads, num_tile_heads)
+    launch(
+        _rotary_and_cache_kernel,
+        (num_tokens, num_tiles),
+        positions,
+        query,
+        key,
+        value,
+        cos_sin_cache,
+        out,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        key_scale,
+        value_scale,
+        *query.stride()[:2],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        key_cache.stride(0),
+        value_cache.stride(0),
+        num_heads,
+        num_kv_heads,
+        num_warps=NUM_WARPS,
+        NUM_BLOCK_SLOTS=block_size,
+        BLOCK_HEAD=triton.next_power_of_2(head_dim),
+        **constants,
+    )
+    return out
