@@ -19,9 +19,11 @@ class CompileCase:
         call: Calls the operation's Triton code with meta tensors of real shapes. All launches in it are compiled.
         is_sample: Compiled by every run of the tests; there is one per kernel. The others are, in the full run.
         claims: What must show in the machine code for compute capability 9.0, by the kernel's function name.
+        min_arch: The least compute capability it is for, such as 90 where it reads 8-bit floating point.
     """
 
     name: str
     call: Callable[[], object]
     is_sample: bool = False
     claims: dict[str, tuple[Claim, ...]] | None = None
+    min_arch: int = 80
