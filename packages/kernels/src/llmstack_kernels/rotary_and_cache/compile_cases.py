@@ -11,6 +11,7 @@ from llmstack_kernels.ahead_of_time.case import CompileCase
 from llmstack_kernels.rotary_and_cache import triton as kernels
 
 _NUM_TOKENS = 64
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def cases() -> Iterator[CompileCase]:
@@ -31,10 +32,10 @@ def cases() -> Iterator[CompileCase]:
     yield CompileCase("8b_bf16_fp8", call, min_arch=90)
 
 
-def _inputs(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int) -> tuple[torch.Tensor, ...]:
+def _inputs(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int) -> _Inputs:
     qkv = _empty(_NUM_TOKENS, num_heads + 2 * num_kv_heads, head_dim)
-    table = _empty(8192, rotary_dim, dtype=torch.float32)
-    return _indices(), *qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1), table
+    query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    return _indices(), query, key, value, _empty(8192, rotary_dim, dtype=torch.float32)
 
 
 def _indices() -> torch.Tensor:
