@@ -1,0 +1,1 @@
+"""Blocks that measure the model runner and the engine core over it."""
