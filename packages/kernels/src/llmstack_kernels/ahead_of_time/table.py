@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmstack_kernels.ahead_of_time.measure import Measurements
 
-PATH = Path(__file__).resolve().parents[3] / "compiled_kernels.csv"
+PATH = Path(__file__).with_name("compiled_kernels.csv")
 COMMAND = "python -m llmstack_kernels.ahead_of_time --update"
 
 _MEASURED = tuple(field.name for field in fields(Measurements))
