@@ -34,49 +34,86 @@ class ModelInputs:
     token_types: torch.Tensor | None = None  # [num_tokens] int64
 
 
-def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> ModelInputs:
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """The same as arrays of the host, without block tables.
+
+    Attributes:
+        last_known: The flat token that is the last known one of each sampling row.
+    """
+
+    token_ids: IntArray  # [num_tokens]
+    positions: IntArray  # [num_tokens]
+    slot_mapping: IntArray  # [num_tokens]
+    query_start_loc: IntArray  # [num_rows + 1]
+    seq_lens: IntArray  # [num_rows]
+    logits_indices: IntArray  # [num_logits]
+    sampling_indices: IntArray  # [num_sampling_rows]
+    last_known: IntArray  # [num_sampling_rows]
+    token_types: IntArray | None  # [num_tokens]
+
+
+def lay_out(batch: InputBatch, step: StepRows) -> StepLayout:
     """Flattens a step of at least one row.
 
     A row's tokens have the positions num_computed_tokens, num_computed_tokens + 1, ...; a decode is a row of one token.
     """
     num_scheduled = step.num_scheduled_tokens
-    seq_lens = step.num_computed_tokens + num_scheduled
     query_start_loc = np.zeros(len(num_scheduled) + 1, dtype=np.int64)
     np.cumsum(num_scheduled, out=query_start_loc[1:])
     positions, row_indices = _flatten(step, query_start_loc)
-    token_ids = batch.token_ids[step.rows[row_indices], positions].astype(np.int64)
-    is_sampling = (seq_lens == batch.num_tokens[step.rows] + step.num_drafts) & ~batch.pooling.is_pooling[step.rows]
-    sampling_indices = np.flatnonzero(is_sampling)
+    token_rows = step.rows[row_indices]
+    sampling_indices = find_sampling_rows(batch, step)
     num_logits = step.num_drafts[sampling_indices] + 1
-    logits_indices = ragged_aranges(query_start_loc[1:][sampling_indices] - num_logits, num_logits)
-    block_tables = _block_tables(batch, step, seq_lens)
-    return ModelInputs(
-        token_ids=_to_device(token_ids, device),
-        positions=_to_device(positions, device),
-        attention_metadata=AttentionMetadata(
-            query_start_loc=_to_device(query_start_loc.astype(np.int32), device),
-            seq_lens=_to_device(seq_lens.astype(np.int32), device),
-            block_tables=_to_device(block_tables, device),
-            slot_mapping=_to_device(_slot_mapping(block_tables, row_indices, positions, batch.block_size), device),
-            query_start_loc_list=query_start_loc.tolist(),
-            seq_lens_list=seq_lens.tolist(),
-            max_query_len=int(num_scheduled.max()),
-            max_seq_len=int(seq_lens.max()),
-        ),
-        logits_indices=_to_device(logits_indices, device),
-        sampling_indices=sampling_indices,
+    last_known = query_start_loc[1:][sampling_indices] - num_logits
+    return StepLayout(
+        token_ids=batch.token_ids[token_rows, positions].astype(np.int64),
+        positions=positions,
+        slot_mapping=_slot_mapping(batch, token_rows, positions),
         query_start_loc=query_start_loc,
-        token_types=_token_types(batch, step.rows[row_indices], positions, device),
+        seq_lens=step.num_computed_tokens + num_scheduled,
+        logits_indices=ragged_aranges(last_known, num_logits),
+        sampling_indices=sampling_indices,
+        last_known=last_known,
+        token_types=_token_types(batch, token_rows, positions),
     )
 
 
-def _token_types(
-    batch: InputBatch, token_rows: IntArray, positions: IntArray, device: torch.device
-) -> torch.Tensor | None:
+def find_sampling_rows(batch: InputBatch, step: StepRows) -> IntArray:
+    """Which rows of the step reach their last known token and are to say the next one, ascending."""
+    ends = step.num_computed_tokens + step.num_scheduled_tokens
+    is_sampling = (ends == batch.num_tokens[step.rows] + step.num_drafts) & ~batch.pooling.is_pooling[step.rows]
+    return np.flatnonzero(is_sampling)
+
+
+def prepare_inputs(batch: InputBatch, step: StepRows, device: torch.device) -> ModelInputs:
+    """The tensors of a step of at least one row, all of whose tokens the host knows."""
+    layout = lay_out(batch, step)
+    token_types = layout.token_types
+    return ModelInputs(
+        token_ids=_to_device(layout.token_ids, device),
+        positions=_to_device(layout.positions, device),
+        attention_metadata=AttentionMetadata(
+            query_start_loc=_to_device(layout.query_start_loc.astype(np.int32), device),
+            seq_lens=_to_device(layout.seq_lens.astype(np.int32), device),
+            block_tables=_to_device(_block_tables(batch, step, layout.seq_lens), device),
+            slot_mapping=_to_device(layout.slot_mapping, device),
+            query_start_loc_list=layout.query_start_loc.tolist(),
+            seq_lens_list=layout.seq_lens.tolist(),
+            max_query_len=int(step.num_scheduled_tokens.max()),
+            max_seq_len=int(layout.seq_lens.max()),
+        ),
+        logits_indices=_to_device(layout.logits_indices, device),
+        sampling_indices=layout.sampling_indices,
+        query_start_loc=layout.query_start_loc,
+        token_types=None if token_types is None else _to_device(token_types, device),
+    )
+
+
+def _token_types(batch: InputBatch, token_rows: IntArray, positions: IntArray) -> IntArray | None:
     if not batch.pooling.num_pairs:
         return None
-    is_second = positions >= batch.pooling.second_text_start[token_rows]
-    return _to_device(is_second.astype(np.int64), device)
+    return (positions >= batch.pooling.second_text_start[token_rows]).astype(np.int64)
 
 
 def _flatten(step: StepRows, query_start_loc: IntArray) -> tuple[IntArray, IntArray]:
@@ -95,12 +132,10 @@ def _block_tables(batch: InputBatch, step: StepRows, seq_lens: IntArray) -> npt.
     return np.where(is_needed, batch.block_tables[step.rows, :max_blocks], np.int32(0))
 
 
-def _slot_mapping(
-    block_tables: npt.NDArray[np.int32], row_indices: IntArray, positions: IntArray, block_size: int
-) -> IntArray:
+def _slot_mapping(batch: InputBatch, token_rows: IntArray, positions: IntArray) -> IntArray:
     """Where each token's KV goes, as `llmstack_kv_cache.slot_mapping` says it; in numpy, whose calls are shorter."""
-    block_indices, offsets = np.divmod(positions, block_size)
-    slots: IntArray = block_tables[row_indices, block_indices].astype(np.int64) * block_size + offsets
+    block_indices, offsets = np.divmod(positions, batch.block_size)
+    slots: IntArray = batch.block_tables[token_rows, block_indices].astype(np.int64) * batch.block_size + offsets
     return slots
 
 

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import torch
 
+from llmstack_kernels.graph_safety import host_stands_in
+
 
 def paged_attention(
     query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
@@ -28,13 +30,14 @@ def paged_attention(
     plan: object | None = None,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Attend each row over its gathered context; lists that are missing are read from the tensors."""
-    starts = query_start_loc.tolist() if query_start_loc_list is None else query_start_loc_list
-    lengths = seq_lens.tolist() if seq_lens_list is None else seq_lens_list
     out = torch.empty_like(query)
-    for row, (start, end) in enumerate(pairwise(starts)):
-        keys = _context(key_cache, block_tables[row], lengths[row], key_scale)
-        values = _context(value_cache, block_tables[row], lengths[row], value_scale)
-        out[start:end] = _attend(query[start:end], keys, values, scale, sliding_window, soft_cap, alibi_slopes)
+    with host_stands_in():
+        starts = query_start_loc.tolist() if query_start_loc_list is None else query_start_loc_list
+        lengths = seq_lens.tolist() if seq_lens_list is None else seq_lens_list
+        for row, (start, end) in enumerate(pairwise(starts)):
+            keys = _context(key_cache, block_tables[row], lengths[row], key_scale)
+            values = _context(value_cache, block_tables[row], lengths[row], value_scale)
+            out[start:end] = _attend(query[start:end], keys, values, scale, sliding_window, soft_cap, alibi_slopes)
     return out
 
 
