@@ -87,12 +87,12 @@ def _compile(launch: Launch, target: Target) -> Any | str:
 def _compiling_for(target: Target) -> Iterator[None]:
     from triton.runtime import driver
 
-    previous = driver._active  # `active` would load the driver of the GPU, which may not be there
+    previous = dict(vars(driver))  # to ask for the active one would load it, and there may be no GPU
     driver.set_active(_AbsentDevice(target.arch))
     try:
         yield
     finally:
-        driver._active = previous
+        vars(driver).update(previous)
 
 
 def _as_line(error: Exception) -> str:
