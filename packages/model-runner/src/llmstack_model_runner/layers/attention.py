@@ -9,6 +9,8 @@ import torch
 from llmstack_kernels.paged_attention import paged_attention, plan_paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.kv_scales import KVScales
+from llmstack_model_runner.layers.rotary import RotaryEmbedding
 
 # Sliding window to what the attention kernel wants computed once per step for it.
 AttentionPlans = Mapping[int | None, object | None]
@@ -28,6 +30,7 @@ class Attention:
         scale: float,
         sliding_window: int | None = None,
         *,
+        device: torch.device,
         soft_cap: float | None = None,
         alibi_slopes: torch.Tensor | None = None,  # [num_heads] float32
     ) -> None:
@@ -35,6 +38,7 @@ class Attention:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.sliding_window = sliding_window
+        self.kv_scales = KVScales(num_kv_heads, device)
         self._scale = scale
         self._soft_cap = soft_cap
         self._alibi_slopes = alibi_slopes
@@ -50,7 +54,35 @@ class Attention:
     ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
         """Write, then attend."""
         key_cache, value_cache = kv_cache
-        reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping)
+        scales = self.kv_scales.of(key_cache)
+        reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping, *scales)
+        return self._attend(query, kv_cache, metadata, plans)
+
+    def turn_and_attend(
+        self,
+        rotary: RotaryEmbedding,
+        positions: torch.Tensor,  # [num_tokens]
+        query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
+        """Turn queries and keys, write, then attend: on a GPU turned keys go straight to their slots."""
+        scales = self.kv_scales.of(kv_cache[0])
+        query = rotary.turn_and_write(positions, query, key, value, kv_cache, metadata.slot_mapping, scales)
+        return self._attend(query, kv_cache, metadata, plans)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        metadata: AttentionMetadata,
+        plans: AttentionPlans,
+    ) -> torch.Tensor:
+        key_cache, value_cache = kv_cache
+        key_scale, value_scale = self.kv_scales.of(key_cache)
         out = paged_attention(
             query,
             key_cache,
@@ -61,9 +93,12 @@ class Attention:
             self._scale,
             query_start_loc_list=metadata.query_start_loc_list,
             seq_lens_list=metadata.seq_lens_list,
+            max_query_len=metadata.max_query_len,
             sliding_window=self.sliding_window,
             soft_cap=self._soft_cap,
             alibi_slopes=self._alibi_slopes,
+            key_scale=key_scale,
+            value_scale=value_scale,
             plan=plans.get(self.sliding_window),
         )
         return out.view(-1, self.num_heads * self.head_dim)

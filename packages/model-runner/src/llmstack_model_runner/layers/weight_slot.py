@@ -31,6 +31,10 @@ class WeightSlot:
     load: Callable[[torch.Tensor], None]
     kind: WeightKind = WeightKind.MATRIX
 
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` has the shape; a single number may stand in any number of dimensions."""
+        return tuple(tensor.shape) == self.shape or (self.shape == () and tensor.numel() == 1)
+
 
 class HasSlots(Protocol):
     """A part of a model that owns weights."""

@@ -55,6 +55,10 @@ class Model(ABC):
     def slots(self) -> dict[str, WeightSlot]:
         """Name in the checkpoint to where the tensor goes: all the tensors the model needs."""
 
+    def optional_slots(self) -> dict[str, WeightSlot]:
+        """Likewise, for tensors that some checkpoints have and others do without."""
+        return {}
+
     @abstractmethod
     def forward(
         self,
@@ -86,7 +90,8 @@ class Model(ABC):
             ValueError: Tensors are missing, unexpected, doubled or of a wrong shape; the text names them.
         """
         with torch.inference_mode():
-            slots = self.slots()
+            optional = self.optional_slots()
+            slots = self.slots() | optional
             unexpected: list[str] = []
             misshapen: list[str] = []
             for given_name, tensor in weights:
@@ -96,12 +101,14 @@ class Model(ABC):
                 if slot is None:
                     if not self.is_ignored(given_name):
                         unexpected.append(given_name)
-                elif tuple(tensor.shape) != slot.shape:
+                elif not slot.fits(tensor):
                     misshapen.append(f"{given_name} {list(tensor.shape)} instead of {list(slot.shape)}")
                     del slots[name]
                 else:
                     slots.pop(name).load(tensor)
-            raise_on_mismatch(missing=list(slots), unexpected=unexpected, misshapen=misshapen)
+            raise_on_mismatch(
+                missing=[name for name in slots if name not in optional], unexpected=unexpected, misshapen=misshapen
+            )
 
 
 class CausalLM(Model):

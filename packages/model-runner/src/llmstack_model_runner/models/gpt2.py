@@ -106,7 +106,7 @@ class _Layer:
             scale /= index + 1
         self._attention_norm = LayerNorm(prefix + "ln_1", hidden_size, eps, dtype=dtype, device=device)
         self._qkv = conv1d("attn.c_attn", hidden_size, 3 * hidden_size)
-        self._attention = Attention(num_heads, num_heads, head_dim, scale)
+        self._attention = Attention(num_heads, num_heads, head_dim, scale, device=device)
         self._attention_out = conv1d("attn.c_proj", hidden_size, hidden_size)
         self._mlp_norm = LayerNorm(prefix + "ln_2", hidden_size, eps, dtype=dtype, device=device)
         self._mlp_in = conv1d("mlp.c_fc", hidden_size, inner_size)

@@ -33,6 +33,10 @@ class HeadlessDecoder(Model):
         """All tensors."""
         return self._decoder.slots()
 
+    def optional_slots(self) -> dict[str, WeightSlot]:
+        """As the decoder's."""
+        return self._decoder.optional_slots()
+
     def rename(self, name: str) -> str:
         """As the decoder does."""
         return self._decoder.rename(name)

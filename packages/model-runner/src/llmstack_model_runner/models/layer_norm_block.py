@@ -97,6 +97,7 @@ class LayerNormBlock:
             settings.num_kv_heads,
             head_dim,
             head_dim**-0.5,
+            device=device,
             alibi_slopes=None if slopes is None else slopes.to(device),
         )
         self._attention_out = linear(self._query_size, {names.attention_out: size}, settings.has_attention_out_bias)
@@ -162,9 +163,10 @@ class LayerNormBlock:
             part.view(part.shape[0], -1, self._head_dim)
             for part in self._qkv(normed).split([self._query_size, self._kv_size, self._kv_size], dim=-1)
         )
-        if self._rotary is not None:
-            query, key = self._rotary(positions, query, key)
-        return self._attention(query, key, value, kv_cache, metadata, plans)
+        if self._rotary is None:
+            return self._attention(query, key, value, kv_cache, metadata, plans)
+        heads = (query, key, value)
+        return self._attention.turn_and_attend(self._rotary, positions, *heads, kv_cache, metadata, plans)
 
 
 def ungrouped_rows(num_groups: int, queries_per_group: int, head_dim: int) -> torch.Tensor:

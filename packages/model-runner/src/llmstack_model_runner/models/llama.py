@@ -90,6 +90,10 @@ class Llama(CausalLM):
         """All tensors."""
         return collect_slots([self._tokens, *self._layers, self._norm, self._head])
 
+    def optional_slots(self) -> dict[str, WeightSlot]:
+        """Scales of keys and values in 8 bits."""
+        return {name: slot for layer in self._layers for name, slot in layer.optional_slots().items()}
+
     def is_ignored(self, name: str) -> bool:
         """Frequencies of old checkpoints, and a copy of a tied head."""
         return name == "lm_head.weight" or super().is_ignored(name)

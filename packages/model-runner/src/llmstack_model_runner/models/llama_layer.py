@@ -65,6 +65,7 @@ class LlamaLayer:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self._prefix = prefix
         self._settings = settings
         self._rotary = rotary
         self._query_size = settings.num_heads * settings.head_dim
@@ -90,6 +91,7 @@ class LlamaLayer:
             head_dim,
             settings.scale or head_dim**-0.5,
             settings.sliding_window,
+            device=device,
             soft_cap=settings.soft_cap,
         )
         self._attention_out = linear(self._query_size, {"self_attn.o_proj": size}, settings.has_attention_out_bias)
@@ -133,6 +135,13 @@ class LlamaLayer:
             ]
         )
 
+    def optional_slots(self) -> dict[str, WeightSlot]:
+        """Scales of keys and values that are stored in 8 bits, under either name that checkpoints give them."""
+        key_names, value_names = (
+            [f"{self._prefix}self_attn.{part}{letter}_scale" for part in ("", f"{letter}_proj.")] for letter in "kv"
+        )
+        return self._attention.kv_scales.slots(key_names, value_names)
+
     def __call__(
         self,
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
@@ -144,9 +153,8 @@ class LlamaLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The feed-forward's output and the residual it is to be added to."""
         normed, residual = self._attention_norm.add(hidden, residual)
-        query, key, value = self._heads(self._qkv(normed))
-        query, key = self._rotary(positions, query, key)
-        attended = self._attention(query, key, value, kv_cache, metadata, plans)
+        heads = self._heads(self._qkv(normed))
+        attended = self._attention.turn_and_attend(self._rotary, positions, *heads, kv_cache, metadata, plans)
         attended = self._attention_out(attended)
         if self._post_attention_norm is not None:
             attended = self._post_attention_norm(attended)

@@ -135,7 +135,7 @@ class _Layer:
         self._attention_norm = LayerNorm(prefix + "self_attn_layer_norm", size, _EPS, dtype=dtype, device=device)
         self._qkv = linear(size, {f"self_attn.{name}_proj": size for name in "qkv"})
         head_dim = size // num_heads
-        self._attention = Attention(num_heads, num_heads, head_dim, head_dim**-0.5)
+        self._attention = Attention(num_heads, num_heads, head_dim, head_dim**-0.5, device=device)
         self._attention_out = linear(size, {"self_attn.out_proj": size})
         self._mlp_norm = LayerNorm(prefix + "final_layer_norm", size, _EPS, dtype=dtype, device=device)
         self._mlp_in = linear(size, {"fc1": inner_size})

@@ -14,6 +14,7 @@ from llmstack_kernels.paged_attention import paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.attention import AttentionPlans, plan_attention
+from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.models.base import KVCaches
 
 IMPLEMENTATION = "llmstack_paged"
@@ -72,6 +73,7 @@ class PagedAttention:
         self._dtype = dtype
         self._device = device
         self._module_to_layer = {layer.module: (index, layer.sliding_window) for index, layer in enumerate(layers)}
+        self._kv_scales = [KVScales(layer.num_kv_heads, device) for layer in layers]
         self._sliding_windows = {layer.sliding_window for layer in layers}
         self._metadata: AttentionMetadata
         self._kv_caches: KVCaches
@@ -97,7 +99,8 @@ class PagedAttention:
         index, sliding_window = self._module_to_layer[call.module]
         key_cache, value_cache = self._kv_caches[index]
         metadata = self._metadata
-        reshape_and_cache(call.key, call.value, key_cache, value_cache, metadata.slot_mapping)
+        key_scale, value_scale = scales = self._kv_scales[index].of(key_cache)
+        reshape_and_cache(call.key, call.value, key_cache, value_cache, metadata.slot_mapping, *scales)
         return paged_attention(
             call.query.contiguous(),
             key_cache,
@@ -108,8 +111,11 @@ class PagedAttention:
             call.scale,
             query_start_loc_list=metadata.query_start_loc_list,
             seq_lens_list=metadata.seq_lens_list,
+            max_query_len=metadata.max_query_len,
             sliding_window=sliding_window,
             soft_cap=call.options.get("softcap"),
+            key_scale=key_scale,
+            value_scale=value_scale,
             plan=self._plans[sliding_window],
         )
 
