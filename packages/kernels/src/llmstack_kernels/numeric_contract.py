@@ -1,6 +1,7 @@
 """Whether results are bit-equal however tokens are batched and cut into steps, for the operations of a decoder.
 
-Native code keeps this by construction: every sum is taken in an order that depends on its own length alone.
+Native code keeps this by construction: every sum is taken in an order that depends on its own length alone. So do the
+Triton kernels that treat each row, or each number, by itself.
 """
 
 from __future__ import annotations
@@ -9,23 +10,35 @@ from collections.abc import Iterator
 
 import torch
 
-from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.dispatch import TRITON, implementation
 from llmstack_kernels.linear import computes_quantized
 from llmstack_kernels.paged_attention.native import supports_head_dim
 
-_OPS = ("activation", "layer_norm", "linear", "paged_attention", "rms_norm", "rotary_embedding")
-_KEEPERS = ("native",)
+_NATIVE = "native"
+_BY_ROWS = (_NATIVE, TRITON)
+_OP_TO_KEEPERS = {
+    "activation": _BY_ROWS,
+    "layer_norm": _BY_ROWS,
+    "linear": (_NATIVE,),
+    "paged_attention": (_NATIVE,),
+    "rms_norm": _BY_ROWS,
+    "rotary_embedding": _BY_ROWS,
+}
 
 
 def find_breaches(
     device_type: str, dtype: torch.dtype, head_dim: int, quantization: str | None = None
 ) -> Iterator[str]:
     """What breaks the contract for a decoder on devices of a type; nothing where it holds."""
-    for op in _OPS:
-        backend = implementation(op, device_type).__name__.rpartition(".")[2]
-        if backend not in _KEEPERS:
-            yield f"{op} runs in PyTorch"
-    if not supports_head_dim(head_dim):
+    for op, keepers in _OP_TO_KEEPERS.items():
+        backend = _backend(op, device_type)
+        if backend not in keepers:
+            yield f"{op} runs in {'Triton' if backend == TRITON else 'PyTorch'}"
+    if _backend("paged_attention", device_type) == _NATIVE and not supports_head_dim(head_dim):
         yield f"attention with a head_dim of {head_dim} runs in PyTorch"
     if quantization is not None and not computes_quantized(dtype, device_type):
         yield f"{quantization} layers of {str(dtype).removeprefix('torch.')} run in PyTorch"
+
+
+def _backend(op: str, device_type: str) -> str:
+    return implementation(op, device_type).__name__.rpartition(".")[2]
