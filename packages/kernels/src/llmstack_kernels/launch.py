@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,6 +55,12 @@ def intercepted(listener: Callable[[Launch], None]) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+@cache
+def supports_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel can be started while the one before it ends (`launch_pdl`, and `gdc_wait` in the kernel)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def is_interpreted() -> bool:
