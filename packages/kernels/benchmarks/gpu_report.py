@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from report.blocks import PARTS
+from report.blocks import CEILINGS, PARTS, Block
 from report.journal import Journal, Results
 from report.plan import empty_markdown, ladder_table, short_table
 from report.rows import number, table
@@ -33,7 +33,10 @@ RESERVE_S = 5
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 with a report, 2 where there is nothing to measure on."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if unknown := set(options.only or ()) - {block.name for block in PARTS[options.part]}:
+        parser.error(f"--only: {', '.join(sorted(unknown))} is no block of --part {options.part}")
     if options.print_plan:
         print(empty_markdown())
         return 0
@@ -46,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal.jsonl")
         try:
-            run(Settings(options.part, options.smoke, deadline_s), list(PARTS[options.part]), journal)
+            run(Settings(options.part, options.smoke, deadline_s), _chosen(options), journal)
         finally:
             results = Results.read(journal)
             _write(options, results)
@@ -60,11 +63,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=540, metavar="SECONDS", help="no block overruns it (540)")
     default = Path(os.environ.get("OUT", ".")) / "gpu_report.json"
     parser.add_argument("--json", type=Path, default=default, help="where the figures go (%(default)s)")
+    parser.add_argument("--only", action="append", metavar="BLOCK", help="run this block and the ceilings; repeatable")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU, to see that it runs")
     parser.add_argument(
         "--print-plan", action="store_true", help="the short table as Markdown, empty, and nothing else"
     )
     return parser
+
+
+def _chosen(options: argparse.Namespace) -> list[Block]:
+    """All blocks of the part, or those that were asked for and the ceilings they are measured against."""
+    blocks = PARTS[options.part]
+    if options.only is None:
+        return list(blocks)
+    names = {*options.only, CEILINGS.name}
+    return [block for block in blocks if block.name in names]
 
 
 def _why_not_here() -> str | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from report.floors import Ceilings
-from report.journal import Journal
+from report.journal import Journal, Results
 from report.rows import Row, describe
 
 Value = TypeVar("Value")
@@ -23,31 +23,38 @@ class Bench:
     Attributes:
         is_smoke: Tiny shapes on the CPU, to see that the code runs.
         ceilings: Name with unit to value.
+        known: Row by name, of all blocks so far.
     """
 
-    def __init__(
-        self, journal: Journal, ceilings: dict[str, float], *, is_smoke: bool, deadline_s: float = float("inf")
-    ) -> None:
-        """`deadline_s` is in monotonic seconds."""
+    def __init__(self, journal: Journal, *, is_smoke: bool, deadline_s: float = float("inf")) -> None:
+        """Goes on where the journal ends; `deadline_s` is in monotonic seconds."""
+        results = Results.read(journal)
         self.device = torch.device("cpu" if is_smoke else "cuda")
         self.is_smoke = is_smoke
-        self.ceilings = ceilings
+        self.ceilings = results.ceilings
+        self.known = results.by_name()
         self.block = ""
         self._journal = journal
         self._deadline_s = deadline_s
+        self._block_deadline_s = deadline_s
+
+    def begin(self, block: str, seconds: float) -> None:
+        """Rows belong to `block` from here on, and it should take no longer than `seconds`."""
+        self.block = block
+        self._block_deadline_s = min(self._deadline_s, time.monotonic() + seconds)
 
     @property
     def dtype(self) -> torch.dtype:
-        """bfloat16, which Triton's interpreter computes wrongly."""
-        return self.pick(torch.bfloat16, torch.float32)
+        """bfloat16, which Triton's interpreter computes wrongly: float16 there."""
+        return self.pick(torch.bfloat16, torch.float16)
 
     def pick(self, real: Value, smoke: Value) -> Value:
         """The one that fits the run."""
         return smoke if self.is_smoke else real
 
     def has_time(self, cost_s: float) -> bool:
-        """Whether something that takes so long can still be measured."""
-        return self.is_smoke or time.monotonic() + cost_s < self._deadline_s
+        """Whether the block can still measure something that takes so long."""
+        return self.is_smoke or time.monotonic() + cost_s < self._block_deadline_s
 
     def remaining_s(self) -> float:
         """Until the budget is spent."""
@@ -79,6 +86,7 @@ class Bench:
         if self.is_smoke:
             row = Row(row.name, row.unit, row.measured, row.bound, row.spread, row.note or SMOKE_NOTE)
         fields = {name: getattr(row, name) for name in Row.__slots__}
+        self.known[row.name] = row
         self._journal.write("row", block=self.block, **fields)
         self.say(describe(row))
 

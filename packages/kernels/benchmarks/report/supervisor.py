@@ -36,12 +36,14 @@ def sources() -> list[str]:
 
 
 def worker_environment(settings: Settings) -> dict[str, str]:
-    """The sources on the path; in a smoke run of the kernels, Triton's interpreter in place of a card."""
+    """The sources on the path; in a smoke run Triton's interpreter, in which the kernels' part then runs."""
     given = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(BENCHMARKS), *sources(), *([given] if given else [])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    if settings.is_smoke and settings.part == "kernels":
-        environment |= {"TRITON_INTERPRET": "1", "LLMSTACK_KERNELS": "triton"}
+    if settings.is_smoke:
+        environment["TRITON_INTERPRET"] = "1"
+        if settings.part == "kernels":
+            environment["LLMSTACK_KERNELS"] = "triton"
     return environment
 
 

@@ -30,9 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
     journal = Journal(options.journal)
-    known = Results.read(journal)
-    bench = Bench(journal, known.ceilings, is_smoke=options.smoke, deadline_s=options.deadline)
-    if not known.header:
+    bench = Bench(journal, is_smoke=options.smoke, deadline_s=options.deadline)
+    if not Results.read(journal).header:
         header = describe_run(bench.device.type, is_smoke=options.smoke)
         journal.write("header", **header)
         bench.say("\n".join(f"{name}: {value}" for name, value in header.items()))
@@ -57,7 +56,8 @@ def run_blocks(bench: Bench, journal: Journal, blocks: list[Block]) -> int:
 
 
 def _run_block(bench: Bench, journal: Journal, block: Block) -> None:
-    bench.block, start_s = block.name, time.monotonic()
+    start_s = time.monotonic()
+    bench.begin(block.name, 1.5 * block.cost_s)
     bench.say(f"\n== {block.name}")
     journal.write("start", block=block.name, at_s=start_s)
     outcome = "done"

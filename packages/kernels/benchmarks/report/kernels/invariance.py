@@ -100,7 +100,7 @@ def _chunk(whole: Batch, start: int, end: int) -> Batch:
 def _linear(bench: Bench, out_features: int, in_features: int, scheme: str | None) -> tuple[int, int]:
     """The first rows of many, alone."""
     weight = 0.02 * torch.randn(out_features, in_features, dtype=bench.dtype, device=bench.device)
-    packed = pack_linear(weight, None, scheme)
+    packed = pack_linear(weight, None, scheme, is_batch_invariant=True)
     sizes = bench.pick(NUM_ROWS, (1, 2, 18))
     x = torch.randn(sizes[-1], in_features, dtype=bench.dtype, device=bench.device)
     expected = linear(x, packed)

@@ -1,0 +1,155 @@
+"""Decode steps of the runner at several batches and contexts: time, share of the floor, and where the rest goes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_types import SamplingParams
+from report.bench import Bench
+from report.engine.device_time import profiled
+from report.engine.driver import Decoder, prefill_times
+from report.engine.models import BLOCK_SIZE, Started, fitting, started
+from report.floors import GPT2, LLAMA_1B, LLAMA_8B, Ceilings, ModelShape, decode_s, prefill_s
+from report.rows import Row
+
+GRID = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 8192), (8, 8192), (64, 8192), (256, 8192))
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10_000, ignore_eos=True)
+NUM_STEPS = 60
+NUM_PROFILED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A batch at a context; `name` is as the rows say it."""
+
+    batch: int
+    context: int
+
+    @property
+    def name(self) -> str:
+        """Such as `64 x 1k`."""
+        return f"{self.batch} x {self.context // 1024}k"
+
+
+HEADLINE = Point(1, 1024)
+
+
+def run_8b(bench: Bench) -> None:
+    """Llama-3-8B's shape."""
+    measure_model(bench, LLAMA_8B)
+
+
+def run_1b(bench: Bench) -> None:
+    """Llama-3.2-1B's shape."""
+    measure_model(bench, LLAMA_1B)
+
+
+def run_gpt2(bench: Bench) -> None:
+    """GPT-2 124M, whose contexts end at 1,024."""
+    measure_model(bench, GPT2)
+
+
+def run_8b_int8(bench: Bench) -> None:
+    """8B with weights of 8 bits, at small batches, where they pay."""
+    measure_model(bench, LLAMA_8B, [Point(1, 1024), Point(8, 1024), Point(64, 1024)], "w8", quantization="int8")
+
+
+def measure_model(
+    bench: Bench, shape: ModelShape, points: Sequence[Point] = (), weights: str = "bf16", **options: Any
+) -> None:
+    """Start-up, then every point that fits the memory, the first one in detail, then prompts."""
+    tiny = fitting(bench, shape)
+    name = shape.name if weights == "bf16" else f"{shape.name} {weights}"
+    points = points or [Point(*pair) for pair in GRID if pair[1] <= shape.max_model_len]
+    longest = max(point.context for point in points)
+    room = max(_num_tokens(bench, point, tiny) for point in points)
+    max_model_len = min(tiny.max_model_len, longest + 2 * num_steps(bench) + 64)
+    with started(bench, tiny, room, max_model_len=max_model_len, **options) as runner:
+        for phase, seconds in runner.phases_s.items():
+            bench.row(Row(f"{name} start, {phase}", "s", seconds))
+        bench.text(f"  {name} backends: {dict(runner.runner.backends())}")
+        for point in points:
+            title = f"{name} decode, {point.name}"
+            if not bench.has_time(3):
+                bench.row(Row(title, "ms", note="dropped: no time"))
+            elif _num_tokens(bench, point, tiny) > runner.num_blocks * BLOCK_SIZE:
+                bench.row(Row(title, "ms", note="does not fit the memory"))
+            else:
+                bench.attempt(title, "ms", lambda p=point: measure_point(bench, runner, tiny, name, p, weights))  # type: ignore[misc]
+        _prefills(bench, runner, tiny, name, longest)
+
+
+def num_steps(bench: Bench) -> int:
+    """Of one measurement."""
+    return bench.pick(NUM_STEPS, 4)
+
+
+def _context(bench: Bench, point: Point, shape: ModelShape) -> int:
+    """Of the first step: so that the last one still fits the model."""
+    return bench.pick(min(point.context, shape.max_model_len - 3 * NUM_STEPS), 20)
+
+
+def _num_tokens(bench: Bench, point: Point, shape: ModelShape) -> int:
+    batch = bench.pick(point.batch, min(point.batch, 2))
+    return Decoder.num_tokens(batch, _context(bench, point, shape), 3 * num_steps(bench), BLOCK_SIZE)
+
+
+def measure_point(
+    bench: Bench, runner: Started, shape: ModelShape, name: str, point: Point, weights: str, *, is_ahead: bool = True
+) -> Row:
+    """The row of one point; of the first point also what the host costs and whether the device waits."""
+    context, batch = _context(bench, point, shape), bench.pick(point.batch, min(point.batch, 2))
+    count = num_steps(bench)
+    decoder = Decoder(runner.runner, BLOCK_SIZE, batch=batch, context=context, num_steps=3 * count, params=GREEDY)
+    decoder.fill(bench.pick(8192, 16))
+    decoder.steps(bench.pick(10, 3), is_ahead=is_ahead)  # whatever is recorded at first need is recorded now
+    is_headline = point == HEADLINE
+    samples = [decoder.steps(count, is_ahead=is_ahead) for _ in range(2 if is_headline else 1)]
+    medians = [statistics.median(sample) for sample in samples]
+    step_s = min(medians)
+    if is_headline and is_ahead:
+        bench.attempt(
+            f"{name} host overhead per step, {point.name}",
+            "us",
+            lambda: _device_rows(bench, decoder, name, point, step_s),
+        )
+    decoder.end()
+    ceilings = bench.floor_ceilings()
+    floor_s = None if ceilings is None else decode_s(shape, batch, context + count, ceilings, weights)
+    everything = sorted(step for sample in samples for step in sample)
+    slow_s = everything[int(0.99 * len(everything))]
+    note = f"p99 {1e3 * slow_s:.3f} ms, {batch / step_s:,.0f} tok/s, context from {context}"
+    spread = abs(medians[0] - medians[-1]) / step_s if is_headline else None
+    floor_ms = None if floor_s is None else 1e3 * floor_s
+    return Row(f"{name} decode, {point.name}", "ms", 1e3 * step_s, floor_ms, spread, note)
+
+
+def _device_rows(bench: Bench, decoder: Decoder, name: str, point: Point, step_s: float) -> Row:
+    """Wall time less the device's own; pauses of up to 5 us between kernels are the device's."""
+    count = bench.pick(NUM_PROFILED, 3)
+    device = profiled(lambda: decoder.steps(count, is_ahead=True), bench.device.type)
+    own_us = (device.busy_us + device.gaps_us) / count
+    bench.row(Row(f"{name} device idle between steps, {point.name}", "%", 100 * device.idle_share))
+    bench.row(Row(f"{name} device busy per step, {point.name}", "us", device.busy_us / count))
+    bench.row(Row(f"{name} gaps between kernels per step, {point.name}", "us", device.gaps_us / count))
+    return Row(f"{name} host overhead per step, {point.name}", "us", max(0.0, 1e6 * step_s - own_us))
+
+
+def _prefills(bench: Bench, runner: Started, shape: ModelShape, name: str, longest: int) -> None:
+    """Whole prompts in one step."""
+    for length in (1024, 2048, 8192):
+        title = f"{name} prefill, {length} tokens"
+        if length <= longest and bench.has_time(3):
+            bench.attempt(title, "ms", lambda n=length, t=title: _prefill(bench, runner, shape, n, t))  # type: ignore[misc]
+
+
+def _prefill(bench: Bench, runner: Started, shape: ModelShape, length: int, title: str) -> Row:
+    num_tokens = bench.pick(min(length, shape.max_model_len - 1), 20)
+    times = list(prefill_times(runner.runner, BLOCK_SIZE, num_tokens, bench.pick(6, 2)))[1:]
+    ceilings: Ceilings | None = bench.floor_ceilings()
+    floor_ms = None if ceilings is None else 1e3 * prefill_s(shape, num_tokens, ceilings)
+    step_s = statistics.median(times)
+    return Row(title, "ms", 1e3 * step_s, floor_ms, note=f"{num_tokens / step_s:,.0f} tok/s")
