@@ -59,8 +59,11 @@ def intercepted(listener: Callable[[Launch], None]) -> Iterator[None]:
 
 @cache
 def supports_dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel can be started while the one before it ends (`launch_pdl`, and `gdc_wait` in the kernel)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether a kernel can be started while the one before it ends (`launch_pdl`, and `gdc_wait` in the kernel).
+
+    True for meta tensors, with which kernels are compiled ahead of time.
+    """
+    return device.type == "meta" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 def is_interpreted() -> bool:
