@@ -32,6 +32,7 @@ from llmstack_model_runner.models import CausalLM, Classifier, Encoder, Model
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.models.choice import choose_model_class
 from llmstack_model_runner.numeric_contract import check_deterministic, describe_numeric_contract
+from llmstack_model_runner.part_masks import PartMasks
 from llmstack_model_runner.pooling.label_head import LabelHead
 from llmstack_model_runner.pooling.pool import PooledRows, pool
 from llmstack_model_runner.pooling.warm_up import pooling_warm_up_steps
@@ -47,15 +48,23 @@ from llmstack_model_runner.sampling import (
     load_logits_processors,
 )
 from llmstack_model_runner.step_output import PendingStep
+from llmstack_model_runner.step_recovery import SettledStep, StepRecovery
 from llmstack_model_runner.step_timing import StepTiming
-from llmstack_model_runner.warm_up import warm_up_steps
+from llmstack_model_runner.warm_up import check_warm_up, warm_up_steps
 from llmstack_model_runner.weights import (
     describe_quantization,
     load_weights,
     refuse_quantized_checkpoint,
     resolve_dtype,
 )
-from llmstack_types import EngineStartError, KVCacheSpec, ModelRunnerConfig, SchedulerOutput, TokenMasks
+from llmstack_types import (
+    EngineStartError,
+    KVCacheSpec,
+    ModelRunnerConfig,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +98,8 @@ class ModelRunner:
         self._host_kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._batch: InputBatch | None = None
         self._graphs: GraphRunner | None = None
-        self._pending: PendingStep | None = None
+        self._pending: PendingStep | SettledStep | None = None
+        self._recovery = StepRecovery(self._make_room)
         self._num_blocks = self._num_host_blocks = 0
 
     def load_model(self) -> None:
@@ -167,6 +177,7 @@ class ModelRunner:
         """
         config, spec = self._config, self.kv_cache_spec()
         self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
+        self._recovery = StepRecovery(self._make_room)
         dtype = getattr(torch, spec.kv_cache_dtype)
         self._kv_caches = allocate_kv_storage(
             spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, self._device
@@ -189,13 +200,13 @@ class ModelRunner:
         if not spec.is_generative:
             warm_up = pooling_warm_up_steps(num_blocks, spec.block_size, max_num_tokens)
         for step in warm_up:
-            self.execute_model(step).result()
+            check_warm_up(self.execute_model(step).result())
         self.timing = StepTiming()
 
     @torch.inference_mode()
     def execute_model(
         self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
-    ) -> PendingStep:
+    ) -> PendingStep | SettledStep:
         """Starts one step: row updates, copies of blocks, forward pass, sampling. An empty step has the first two.
 
         `token_masks` is called between forward pass and sampling, where rows of the step are constrained.
@@ -213,11 +224,12 @@ class ModelRunner:
         with self.timing.phase("prepare"):
             step = batch.update(scheduled)
             apply_block_copies(scheduled, self._kv_caches, self._host_kv_caches)
-            inputs = prepare_inputs(batch, step, self._device) if step.request_ids else None
-        if inputs is None:
-            self._pending = PendingStep(batch, step, sampling_indices=np.zeros(0, dtype=np.int64))
+            self._recovery.follow_copies(scheduled)
+        if step.request_ids:
+            masks = PartMasks(step, token_masks)
+            self._pending = self._recovery.run(batch, step, lambda part: self._run(model, batch, part, masks.of(part)))
         else:
-            self._pending = self._run(model, batch, step, inputs, token_masks)
+            self._pending = SettledStep(ModelRunnerOutput())
         return self._pending
 
     def backends(self) -> Mapping[str, str]:
@@ -260,6 +272,9 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _make_room(self) -> None:
+        return_freed_memory(self._device)
+
     def _release_kv_cache(self) -> None:
         """Recorded steps and rows refer to it, so they go too."""
         self._batch = self._pending = self._graphs = None
@@ -271,9 +286,10 @@ class ModelRunner:
         model: Model,
         batch: InputBatch,
         step: StepRows,
-        inputs: ModelInputs,
         token_masks: Callable[[], TokenMasks] | None,
     ) -> PendingStep:
+        with self.timing.phase("prepare"):
+            inputs = prepare_inputs(batch, step, self._device)
         prompt_logprobs: Sequence[PromptLogprobs] = ()
         pooled: Sequence[PooledRows] = ()
         with self.timing.phase("forward"):

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmstack_types import NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+from llmstack_types import (
+    EngineStartError,
+    ModelRunnerOutput,
+    NewRequest,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 _PREFIX = "warm-up-"
 _MAX_PREFILL_TOKENS = 64
@@ -46,3 +53,13 @@ def warm_up_steps(
         total_num_scheduled_tokens=num_rows,
     )
     yield SchedulerOutput(step=2, removed_request_ids=request_ids)
+
+
+def check_warm_up(output: ModelRunnerOutput) -> None:
+    """EngineStartError if not even a made-up request could be computed; why not is in the log."""
+    if output.errors:
+        error = next(iter(output.errors.values()))
+        raise EngineStartError(
+            f"the model cannot compute its first step: {error}; where that is memory, lower --gpu-memory-utilization, "
+            "--kv-cache-memory-bytes, --num-kv-blocks or --max-num-batched-tokens"
+        )
