@@ -122,6 +122,16 @@ def test_made_up_tables_larger_than_the_buffer_have_no_equal_rows() -> None:
     assert len(set(table[:, 0].tolist())) > 4900
 
 
+def test_made_up_weights_lie_where_they_were_asked_for_each_in_memory_of_its_own() -> None:
+    from llmstack_model_runner.layers import WeightSlot
+    from llmstack_model_runner.weights.dummy import dummy_weights
+
+    slots = {name: WeightSlot((40, 10), lambda _: None) for name in ("first", "second")}
+    tensors = [tensor for _, tensor in dummy_weights(slots, 0, torch.device("meta"))]
+    assert [tensor.device.type for tensor in tensors] == ["meta", "meta"]
+    assert all(tensor.untyped_storage().nbytes() == 40 * 10 * 4 for tensor in tensors)
+
+
 def test_weights_are_converted_to_the_type_of_the_model(tmp_path: Path) -> None:
     tensors = made_up_tensors(make("GPT2LMHeadModel", GPT2))
     save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")

@@ -24,7 +24,8 @@ class WeightSlot:
 
     Attributes:
         shape: As it stands in the checkpoint.
-        load: Takes the tensor, in any floating type, on the CPU; to be called once. It may keep the tensor itself.
+        load: Takes the tensor, in any floating type, on the CPU or where the model lies; to be called once. It may keep
+            the tensor itself.
     """
 
     shape: tuple[int, ...]

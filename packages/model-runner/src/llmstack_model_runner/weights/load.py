@@ -25,11 +25,12 @@ def load_weights(
     dtype: torch.dtype | None = None,
     seed: int = 0,
     quantization: str | None = None,
+    device: torch.device | None = None,
 ) -> None:
     """Fill `model` and make it ready to run.
 
     Files are mapped, not read into memory; each layer takes what it needs in its own type, so `dtype` only serves the
-    log. `dummy` needs no files: equal seeds give equal weights. With a `quantization`, each linear layer is quantized
+    log. `dummy` needs no files: equal seeds give equal weights, made on `device`. With a `quantization`, each linear layer is quantized
     and drops what it read as soon as it has all its weights.
 
     Raises:
@@ -38,15 +39,17 @@ def load_weights(
     """
     started_s = time.perf_counter()
     with quantized_linears(quantization):
-        model.load_weights(_weights(model, Path(model_path), load_format, seed))
+        model.load_weights(_weights(model, Path(model_path), load_format, seed, device))
         model.finish_loading()
     kind = f"{dtype or 'own type'}{', ' + quantization if quantization else ''}"
     logger.info("weights loaded in %.2f s (%s, %s)", time.perf_counter() - started_s, load_format, kind)
 
 
-def _weights(model: Model, model_path: Path, load_format: str, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(
+    model: Model, model_path: Path, load_format: str, seed: int, device: torch.device | None
+) -> Iterator[tuple[str, torch.Tensor]]:
     if load_format == "dummy":
-        return dummy_weights(model.slots(), seed)
+        return dummy_weights(model.slots(), seed, device)
     if load_format in ("auto", "safetensors"):
         return _read_safetensors(safetensors_files(model_path))
     raise ValueError(f"load format {load_format[:64]!r} is unknown; auto, safetensors and dummy are known.")
