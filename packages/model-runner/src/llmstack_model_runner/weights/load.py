@@ -30,8 +30,8 @@ def load_weights(
     """Fill `model` and make it ready to run.
 
     Files are mapped, not read into memory; each layer takes what it needs in its own type, so `dtype` only serves the
-    log. `dummy` needs no files: equal seeds give equal weights, made on `device`. With a `quantization`, each linear layer is quantized
-    and drops what it read as soon as it has all its weights.
+    log. `dummy` needs no files: equal seeds give equal weights, made on `device`. With a `quantization`, each linear
+    layer is quantized and drops what it read as soon as it has all its weights.
 
     Raises:
         ValueError: Unknown format; tensors missing, unexpected or of a wrong shape.
