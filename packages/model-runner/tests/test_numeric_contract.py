@@ -165,15 +165,11 @@ class Subject:
         """A driver over storage without any request, as after a start, and what will be recorded."""
         num_blocks = NUM_SLOTS // self._block_size
         self.runner.initialize_kv_cache(num_blocks)
-        runner: Any = self.runner
-        model = runner._model
-        recorder = runner._model = Recorder(model, self._block_size)
-        if runner._graphs is not None:
-            runner._graphs.run = partial(recorder.keep_repeated, runner._graphs.run)
-        try:
-            yield StepDriver(self.runner, num_blocks), recorder
-        finally:
-            runner._model = model
+        steps: Any = self.runner._steps
+        recorder = steps._model = Recorder(steps._model, self._block_size)
+        if steps._graphs is not None:
+            steps._graphs.run = partial(recorder.keep_repeated, steps._graphs.run)
+        yield StepDriver(self.runner, num_blocks), recorder
 
 
 class Judge:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from llmstack_kernels.dispatch import backends
@@ -17,37 +16,32 @@ from llmstack_kernels.linear import bits_per_weight
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import ModelFilesError, overridden, read_json
 from llmstack_model_runner.block_copies import apply_block_copies
+from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
+from llmstack_model_runner.device.steps import DeviceSteps
 from llmstack_model_runner.device_memory import (
     available_kv_bytes,
     obtainable_kv_bytes,
     return_freed_memory,
     working_bytes,
 )
-from llmstack_model_runner.graph_runner import DecodeOutput, GraphRunner
 from llmstack_model_runner.host_limits import num_compute_threads
-from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
+from llmstack_model_runner.host_steps import HostSteps
+from llmstack_model_runner.input_batch import InputBatch
 from llmstack_model_runner.kv_cache_dtype import resolve_kv_cache_dtype
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
-from llmstack_model_runner.models import CausalLM, Classifier, Encoder, Model
-from llmstack_model_runner.models.base import KVCaches
+from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import choose_model_class
 from llmstack_model_runner.numeric_contract import check_deterministic, describe_numeric_contract
 from llmstack_model_runner.part_masks import PartMasks
 from llmstack_model_runner.pooling.label_head import LabelHead
-from llmstack_model_runner.pooling.pool import PooledRows, pool
 from llmstack_model_runner.pooling.warm_up import pooling_warm_up_steps
-from llmstack_model_runner.prepare_inputs import ModelInputs, prepare_inputs
-from llmstack_model_runner.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
-from llmstack_model_runner.ragged import ragged_aranges
 from llmstack_model_runner.sampling import (
     LogitsProcessors,
     LogitsProcessorType,
     Sampler,
-    SamplerOutput,
-    TokenBitmask,
     load_logits_processors,
 )
-from llmstack_model_runner.step_output import PendingStep
+from llmstack_model_runner.step_output import PendingOutput
 from llmstack_model_runner.step_recovery import SettledStep, StepRecovery
 from llmstack_model_runner.step_timing import StepTiming
 from llmstack_model_runner.warm_up import check_warm_up, warm_up_steps
@@ -83,13 +77,17 @@ class ModelRunner:
         timing: Where the time of the steps went so far.
     """
 
-    def __init__(self, config: ModelRunnerConfig) -> None:
-        """Reads nothing yet."""
+    def __init__(self, config: ModelRunnerConfig, runtime: DeviceRuntime | None = None) -> None:
+        """Reads nothing yet.
+
+        `runtime` is what steps of a device run on, for tests: without it, a GPU has CUDA's and a CPU none.
+        """
         self.timing = StepTiming()
         self._config = config
         self._sampler = Sampler()
         self._logits_processor_types: list[LogitsProcessorType] = []
         self._device = torch.device("cpu")
+        self._runtime = runtime
         self._model: Model | None = None
         self._spec: KVCacheSpec | None = None
         self._numeric_contract = ""
@@ -97,8 +95,7 @@ class ModelRunner:
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._host_kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._batch: InputBatch | None = None
-        self._graphs: GraphRunner | None = None
-        self._pending: PendingStep | SettledStep | None = None
+        self._steps: HostSteps | DeviceSteps | None = None
         self._recovery = StepRecovery(self._make_room)
         self._num_blocks = self._num_host_blocks = 0
 
@@ -116,7 +113,7 @@ class ModelRunner:
 
     def _load_model(self) -> None:
         config = self._config
-        self._device = resolve_device(config.device)
+        self._device = resolve_device(config.device) if self._runtime is None else self._runtime.device
         if self._device.type != "cpu" and config.num_engines > 1:
             raise ValueError("several engine cores share processors only: they would take the same GPU")
         self._sampler = Sampler(config.logprobs_mode)
@@ -139,7 +136,7 @@ class ModelRunner:
             logger.info("CPU threads: %d", num_threads)
         if config.quantization is not None:
             logger.info("quantization: %s", describe_quantization(config.quantization, dtype, self._device))
-        load_weights(model, model_path, config.load_format, dtype, config.seed, config.quantization)
+        load_weights(model, model_path, config.load_format, dtype, config.seed, config.quantization, self._device)
         self._model = model
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype)
@@ -180,7 +177,13 @@ class ModelRunner:
         self._recovery = StepRecovery(self._make_room)
         dtype = getattr(torch, spec.kv_cache_dtype)
         self._kv_caches = allocate_kv_storage(
-            spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, self._device
+            spec.num_layers,
+            num_blocks + self._has_device_rows,  # one for the rows that fill a step up
+            spec.num_kv_heads,
+            spec.block_size,
+            spec.head_dim,
+            dtype,
+            self._device,
         )
         if num_host_blocks:
             self._host_kv_caches = allocate_kv_storage(
@@ -192,21 +195,20 @@ class ModelRunner:
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors
         )
-        if isinstance(self._model, CausalLM) and self._device.type == "cpu" and not config.enforce_eager:
-            max_num_blocks = -(-config.max_model_len // spec.block_size)
-            self._graphs = GraphRunner(self._model, self._kv_caches, max_num_blocks)
+        self._steps = self._make_steps(self._batch)
         max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
         warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
         if not spec.is_generative:
             warm_up = pooling_warm_up_steps(num_blocks, spec.block_size, max_num_tokens)
         for step in warm_up:
             check_warm_up(self.execute_model(step).result())
-        self.timing = StepTiming()
+        self._steps.finish_warm_up()
+        self.timing.reset()
 
     @torch.inference_mode()
     def execute_model(
         self, scheduled: SchedulerOutput, token_masks: Callable[[], TokenMasks] | None = None
-    ) -> PendingStep | SettledStep:
+    ) -> PendingOutput:
         """Starts one step: row updates, copies of blocks, forward pass, sampling. An empty step has the first two.
 
         `token_masks` is called between forward pass and sampling, where rows of the step are constrained.
@@ -215,22 +217,20 @@ class ModelRunner:
             InputBatchError: The step contradicts what the runner knows of its requests.
             ValueError: A copy names a block that does not exist.
         """
-        model, batch = self._model, self._batch
-        if model is None or batch is None:
+        steps, batch = self._steps, self._batch
+        if steps is None or batch is None:
             raise ModelRunnerStateError("the KV cache is not initialized")
-        if self._pending is not None:
-            # This step's inputs are the tokens of the last one.
-            self._pending.result()
+        steps.settle(scheduled)
         with self.timing.phase("prepare"):
             step = batch.update(scheduled)
             apply_block_copies(scheduled, self._kv_caches, self._host_kv_caches)
             self._recovery.follow_copies(scheduled)
+        pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:
             masks = PartMasks(step, token_masks)
-            self._pending = self._recovery.run(batch, step, lambda part: self._run(model, batch, part, masks.of(part)))
-        else:
-            self._pending = SettledStep(ModelRunnerOutput())
-        return self._pending
+            pending = self._recovery.run(batch, step, lambda part: steps.run(part, masks.of(part)))
+        steps.follow(pending)
+        return pending
 
     def backends(self) -> Mapping[str, str]:
         """Operation to the implementation that runs it; once the model is loaded, `model` is whose modelling code.
@@ -244,8 +244,8 @@ class ModelRunner:
         if self._spec is not None and self._config.quantization is not None:
             dtype = getattr(torch, self._spec.dtype)
             model["quantization"] = describe_quantization(self._config.quantization, dtype, self._device)
-        if self._graphs is not None:
-            model["decode"] = self._graphs.describe()
+        if self._steps is not None and self._steps.describe():
+            model["decode"] = self._steps.describe()
         return model | dict(backends(self._device.type))
 
     def sleep(self, level: int) -> None:
@@ -277,78 +277,32 @@ class ModelRunner:
 
     def _release_kv_cache(self) -> None:
         """Recorded steps and rows refer to it, so they go too."""
-        self._batch = self._pending = self._graphs = None
+        self._batch = self._steps = None
         self._kv_caches = []
         self._host_kv_caches = []
 
-    def _run(
-        self,
-        model: Model,
-        batch: InputBatch,
-        step: StepRows,
-        token_masks: Callable[[], TokenMasks] | None,
-    ) -> PendingStep:
-        with self.timing.phase("prepare"):
-            inputs = prepare_inputs(batch, step, self._device)
-        prompt_logprobs: Sequence[PromptLogprobs] = ()
-        pooled: Sequence[PooledRows] = ()
-        with self.timing.phase("forward"):
-            decoded = self._repeat_decode(batch, inputs)
-            logits = None if decoded is None else decoded.logits
-            if decoded is None:
-                hidden = _forward(model, inputs, self._kv_caches)
-                logits = _compute_logits(model, inputs, hidden)
-                if batch.num_prompt_logprobs and isinstance(model, CausalLM):
-                    prompt_logprobs = list(compute_prompt_logprobs(batch, step, inputs, hidden, model.compute_logits))
-                if len(batch.pooling):
-                    pooled = pool(batch, step, inputs, hidden, self._label_head)
-        with self.timing.phase("sample"):
-            if decoded is not None and token_masks is None and batch.sampling.is_all_greedy:
-                sampled: SamplerOutput | None = decoded.greedy_choice()
-            else:
-                sampled = None if logits is None else self._sample(batch, step, inputs, logits, token_masks)
-        self.timing.num_steps += 1
-        self.timing.num_tokens += len(inputs.token_ids)
-        return PendingStep(batch, step, inputs.sampling_indices, sampled, prompt_logprobs, pooled)
+    @property
+    def _has_device_rows(self) -> bool:
+        return isinstance(self._model, CausalLM) and (self._runtime is not None or self._device.type == "cuda")
 
-    def _repeat_decode(self, batch: InputBatch, inputs: ModelInputs) -> DecodeOutput | None:
-        """What a step that only decodes gives, if it could be repeated; others need hidden states too."""
-        if self._graphs is None or batch.num_prompt_logprobs or len(batch.pooling):
-            return None
-        return self._graphs.run(inputs)
-
-    def _sample(
-        self,
-        batch: InputBatch,
-        step: StepRows,
-        inputs: ModelInputs,
-        logits: torch.Tensor,
-        token_masks: Callable[[], TokenMasks] | None,
-    ) -> SamplerOutput:
-        rows = step.rows[inputs.sampling_indices]
-        num_places = step.num_drafts[inputs.sampling_indices] + 1
-        output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
-        bitmask, masks = None, None if token_masks is None else token_masks()
-        if masks is not None and masks.request_ids:
-            sampling_ids = [step.request_ids[index] for index in inputs.sampling_indices.tolist()]
-            bitmask = TokenBitmask.of(masks, sampling_ids, num_places)
-        metadata = batch.sampling.metadata(np.repeat(rows, num_places), output_indices, bitmask)
-        return self._sampler.sample(logits, metadata)
-
-
-def _forward(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> torch.Tensor:
-    """Hidden states of all tokens: [num_tokens, hidden_size]."""
-    arguments = (inputs.token_ids, inputs.positions, inputs.attention_metadata, kv_caches)
-    return model.forward(*arguments, inputs.token_types) if isinstance(model, Encoder) else model.forward(*arguments)
-
-
-def _compute_logits(model: Model, inputs: ModelInputs, hidden: torch.Tensor) -> torch.Tensor | None:
-    """[num_logits, vocab_size], or None where no row samples."""
-    if not len(inputs.logits_indices):
-        return None
-    if not isinstance(model, CausalLM):
-        raise InputBatchError("a row is to sample, but the model has no output head")
-    return model.compute_logits(hidden[inputs.logits_indices])
+    def _make_steps(self, batch: InputBatch) -> HostSteps | DeviceSteps:
+        config, model, kv_caches = self._config, self._model, self._kv_caches
+        if model is None:
+            raise ModelRunnerStateError("the model is not loaded")
+        if isinstance(model, CausalLM) and self._has_device_rows:
+            runtime = self._runtime or CudaRuntime(self._device)
+            return DeviceSteps(model, batch, kv_caches, self._sampler, runtime, config, self.timing)
+        is_recording = self._device.type == "cpu" and not config.enforce_eager
+        return HostSteps(
+            model,
+            batch,
+            kv_caches,
+            self._sampler,
+            self._device,
+            self.timing,
+            label_head=self._label_head,
+            max_num_recorded_blocks=-(-config.max_model_len // config.block_size) if is_recording else 0,
+        )
 
 
 def resolve_device(name: str) -> torch.device:

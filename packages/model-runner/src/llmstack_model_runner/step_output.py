@@ -18,6 +18,14 @@ from llmstack_model_runner.sampling.rejection import NO_DRAFT, count_kept
 from llmstack_types import ModelRunnerOutput, NumericalError, TokenLogprobs
 
 
+class PendingOutput(Protocol):
+    """A step under way."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Waits for it; repeated calls return the same."""
+        ...
+
+
 class Sampled(Protocol):
     """Sampled tokens, wherever they are."""
 

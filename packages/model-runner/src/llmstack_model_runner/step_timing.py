@@ -7,18 +7,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+PHASES = ("prepare", "forward", "sample", "wait")
+
 
 @dataclass(slots=True)
 class StepTiming:
     """Sums over all steps since construction. On a GPU a phase is the time to launch it, not to run it.
 
     Attributes:
-        phases_s: Phase (`prepare`, `forward`, `sample`) to seconds.
+        phases_s: Phase (`prepare`, `forward`, `sample`, `wait`) to seconds. `wait` is the time that the host stood
+            still until the device had a step's tokens; the rest is the host's own.
     """
 
     num_steps: int = 0
     num_tokens: int = 0
-    phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("prepare", "forward", "sample"), 0.0))
+    phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @property
+    def host_s(self) -> float:
+        """What the host did, without the waiting."""
+        return sum(self.phases_s.values()) - self.phases_s["wait"]
+
+    def reset(self) -> None:
+        """Starts anew."""
+        self.num_steps = self.num_tokens = 0
+        self.phases_s.update(dict.fromkeys(PHASES, 0.0))
+
+    def note_step(self, num_tokens: int) -> None:
+        """One step of so many tokens."""
+        self.num_steps += 1
+        self.num_tokens += num_tokens
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

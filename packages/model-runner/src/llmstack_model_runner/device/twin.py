@@ -79,6 +79,7 @@ class _TwinFetched:
         self._hosts = [_poisoned_like(tensor) for tensor in tensors]
         self._is_over = False
 
+    @torch.inference_mode()
     def wait(self) -> list[torch.Tensor]:
         if not self._is_over:
             for host, source, value in zip(self._hosts, self._sources, self._values, strict=True):

@@ -30,6 +30,16 @@ class LogprobsTensors:
     top_logprobs: torch.Tensor  # [num_positions, width] float32
     num_top: Sequence[int]
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them, in the order of the fields."""
+        return [self.chosen_token_ids, self.chosen_logprobs, self.ranks, self.top_token_ids, self.top_logprobs]
+
+    def elsewhere(self, tensors: Sequence[torch.Tensor]) -> LogprobsTensors:
+        """The same with copies of its tensors, in the order of the fields."""
+        chosen_token_ids, chosen_logprobs, ranks, top_token_ids, top_logprobs = tensors
+        return LogprobsTensors(chosen_token_ids, chosen_logprobs, ranks, top_token_ids, top_logprobs, self.num_top)
+
     def to_lists(self) -> list[TokenLogprobs]:
         """One entry per position; waits for the device."""
         chosen = zip(self.chosen_token_ids.tolist(), self.chosen_logprobs.tolist(), self.ranks.tolist(), strict=True)

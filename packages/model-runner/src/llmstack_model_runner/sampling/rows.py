@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -119,6 +121,10 @@ class SamplingRows:
             processors=self._processors if self._processors else None,
             processor_rows=LogitsRows(rows, output_indices) if self._processors else None,
         )
+
+    def logprob_rows(self, rows: IntArray) -> Sequence[tuple[int, int]]:
+        """(index into `rows`, number of most likely tokens) of those that report log-probabilities."""
+        return self._gather_extras(rows).logprobs
 
     def _gather_extras(self, rows: IntArray) -> BatchExtras:
         if not self._extras:

@@ -1,0 +1,204 @@
+"""Decode steps as recorded work: one launch from the rows' state to the sampled tokens, at padded numbers of rows."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from llmstack_kernels.decode_inputs import FIRST_BLOCK, DecodeInputs, advance_rows, decode_inputs
+from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.device.rows import DeviceRows
+from llmstack_model_runner.device.runtime import DeviceRuntime, Graph
+from llmstack_model_runner.device.sampling_rows import DeviceSamplingRows, SamplingVariant
+from llmstack_model_runner.device.staging import Staging
+from llmstack_model_runner.models.base import CausalLM, KVCaches
+from llmstack_model_runner.ragged import IntArray
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEFAULT_SIZE = 512
+_COMMON_SIZES = (1, 2, 4, 8)
+_COMMON_VARIANTS = (SamplingVariant.RANDOM, SamplingVariant.GREEDY)
+
+_Key = tuple[int, SamplingVariant | None]
+
+
+def decode_sizes(max_num_seqs: int, given: Sequence[int] = ()) -> list[int]:
+    """Numbers of rows to record, ascending: those given up to `max_num_seqs`, or 1, 2, 4, then multiples of 8 or 16.
+
+    A step of another number of rows is filled up to the next one: by at most a quarter from 32 rows on, where a row
+    costs little beside reading the weights.
+    """
+    if given:
+        return sorted({size for size in given if 1 <= size <= max_num_seqs})
+    most = min(max_num_seqs, _MAX_DEFAULT_SIZE)
+    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16), most}
+    return sorted(size for size in sizes if size <= most)
+
+
+class DecodeGraphs:
+    """Repeats decode steps, each recorded when it is first needed.
+
+    A recording holds inputs, model, sampler and the advance of the rows; or, for steps in whose sampling the host has
+    a part (grammars, log-probabilities, unusual parameters), inputs and model only.
+
+    Recording all sizes at the start would take some seconds (35 sizes in two variants, 50 to 100 ms each), for sizes
+    that a server under steady load never meets. So the start records the largest, whose memory the others use again,
+    and the smallest ones, which every server meets; any other size delays the first step that has it. Who lists the
+    sizes (`cuda_graph_sizes`) gets these recorded at the start.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: KVCaches,
+        rows: DeviceRows,
+        sampling: DeviceSamplingRows,
+        runtime: DeviceRuntime,
+        staging: Staging,
+        sizes: Sequence[int],
+        block_size: int,
+    ) -> None:
+        """`sizes`: Numbers of rows to record, ascending."""
+        self._model = model
+        self._kv_caches = kv_caches
+        self._rows = rows
+        self._sampling = sampling
+        self._runtime = runtime
+        self._staging = staging
+        self._sizes = list(sizes)
+        self._block_size = block_size
+        self._graphs: dict[_Key, Graph] = {}
+        self._refused: set[_Key] = set()
+        num_rows, num_blocks = self._sizes[-1], rows.state.shape[1] - FIRST_BLOCK
+        device = runtime.device
+        self._max_seq_len = num_blocks * block_size
+        self._row_numbers = torch.full((num_rows,), rows.scratch_row, dtype=torch.int32, device=device)
+        self._known_row_numbers = np.full(num_rows, rows.scratch_row, dtype=np.int32)
+        self._inputs = _empty_inputs(num_rows, num_blocks, device)
+        self._query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        self._results = torch.empty(num_rows, dtype=torch.int32, device=device)
+        self._logits: torch.Tensor | None = None
+
+    def record_common(self, *, all_sizes: bool) -> None:
+        """Records what most servers meet: largest first, so that the others use its memory."""
+        sizes = self._sizes if all_sizes else sorted({*_COMMON_SIZES, self._sizes[-1]} & set(self._sizes))
+        for size in reversed(sizes):
+            for variant in _COMMON_VARIANTS:
+                self._graph(size, variant)
+        logger.info("decode steps: %s", self.describe())
+
+    def sample(self, rows: IntArray, variant: SamplingVariant) -> torch.Tensor | None:
+        """Decodes, samples and advances the given rows of the state; None to decline.
+
+        Returns the tokens, -1 for those that are not good, in memory of their own: int32 [num_rows].
+        """
+        if not self._launch(rows, variant):
+            return None
+        self._rows.note_advance(rows)
+        return self._results[: len(rows)].clone()
+
+    def compute_logits(self, rows: IntArray) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Decodes the given rows and leaves it to the caller to sample and to advance them; None to decline.
+
+        Returns logits and row numbers, both overwritten by the next call: float32 [num_rows, vocab_size], int32
+        [num_rows].
+        """
+        if not self._launch(rows, None) or self._logits is None:
+            return None
+        return self._logits[: len(rows)], self._row_numbers[: len(rows)]
+
+    def describe(self) -> str:
+        """For logs."""
+        megabytes = self._runtime.graph_bytes / 1e6
+        recorded = f"{len(self._graphs)} recordings of up to {self._sizes[-1]} rows take {megabytes:.0f} MB"
+        return f"{recorded}; no room for {len(self._refused)} more" if self._refused else recorded
+
+    def _launch(self, rows: IntArray, variant: SamplingVariant | None) -> bool:
+        if len(rows) > self._sizes[-1]:
+            return False
+        size = self._sizes[bisect_left(self._sizes, len(rows))]
+        graph = self._graph(size, variant)
+        if graph is None:
+            return False
+        padded = np.full(size, self._rows.scratch_row, dtype=np.int32)
+        padded[: len(rows)] = rows
+        self._place(padded)
+        graph.replay()
+        return True
+
+    def _place(self, row_numbers: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+        size = len(row_numbers)
+        if not np.array_equal(self._known_row_numbers[:size], row_numbers):
+            (sent,) = self._staging.send([row_numbers])
+            self._row_numbers[:size].copy_(sent)
+            self._known_row_numbers[:size] = row_numbers
+
+    def _graph(self, size: int, variant: SamplingVariant | None) -> Graph | None:
+        key = (size, variant)
+        if key not in self._graphs and key not in self._refused:
+            self._record(key)
+        return self._graphs.get(key)
+
+    def _record(self, key: _Key) -> None:
+        size, variant = key
+        # The work is carried out as well: on the scratch row, which keeps nothing.
+        self._place(np.full(size, self._rows.scratch_row, dtype=np.int32))
+        try:
+            if variant is None and self._logits is None:
+                shape = (self._sizes[-1], self._model.kv_spec.vocab_size)
+                self._logits = torch.empty(shape, dtype=torch.float32, device=self._runtime.device)
+            self._graphs[key] = self._runtime.capture(lambda: self._compute(size, variant))
+        except torch.OutOfMemoryError:
+            logger.warning("no memory to record decodes of %d rows: they run operation by operation", size)
+            self._refused.add(key)
+
+    def _compute(self, size: int, variant: SamplingVariant | None) -> None:
+        rows, inputs = self._row_numbers[:size], _first(self._inputs, size)
+        decode_inputs(self._rows.state, rows, self._block_size, inputs)
+        metadata = AttentionMetadata(
+            query_start_loc=self._query_start_loc[: size + 1],
+            seq_lens=inputs.seq_lens,
+            block_tables=inputs.block_tables,
+            slot_mapping=inputs.slot_mapping,
+            query_start_loc_list=None,
+            seq_lens_list=None,
+            max_query_len=1,
+            max_seq_len=self._max_seq_len,
+        )
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, metadata, self._kv_caches)
+        logits = self._model.compute_logits(hidden)
+        if variant is not None:
+            sample = self._sampling.sample(logits, rows, variant)
+            advance_rows(self._rows.state, rows, sample.token_ids, sample.is_good, self._results[:size])
+        elif self._logits is not None:
+            # Out of the recordings' memory, which the next one overwrites.
+            self._logits[:size].copy_(logits)
+
+
+def _empty_inputs(num_rows: int, num_blocks: int, device: torch.device) -> DecodeInputs:
+    def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return DecodeInputs(
+        token_ids=empty(torch.int64, num_rows),
+        positions=empty(torch.int64, num_rows),
+        seq_lens=empty(torch.int32, num_rows),
+        slot_mapping=empty(torch.int64, num_rows),
+        # Zeros: what lies behind a context is never read, but must never be an address outside of the storage either.
+        block_tables=empty(torch.int32, num_rows, num_blocks),
+    )
+
+
+def _first(inputs: DecodeInputs, size: int) -> DecodeInputs:
+    return DecodeInputs(
+        inputs.token_ids[:size],
+        inputs.positions[:size],
+        inputs.seq_lens[:size],
+        inputs.slot_mapping[:size],
+        inputs.block_tables[:size],
+    )

@@ -1,0 +1,229 @@
+"""Steps on a device that the host runs ahead of: the last step's tokens are inputs before the host knows them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from llmstack_model_runner.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
+from llmstack_model_runner.device.decode_graphs import DecodeGraphs, decode_sizes
+from llmstack_model_runner.device.inputs import prepare_device_inputs
+from llmstack_model_runner.device.rows import DeviceRows
+from llmstack_model_runner.device.runtime import DeviceRuntime, Fetched
+from llmstack_model_runner.device.sampler import DeviceChoice, DeviceSampler
+from llmstack_model_runner.device.sampling_rows import DeviceSamplingRows
+from llmstack_model_runner.device.staging import Staging
+from llmstack_model_runner.input_batch import InputBatch, StepRows
+from llmstack_model_runner.models import CausalLM
+from llmstack_model_runner.models.base import KVCaches
+from llmstack_model_runner.prepare_inputs import find_sampling_rows
+from llmstack_model_runner.ragged import IntArray
+from llmstack_model_runner.sampling import LogprobsTensors, Sampler, SamplerOutput
+from llmstack_model_runner.step_output import PendingOutput, PendingStep
+from llmstack_model_runner.step_timing import StepTiming
+from llmstack_types import ModelRunnerConfig, SchedulerOutput
+
+_MAX_NUM_UNREAD = 1
+"""Steps whose results nobody has read when another one begins: the host is one step ahead of the device, no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedSample:
+    """Sampled tokens on their way to the host, and the log-probabilities that go with them."""
+
+    fetched: Fetched
+    timing: StepTiming
+    logprob_rows: tuple[int, ...] = ()
+    logprobs: LogprobsTensors | None = None  # on the device
+
+    def on_host(self) -> SamplerOutput:
+        """Waits for this step alone: what was started after it goes on."""
+        with self.timing.phase("wait"):
+            results, *tensors = self.fetched.wait()
+        logprobs = None if self.logprobs is None else self.logprobs.elsewhere(tensors)
+        return SamplerOutput(results.long(), results >= 0, self.logprob_rows, logprobs)
+
+
+class DeviceSteps:
+    """Steps of a language model whose rows live on the device.
+
+    Steps in which every row decodes are recorded and repeated; all others are launched operation by operation. The host
+    waits for the last step only where it needs its tokens: for drafts, and for rows whose parameters the device's
+    sampler does not know.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        batch: InputBatch,
+        kv_caches: KVCaches,
+        sampler: Sampler,
+        runtime: DeviceRuntime,
+        config: ModelRunnerConfig,
+        timing: StepTiming,
+    ) -> None:
+        """The last block of `kv_caches` belongs to nobody: rows that fill a step up write there.
+
+        `timing`: Where the host's time goes; `wait` is the time that the device let it wait.
+        """
+        self._model = model
+        self._batch = batch
+        self._kv_caches = kv_caches
+        self._sampler = sampler
+        self._runtime = runtime
+        self._timing = timing
+        self._staging = Staging(runtime)
+        self._rows = DeviceRows(batch, len(kv_caches[0][0]) - 1, runtime, self._staging)
+        sampling_rows = DeviceSamplingRows(config.max_num_seqs, model.kv_spec.vocab_size, runtime.device)
+        self._device_sampler = DeviceSampler(
+            batch,
+            sampling_rows,
+            self._staging,
+            has_processors=bool(config.logits_processors),
+            is_raw=config.logprobs_mode == "raw_logprobs",
+        )
+        self._unread: deque[PendingOutput] = deque()
+        self._lists_sizes = bool(config.cuda_graph_sizes)
+        self._graphs, self._reason_for_none = None, _reason_against_graphs(model, config)
+        sizes = decode_sizes(config.max_num_seqs, config.cuda_graph_sizes)
+        if not self._reason_for_none and sizes:
+            parts = (model, kv_caches, self._rows, sampling_rows, runtime, self._staging)
+            self._graphs = DecodeGraphs(*parts, sizes, batch.block_size)
+
+    def settle(self, scheduled: SchedulerOutput) -> None:
+        """Waits for the step before the last one, and for that too where the next one begins at what it says."""
+        has_drafts = any(row.draft_token_ids for row in scheduled.scheduled_requests)
+        self._read(0 if has_drafts or self._is_length_unknown() else _MAX_NUM_UNREAD)
+
+    def follow(self, pending: PendingOutput) -> None:
+        """A step has been started, whose results nobody has read yet."""
+        self._unread.append(pending)
+
+    def run(self, step: StepRows, token_masks: MakeTokenMasks | None = None) -> PendingStep:
+        """Starts rows that the batch has taken over.
+
+        Where that fails, the rows are as they were: what the device has of them by then is sent anew.
+        """
+        try:
+            return self._run(step, token_masks)
+        except BaseException:
+            self._read(0)
+            self._rows.forget(step.rows)
+            self._device_sampler.forget(step.rows)
+            raise
+
+    @torch.inference_mode()
+    def finish_warm_up(self) -> None:
+        """Records the decode steps that most servers meet."""
+        if self._graphs is not None:
+            self._graphs.record_common(all_sizes=self._lists_sizes)
+
+    def describe(self) -> str:
+        """How steps that only decode are run."""
+        return f"not recorded: {self._reason_for_none}" if self._graphs is None else self._graphs.describe()
+
+    def _is_length_unknown(self) -> bool:
+        """How many tokens a row has that had drafts is known when they are verified."""
+        return any(isinstance(pending, PendingStep) and pending.step.num_drafts.any() for pending in self._unread)
+
+    def _read(self, num_left: int) -> None:
+        while len(self._unread) > num_left:
+            self._unread.popleft().result()
+
+    def _run(self, step: StepRows, token_masks: MakeTokenMasks | None) -> PendingStep:
+        indices = find_sampling_rows(self._batch, step)
+        rows = step.rows[indices]
+        with self._timing.phase("prepare"):
+            is_for_host = bool(step.num_drafts.any()) or self._device_sampler.is_refused(rows)
+            if is_for_host or self._device_sampler.needs_known_tokens(rows):
+                self._read(0)
+            self._rows.bring_up(step.rows, rows)
+        self._timing.note_step(int(step.num_scheduled_tokens.sum()))
+        is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
+        if is_decode and self._graphs is not None:
+            pending = self._repeat_decode(self._graphs, step, is_for_host, token_masks)
+            if pending is not None:
+                return pending
+        return self._run_eagerly(step, is_for_host, token_masks)
+
+    def _repeat_decode(
+        self, graphs: DecodeGraphs, step: StepRows, is_for_host: bool, token_masks: MakeTokenMasks | None
+    ) -> PendingStep | None:
+        rows, indices = step.rows, np.arange(len(step.rows))
+        if not is_for_host and token_masks is None and not self._device_sampler.has_logprobs(rows):
+            with self._timing.phase("forward"):
+                results = graphs.sample(rows, self._device_sampler.bring_up(rows))
+            return None if results is None else self._finish(step, indices, results)
+        with self._timing.phase("forward"):
+            decoded = graphs.compute_logits(rows)
+        if decoded is None:
+            return None
+        return self._sample(step, indices, Computed(decoded[0]), decoded[1], is_for_host, token_masks)
+
+    def _run_eagerly(self, step: StepRows, is_for_host: bool, token_masks: MakeTokenMasks | None) -> PendingStep:
+        with self._timing.phase("prepare"):
+            inputs = prepare_device_inputs(self._batch, step, self._rows.state, self._staging)
+        with self._timing.phase("forward"):
+            computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, None)
+        indices = inputs.model.sampling_indices
+        return self._sample(step, indices, computed, inputs.sampling_rows, is_for_host, token_masks)
+
+    def _sample(
+        self,
+        step: StepRows,
+        indices: IntArray,
+        computed: Computed,
+        device_rows: torch.Tensor,
+        is_for_host: bool,
+        token_masks: MakeTokenMasks | None,
+    ) -> PendingStep:
+        """Samples for the rows of the step that `indices` name; `device_rows` are their numbers on the device."""
+        rows, logits = step.rows[indices], computed.logits
+        if logits is None:
+            empty = np.zeros(0, dtype=np.int64)
+            return PendingStep(self._batch, step, empty, None, computed.prompt_logprobs, computed.pooled)
+        with self._timing.phase("sample"):
+            choice: DeviceChoice | SamplerOutput
+            if is_for_host:
+                choice = sample_on_host(self._sampler, self._batch, step, indices, logits, token_masks)
+                self._device_sampler.note_host_choice(rows)
+            else:
+                bitmask = make_bitmask(step, indices, token_masks)
+                variant = self._device_sampler.bring_up(rows)
+                choice = self._device_sampler.sample(logits, rows, device_rows, variant, bitmask)
+            if step.num_drafts.any():
+                results = torch.where(choice.is_good, choice.token_ids, -1).int()
+            else:
+                results = self._rows.advance(rows, device_rows, choice.token_ids, choice.is_good)
+        return self._finish(step, indices, results, choice, computed)
+
+    def _finish(
+        self,
+        step: StepRows,
+        indices: IntArray,
+        results: torch.Tensor,
+        choice: DeviceChoice | SamplerOutput | None = None,
+        computed: Computed | None = None,
+    ) -> PendingStep:
+        """Sends the results on their way to the host, and makes room for them in the batch."""
+        if choice is None or choice.logprobs is None:
+            sampled = FetchedSample(self._runtime.fetch([results]), self._timing)
+        else:
+            fetched = self._runtime.fetch([results, *choice.logprobs.tensors])
+            sampled = FetchedSample(fetched, self._timing, choice.logprob_rows, choice.logprobs)
+        # Drafts decide how many tokens a row gets: those are appended when they are known.
+        reservation = None if step.num_drafts.any() else self._batch.reserve(step.rows[indices])
+        prompt_logprobs, pooled = ((), ()) if computed is None else (computed.prompt_logprobs, computed.pooled)
+        return PendingStep(self._batch, step, indices, sampled, prompt_logprobs, pooled, reservation)
+
+
+def _reason_against_graphs(model: CausalLM, config: ModelRunnerConfig) -> str:
+    """Why decode steps are not recorded; empty if they are."""
+    if config.enforce_eager:
+        return "eager steps are asked for"
+    if not model.kv_spec.num_layers:
+        return "the model has no KV storage"
+    return "" if model.implementation == "llmstack" else f"modelling code of {model.implementation}"
