@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.activation import reference
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.dependent_launch import wait_for_previous
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 
 __all__ = [
     "activate",
@@ -68,6 +69,7 @@ def _activation_kernel(
     column = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     is_inside = column < size
     start = x + row * row_stride
+    wait_for_previous()
     values = tl.load(start + column, mask=is_inside, other=0.0)
     if IS_GATED:
         factors = tl.load(start + size + column, mask=is_inside, other=0.0)
@@ -86,6 +88,7 @@ def _soft_cap_kernel(
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     is_inside = place < num_values
+    wait_for_previous()
     share = tl.load(x + place, mask=is_inside, other=0.0).to(tl.float32) / cap
     shrunk = tl.exp(-2 * tl.abs(share))  # in 0 to 1, so that nothing overflows
     tanh = (1 - shrunk) / (1 + shrunk)
@@ -124,7 +127,8 @@ def soft_cap_(x: torch.Tensor, cap: float) -> None:
         reference.soft_cap_(x, cap)
         return
     grid = (triton.cdiv(x.numel(), _BLOCK_SIZE),)
-    launch(_soft_cap_kernel, grid, x, x.numel(), cap, BLOCK_SIZE=_BLOCK_SIZE)
+    is_early = supports_dependent_launch(x.device)
+    launch(_soft_cap_kernel, grid, x, x.numel(), cap, launch_pdl=is_early, BLOCK_SIZE=_BLOCK_SIZE)
 
 
 def _run(x: torch.Tensor, activation: str, *, is_gated: bool = False) -> torch.Tensor:
@@ -135,5 +139,6 @@ def _run(x: torch.Tensor, activation: str, *, is_gated: bool = False) -> torch.T
     if out.numel():
         grid = (out.numel() // size, triton.cdiv(size, _BLOCK_SIZE))
         constants: dict[str, Any] = {"ACTIVATION": activation, "IS_GATED": is_gated, "BLOCK_SIZE": _BLOCK_SIZE}
+        constants["launch_pdl"] = supports_dependent_launch(x.device)
         launch(_activation_kernel, grid, x, out, row_stride, size, **constants)
     return out

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.dependent_launch import wait_for_previous
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 
 __all__ = ["describe", "embedding", "is_available"]
 
@@ -29,6 +32,7 @@ def _embedding_kernel(
     index = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     is_inside = column < size
+    wait_for_previous()
     row = tl.load(ids + index).to(tl.int64)
     values = tl.load(table + row * size + column, mask=is_inside, other=0.0)
     # The product is rounded to the table's type, as it is where it stands alone.
@@ -46,6 +50,7 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | Non
     num_ids, size = ids.shape[0], table.shape[1]
     out = table.new_empty((num_ids, size), dtype=dtype)
     grid = (num_ids, triton.cdiv(size, _BLOCK_SIZE))
-    constants = {"HAS_ADDEND": addend is not None, "BLOCK_SIZE": _BLOCK_SIZE}
+    constants: dict[str, Any] = {"HAS_ADDEND": addend is not None, "BLOCK_SIZE": _BLOCK_SIZE}
+    constants["launch_pdl"] = supports_dependent_launch(table.device)
     launch(_embedding_kernel, grid, ids, table, addend, out, size, scale, **constants)
     return out

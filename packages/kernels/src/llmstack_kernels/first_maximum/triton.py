@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.dependent_launch import wait_for_previous
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 
 __all__ = ["describe", "first_maximum", "is_available", "value_order"]
 
@@ -39,6 +40,7 @@ def _best_of_pieces_kernel(
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = piece * PIECE_SIZE + tl.arange(0, PIECE_SIZE)
     is_inside = column < size
+    wait_for_previous()
     found = tl.load(values + row * row_stride + column, mask=is_inside, other=float("-inf")).to(tl.float32)
     # Columns outside lose by their index to a minus infinity inside.
     ranked = (value_order(found).to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
@@ -57,6 +59,7 @@ def _best_of_row_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     piece = tl.arange(0, BLOCK_SIZE)
+    wait_for_previous()
     lowest = -0x7FFFFFFFFFFFFFFF
     ranked = tl.max(tl.load(best + row * num_pieces + piece, mask=piece < num_pieces, other=lowest), axis=0)
     index = 0x7FFFFFFF - (ranked & 0xFFFFFFFF)
@@ -72,7 +75,10 @@ def first_maximum(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     best = values.new_empty((num_rows, num_pieces), dtype=torch.int64)
     largest, indices = values.new_empty((num_rows,)), values.new_empty((num_rows,), dtype=torch.int64)
     stride = values.stride(0)
-    launch(_best_of_pieces_kernel, (num_rows, num_pieces), values, best, stride, size, PIECE_SIZE=_PIECE_SIZE)
+    chained = {"launch_pdl": supports_dependent_launch(values.device)}
+    grid = (num_rows, num_pieces)
+    launch(_best_of_pieces_kernel, grid, values, best, stride, size, PIECE_SIZE=_PIECE_SIZE, **chained)
     arguments = (best, values, largest, indices, stride, num_pieces)
-    launch(_best_of_row_kernel, (num_rows,), *arguments, num_warps=1, BLOCK_SIZE=triton.next_power_of_2(num_pieces))
+    block_size = triton.next_power_of_2(num_pieces)
+    launch(_best_of_row_kernel, (num_rows,), *arguments, num_warps=1, BLOCK_SIZE=block_size, **chained)
     return largest, indices

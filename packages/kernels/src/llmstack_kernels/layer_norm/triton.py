@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.dependent_launch import wait_for_previous
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 from llmstack_kernels.row_tile import row_tile
 
 __all__ = ["describe", "fused_add_layer_norm", "is_available", "layer_norm"]
@@ -38,6 +39,8 @@ def _layer_norm_kernel(
     is_inside = (row < num_rows) & is_column
     place = row.to(tl.int64) * size + column
     factors = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    shift = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32) if HAS_BIAS else 0.0
+    wait_for_previous()
     values = tl.load(x + place, mask=is_inside, other=0.0)
     if HAS_RESIDUAL:
         added = tl.load(residual + place, mask=is_inside, other=0.0)
@@ -48,9 +51,7 @@ def _layer_norm_kernel(
     mean = tl.sum(wide, axis=1, keep_dims=True) / size
     centred = tl.where(is_column, wide - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / size + eps)
-    normed = centred * scale * factors
-    if HAS_BIAS:
-        normed += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
+    normed = centred * scale * factors + shift
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=is_inside)
 
 
@@ -85,5 +86,6 @@ def _run(
     num_rows = x.numel() // size
     tile = row_tile(size)
     constants: dict[str, Any] = {"HAS_RESIDUAL": residual is not None, "HAS_BIAS": bias is not None, **tile.constants}
+    constants["launch_pdl"] = supports_dependent_launch(x.device)
     arguments = (x, residual, weight, bias, out, total, num_rows, size, eps)
     launch(_layer_norm_kernel, tile.grid(num_rows), *arguments, num_warps=tile.num_warps, **constants)

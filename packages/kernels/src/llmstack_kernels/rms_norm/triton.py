@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.dependent_launch import wait_for_previous
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 from llmstack_kernels.row_tile import row_tile
 
 __all__ = ["describe", "fused_add_rms_norm", "is_available", "rms_norm"]
@@ -38,6 +39,7 @@ def _rms_norm_kernel(
     place = row.to(tl.int64) * size + column
     start = (row // group_rows).to(tl.int64) * group_stride + (row % group_rows).to(tl.int64) * size
     factors = tl.load(weight + column, mask=column < size, other=0.0)
+    wait_for_previous()
     values = tl.load(x + start + column, mask=is_inside, other=0.0)
     if HAS_RESIDUAL:
         added = tl.load(residual + place, mask=is_inside, other=0.0)
@@ -85,5 +87,6 @@ def _run(
     num_rows = x.numel() // size
     tile = row_tile(size)
     constants: dict[str, Any] = {"HAS_RESIDUAL": residual is not None, **tile.constants}
+    constants["launch_pdl"] = supports_dependent_launch(x.device)
     arguments = (x, residual, weight, out, total, num_rows, group_stride, group_rows, size, eps)
     launch(_rms_norm_kernel, tile.grid(num_rows), *arguments, num_warps=tile.num_warps, **constants)

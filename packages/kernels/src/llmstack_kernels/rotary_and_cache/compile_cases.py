@@ -24,7 +24,7 @@ def cases() -> Iterator[CompileCase]:
         inputs = _inputs(num_heads, num_kv_heads, head_dim, rotary_dim)
         cache = _empty(1024, num_kv_heads, 16, head_dim)
         call = partial(kernels.rotary_and_cache, *inputs, cache, cache, _indices())
-        yield CompileCase(f"{name}_bf16", call, is_sample=name == "8b")
+        yield CompileCase(f"{name}_bf16", call, name == "8b", {"_rotary_and_cache_kernel": ("pdl",)})
     scale = _empty(8, dtype=torch.float32)
     cache = _empty(1024, 8, 16, 128, dtype=torch.float8_e4m3fn)
     inputs = _inputs(32, 8, 128, 128)

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.head_tiles import (
     NUM_WARPS,
     head_constants,
@@ -16,7 +17,7 @@ from llmstack_kernels.head_tiles import (
     store_turned_heads,
     with_whole_heads,
 )
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 
 __all__ = ["describe", "is_available", "rotary_and_cache"]
 
@@ -54,6 +55,7 @@ def _rotary_and_cache_kernel(
 ):
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_query_tiles, num_kv_tiles = tl.cdiv(num_heads, NUM_TILE_HEADS), tl.cdiv(num_kv_heads, NUM_TILE_HEADS)
+    wait_for_previous()
     cos, sin = load_angles(cos_sin_cache, tl.load(positions + token), HALF, BLOCK_HALF)
     slot = tl.load(slot_mapping + token)
     block, offset = slot // NUM_BLOCK_SLOTS, slot % NUM_BLOCK_SLOTS * HEAD_DIM
@@ -153,6 +155,7 @@ def rotary_and_cache(
         num_heads,
         num_kv_heads,
         num_warps=NUM_WARPS,
+        launch_pdl=supports_dependent_launch(query.device),
         NUM_BLOCK_SLOTS=block_size,
         BLOCK_HEAD=triton.next_power_of_2(head_dim),
         **constants,

@@ -8,8 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.head_tiles import NUM_WARPS, head_constants, load_angles, store_turned_heads, with_whole_heads
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 
 __all__ = ["describe", "is_available", "rotary_embedding"]
 
@@ -36,6 +37,7 @@ def _rotary_embedding_kernel(
 ):
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_query_tiles = tl.cdiv(num_heads, NUM_TILE_HEADS)
+    wait_for_previous()
     cos, sin = load_angles(cos_sin_cache, tl.load(positions + token), HALF, BLOCK_HALF)
     if tile < num_query_tiles:
         x, out = query + token * query_stride, query_out + token * num_heads * HEAD_DIM
@@ -102,6 +104,7 @@ def rotary_embedding(
         num_heads,
         num_kv_heads,
         num_warps=NUM_WARPS,
+        launch_pdl=supports_dependent_launch(query.device),
         **constants,
     )
     return query_out, key_out

@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.dependent_launch import wait_for_previous
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 from llmstack_kernels.token_bitmask import reference
 
 __all__ = ["apply_token_bitmask", "describe", "is_available"]
@@ -29,6 +30,7 @@ def _token_bitmask_kernel(
     index = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     is_inside = token < vocab_size
+    wait_for_previous()
     words = tl.load(bits + index * num_words + token // 32, mask=is_inside, other=-1)
     is_barred = ((words >> (token % 32)) & 1) == 0
     start = logits + tl.load(rows + index) * row_stride
@@ -45,4 +47,5 @@ def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Te
     vocab_size, num_words = logits.shape[-1], bits.shape[1]
     grid = (rows.shape[0], triton.cdiv(vocab_size, _BLOCK_SIZE))
     arguments = (logits, rows, bits, logits.stride(0), vocab_size, num_words)
-    launch(_token_bitmask_kernel, grid, *arguments, BLOCK_SIZE=_BLOCK_SIZE)
+    is_early = supports_dependent_launch(logits.device)
+    launch(_token_bitmask_kernel, grid, *arguments, launch_pdl=is_early, BLOCK_SIZE=_BLOCK_SIZE)
