@@ -64,6 +64,7 @@ PARTS: dict[str, tuple[Block, ...]] = {
         _engine("ablations", 60, "ablations:run"),
         _engine("8B decode, int8", 40, "decode:run_8b_int8"),
         _engine("1B requests", 40, "requests:run_1b"),
+        _engine("8B decode, fp8 KV", 40, "decode:run_8b_fp8_kv"),
     ),
     "tests": (Block("tests", 300, "report.own_tests:run"),),
 }

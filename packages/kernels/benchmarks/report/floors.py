@@ -68,11 +68,13 @@ LLAMA_8B = ModelShape("8B", 32, 4096, 32, 8, 128, 14336, 128256, 131072, is_gate
 MODELS = (GPT2, LLAMA_1B, LLAMA_8B)
 
 
-def decode_s(shape: ModelShape, batch: int, context: float, ceilings: Ceilings, weights: str = "bf16") -> float:
+def decode_s(
+    shape: ModelShape, batch: int, context: float, ceilings: Ceilings, weights: str = "bf16", kv_bits: int = 16
+) -> float:
     """One step of `batch` rows that attend to `context` tokens each."""
     flops = 2 * (shape.num_linear_weights + shape.num_head_weights) * batch
     products_s = max(shape.weight_bytes(weights) / ceilings.read_bytes_per_s, flops / ceilings.flops_per_s)
-    return products_s + batch * context * shape.kv_bytes_per_token / ceilings.read_bytes_per_s
+    return products_s + batch * context * shape.kv_bytes_per_token * kv_bits / 16 / ceilings.read_bytes_per_s
 
 
 def causal_attention_flops(num_heads: int, head_dim: int, num_tokens: int) -> float:

@@ -47,6 +47,13 @@ def worker_environment(settings: Settings) -> dict[str, str]:
     return environment
 
 
+def worker_command(settings: Settings, blocks: list[Block], journal: Journal) -> list[str]:
+    """What starts a worker."""
+    command = [sys.executable, "-m", "report.worker", "--part", settings.part, "--journal", str(journal.path)]
+    command += ["--blocks", "|".join(block.name for block in blocks), "--deadline", str(settings.deadline_s)]
+    return command + (["--smoke"] if settings.is_smoke else [])
+
+
 def run(settings: Settings, blocks: list[Block], journal: Journal) -> Results:
     """Runs all blocks that fit; each has an outcome afterwards."""
     while remaining := _remaining(blocks, journal):
@@ -82,9 +89,7 @@ def _cause(settings: Settings, exit_code: int) -> str:
 
 def _run_worker(settings: Settings, blocks: list[Block], journal: Journal) -> int:
     """Exit code of a worker that runs `blocks`, killed where one of them is stuck."""
-    command = [sys.executable, "-m", "report.worker", "--part", settings.part, "--journal", str(journal.path)]
-    command += ["--blocks", "|".join(block.name for block in blocks), "--deadline", str(settings.deadline_s)]
-    command += ["--smoke"] if settings.is_smoke else []
+    command = worker_command(settings, blocks, journal)
     # A group of its own, since compilers start processes too; no session of its own, so that it ends with ours.
     worker = subprocess.Popen(command, env=worker_environment(settings), process_group=0)
     try:

@@ -1,38 +1,39 @@
-"""What each part of the engine is worth: the same steps with one of them off."""
+"""What each part of the engine is worth: the same steps with one of them off, or one more asked for."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from report.bench import Bench
-from report.engine.decode import HEADLINE, Point, measure_point, num_steps
-from report.engine.driver import Decoder
-from report.engine.models import BLOCK_SIZE, fitting, started
+from report.engine.decode import HEADLINE, NUM_STEPS, Point, Variant, measure_point, num_tokens
+from report.engine.models import fitting, started
 from report.floors import GPT2, LLAMA_1B, LLAMA_8B, ModelShape
-from report.rows import Row
 
 POINTS = (HEADLINE, Point(64, 1024))
 
 
 def run(bench: Bench) -> None:
-    """Graphs, and running ahead. Fusion and dependent launch have no switch, so they are not here."""
+    """Run-ahead, graphs, determinism. Fusion has no switch, so it is not here."""
     for shape in (LLAMA_1B, LLAMA_8B, GPT2):
-        for label, options, is_ahead in (
-            ("run-ahead off", {}, False),
-            ("graphs off", {"enforce_eager": True}, True),
-            ("graphs and run-ahead off", {"enforce_eager": True}, False),
-        ):
+        for variant in variants(shape):
             if bench.has_time(12):
-                title = f"{shape.name}, {label}"
-                bench.attempt(title, "ms", lambda s=shape, n=label, o=options, a=is_ahead: _measure(bench, s, n, o, a))  # type: ignore[misc]
+                bench.attempt(variant.name, "ms", lambda v=variant: _measure(bench, v))  # type: ignore[misc]
 
 
-def _measure(bench: Bench, shape: ModelShape, label: str, options: dict[str, Any], is_ahead: bool) -> None:
-    tiny = fitting(bench, shape)
-    batch = bench.pick(max(point.batch for point in POINTS), 2)
-    room = Decoder.num_tokens(batch, 1024, 3 * num_steps(bench), BLOCK_SIZE)
-    max_model_len = min(tiny.max_model_len, 2048)
-    with started(bench, tiny, room, max_model_len=max_model_len, **options) as runner:
+def variants(shape: ModelShape) -> list[Variant]:
+    """The most telling first."""
+    name, eager = shape.name, {"enforce_eager": True}
+    return [
+        Variant(f"{name}, run-ahead off,", shape, is_ahead=False),
+        Variant(f"{name}, graphs off,", shape, options=eager),
+        Variant(f"{name}, graphs and run-ahead off,", shape, is_ahead=False, options=eager),
+        Variant(f"{name}, deterministic,", shape, options={"enable_deterministic_inference": True}),
+    ]
+
+
+def _measure(bench: Bench, variant: Variant) -> None:
+    tiny = fitting(bench, variant.shape)
+    room = max(num_tokens(bench, point, tiny) for point in POINTS)
+    max_model_len = min(tiny.max_model_len, POINTS[0].context + 3 * NUM_STEPS + 64)
+    with started(bench, tiny, room, max_model_len=max_model_len, **variant.options) as runner:
         for point in POINTS:
-            row = measure_point(bench, runner, tiny, f"{shape.name}, {label},", point, "bf16", is_ahead=is_ahead)
-            bench.row(Row(row.name, row.unit, row.measured, row.bound, row.spread, row.note))
+            title = f"{variant.name} decode, {point.name}"
+            bench.attempt(title, "ms", lambda p=point: measure_point(bench, runner, tiny, variant, p))  # type: ignore[misc]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_types import SamplingParams
 from report.bench import Bench
 from report.engine.device_time import profiled
-from report.engine.driver import Decoder, prefill_times
+from report.engine.driver import Decoder, decoding, prefill_times
 from report.engine.models import BLOCK_SIZE, Started, fitting, started
 from report.floors import GPT2, LLAMA_1B, LLAMA_8B, Ceilings, ModelShape, decode_s, prefill_s
 from report.rows import Row
@@ -37,37 +37,59 @@ class Point:
 HEADLINE = Point(1, 1024)
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A model as it is run.
+
+    Attributes:
+        name: As rows begin.
+        weights: A key of `floors.BITS_PER_WEIGHT`.
+        options: Fields of `ModelRunnerConfig`.
+    """
+
+    name: str
+    shape: ModelShape
+    weights: str = "bf16"
+    kv_bits: int = 16
+    is_ahead: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
 def run_8b(bench: Bench) -> None:
     """Llama-3-8B's shape."""
-    measure_model(bench, LLAMA_8B)
+    measure_model(bench, Variant("8B", LLAMA_8B))
 
 
 def run_1b(bench: Bench) -> None:
     """Llama-3.2-1B's shape."""
-    measure_model(bench, LLAMA_1B)
+    measure_model(bench, Variant("1B", LLAMA_1B))
 
 
 def run_gpt2(bench: Bench) -> None:
     """GPT-2 124M, whose contexts end at 1,024."""
-    measure_model(bench, GPT2)
+    measure_model(bench, Variant("GPT-2", GPT2))
 
 
 def run_8b_int8(bench: Bench) -> None:
     """8B with weights of 8 bits, at small batches, where they pay."""
-    measure_model(bench, LLAMA_8B, [Point(1, 1024), Point(8, 1024), Point(64, 1024)], "w8", quantization="int8")
+    variant = Variant("8B w8", LLAMA_8B, weights="w8", options={"quantization": "int8"})
+    measure_model(bench, variant, [Point(1, 1024), Point(8, 1024), Point(64, 1024)])
 
 
-def measure_model(
-    bench: Bench, shape: ModelShape, points: Sequence[Point] = (), weights: str = "bf16", **options: Any
-) -> None:
+def run_8b_fp8_kv(bench: Bench) -> None:
+    """8B with keys and values of 8 bits, where there are many."""
+    variant = Variant("8B fp8 KV", LLAMA_8B, kv_bits=8, options={"kv_cache_dtype": bench.pick("fp8", "auto")})
+    measure_model(bench, variant, [Point(64, 8192), Point(64, 1024)])
+
+
+def measure_model(bench: Bench, variant: Variant, points: Sequence[Point] = ()) -> None:
     """Start-up, then every point that fits the memory, the first one in detail, then prompts."""
-    tiny = fitting(bench, shape)
-    name = shape.name if weights == "bf16" else f"{shape.name} {weights}"
-    points = points or [Point(*pair) for pair in GRID if pair[1] <= shape.max_model_len]
+    tiny, name = fitting(bench, variant.shape), variant.name
+    points = points or [Point(*pair) for pair in GRID if pair[1] <= variant.shape.max_model_len]
     longest = max(point.context for point in points)
-    room = max(_num_tokens(bench, point, tiny) for point in points)
-    max_model_len = min(tiny.max_model_len, longest + 2 * num_steps(bench) + 64)
-    with started(bench, tiny, room, max_model_len=max_model_len, **options) as runner:
+    room = max(num_tokens(bench, point, tiny) for point in points)
+    max_model_len = min(tiny.max_model_len, longest + 3 * NUM_STEPS + 64)
+    with started(bench, tiny, room, max_model_len=max_model_len, **variant.options) as runner:
         for phase, seconds in runner.phases_s.items():
             bench.row(Row(f"{name} start, {phase}", "s", seconds))
         bench.text(f"  {name} backends: {dict(runner.runner.backends())}")
@@ -75,10 +97,10 @@ def measure_model(
             title = f"{name} decode, {point.name}"
             if not bench.has_time(3):
                 bench.row(Row(title, "ms", note="dropped: no time"))
-            elif _num_tokens(bench, point, tiny) > runner.num_blocks * BLOCK_SIZE:
+            elif num_tokens(bench, point, tiny) > runner.num_blocks * BLOCK_SIZE:
                 bench.row(Row(title, "ms", note="does not fit the memory"))
             else:
-                bench.attempt(title, "ms", lambda p=point: measure_point(bench, runner, tiny, name, p, weights))  # type: ignore[misc]
+                bench.attempt(title, "ms", lambda p=point: measure_point(bench, runner, tiny, variant, p))  # type: ignore[misc]
         _prefills(bench, runner, tiny, name, longest)
 
 
@@ -92,39 +114,34 @@ def _context(bench: Bench, point: Point, shape: ModelShape) -> int:
     return bench.pick(min(point.context, shape.max_model_len - 3 * NUM_STEPS), 20)
 
 
-def _num_tokens(bench: Bench, point: Point, shape: ModelShape) -> int:
+def num_tokens(bench: Bench, point: Point, shape: ModelShape) -> int:
+    """Room in KV storage that a measurement of the point takes."""
     batch = bench.pick(point.batch, min(point.batch, 2))
     return Decoder.num_tokens(batch, _context(bench, point, shape), 3 * num_steps(bench), BLOCK_SIZE)
 
 
-def measure_point(
-    bench: Bench, runner: Started, shape: ModelShape, name: str, point: Point, weights: str, *, is_ahead: bool = True
-) -> Row:
+def measure_point(bench: Bench, runner: Started, shape: ModelShape, variant: Variant, point: Point) -> Row:
     """The row of one point; of the first point also what the host costs and whether the device waits."""
     context, batch = _context(bench, point, shape), bench.pick(point.batch, min(point.batch, 2))
-    count = num_steps(bench)
+    count, is_ahead, is_headline = num_steps(bench), variant.is_ahead, point == HEADLINE
     decoder = Decoder(runner.runner, BLOCK_SIZE, batch=batch, context=context, num_steps=3 * count, params=GREEDY)
-    decoder.fill(bench.pick(8192, 16))
-    decoder.steps(bench.pick(10, 3), is_ahead=is_ahead)  # whatever is recorded at first need is recorded now
-    is_headline = point == HEADLINE
-    samples = [decoder.steps(count, is_ahead=is_ahead) for _ in range(2 if is_headline else 1)]
-    medians = [statistics.median(sample) for sample in samples]
-    step_s = min(medians)
-    if is_headline and is_ahead:
-        bench.attempt(
-            f"{name} host overhead per step, {point.name}",
-            "us",
-            lambda: _device_rows(bench, decoder, name, point, step_s),
-        )
-    decoder.end()
+    with decoding(decoder, bench.pick(8192, 16)):
+        decoder.steps(bench.pick(10, 3), is_ahead=is_ahead)  # whatever is recorded at first need is recorded now
+        samples = [decoder.steps(count, is_ahead=is_ahead) for _ in range(2 if is_headline else 1)]
+        medians = [statistics.median(sample) for sample in samples]
+        step_s = min(medians)
+        if is_headline and is_ahead:
+            title = f"{variant.name} host overhead per step, {point.name}"
+            bench.attempt(title, "us", lambda: _device_rows(bench, decoder, variant.name, point, step_s))
     ceilings = bench.floor_ceilings()
-    floor_s = None if ceilings is None else decode_s(shape, batch, context + count, ceilings, weights)
+    floor_ms = None
+    if ceilings is not None:
+        floor_ms = 1e3 * decode_s(shape, batch, context + count, ceilings, variant.weights, variant.kv_bits)
     everything = sorted(step for sample in samples for step in sample)
     slow_s = everything[int(0.99 * len(everything))]
     note = f"p99 {1e3 * slow_s:.3f} ms, {batch / step_s:,.0f} tok/s, context from {context}"
     spread = abs(medians[0] - medians[-1]) / step_s if is_headline else None
-    floor_ms = None if floor_s is None else 1e3 * floor_s
-    return Row(f"{name} decode, {point.name}", "ms", 1e3 * step_s, floor_ms, spread, note)
+    return Row(f"{variant.name} decode, {point.name}", "ms", 1e3 * step_s, floor_ms, spread, note)
 
 
 def _device_rows(bench: Bench, decoder: Decoder, name: str, point: Point, step_s: float) -> Row:
@@ -147,9 +164,9 @@ def _prefills(bench: Bench, runner: Started, shape: ModelShape, name: str, longe
 
 
 def _prefill(bench: Bench, runner: Started, shape: ModelShape, length: int, title: str) -> Row:
-    num_tokens = bench.pick(min(length, shape.max_model_len - 1), 20)
-    times = list(prefill_times(runner.runner, BLOCK_SIZE, num_tokens, bench.pick(6, 2)))[1:]
+    length = bench.pick(min(length, shape.max_model_len - 1), 20)
+    times = list(prefill_times(runner.runner, BLOCK_SIZE, length, bench.pick(6, 2)))[1:]
     ceilings: Ceilings | None = bench.floor_ceilings()
-    floor_ms = None if ceilings is None else 1e3 * prefill_s(shape, num_tokens, ceilings)
+    floor_ms = None if ceilings is None else 1e3 * prefill_s(shape, length, ceilings)
     step_s = statistics.median(times)
-    return Row(title, "ms", 1e3 * step_s, floor_ms, note=f"{num_tokens / step_s:,.0f} tok/s")
+    return Row(title, "ms", 1e3 * step_s, floor_ms, note=f"{length / step_s:,.0f} tok/s")

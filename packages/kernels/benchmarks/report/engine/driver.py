@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Protocol
 
@@ -135,6 +136,19 @@ class Decoder:
                 block_copies=copies or [],
             )
         )
+
+
+@contextmanager
+def decoding(decoder: Decoder, max_num_batched_tokens: int) -> Iterator[Decoder]:
+    """The batch filled, and removed afterwards, also from a runner that has failed as far as it allows."""
+    try:
+        decoder.fill(max_num_batched_tokens)
+        yield decoder
+    except BaseException:
+        with suppress(Exception):  # what failed first is what is told
+            decoder.end()
+        raise
+    decoder.end()
 
 
 def prefill_times(runner: Runner, block_size: int, num_tokens: int, num_times: int) -> Iterator[float]:

@@ -17,6 +17,8 @@ from report.bench import Bench
 from report.floors import ModelShape
 
 BLOCK_SIZE = 16
+KV_SHARE = 0.85
+"""Of the memory that is left: recorded steps and peers need some as well."""
 
 
 def config(shape: ModelShape) -> dict[str, Any]:
@@ -100,8 +102,8 @@ def _start(bench: Bench, runner: ModelRunner, num_tokens: int) -> Started:
     runner.load_model()
     bench.synchronize()
     times.append(time.perf_counter())
-    available = runner.available_kv_bytes(is_size_given=True) // runner.kv_cache_spec().bytes_per_block
-    num_blocks = min(available, -(-num_tokens // BLOCK_SIZE))
+    available = int(KV_SHARE * runner.available_kv_bytes(is_size_given=True))
+    num_blocks = min(available // runner.kv_cache_spec().bytes_per_block, -(-num_tokens // BLOCK_SIZE))
     runner.initialize_kv_cache(num_blocks)
     bench.synchronize()
     times.append(time.perf_counter())
