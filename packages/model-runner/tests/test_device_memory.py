@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-import torch
 
 from llmstack_model_runner import device_memory
 
@@ -20,9 +19,4 @@ def test_a_size_that_was_asked_for_may_take_all_that_is_left(
     monkeypatch: pytest.MonkeyPatch, available: int | None, expected: int
 ) -> None:
     monkeypatch.setattr(device_memory, "available_memory_bytes", lambda: available)
-    assert device_memory.obtainable_kv_bytes(torch.device("cpu"), 7) == expected
-
-
-def test_a_gpu_gives_what_is_left_of_the_share() -> None:
-    assert device_memory.gpu_kv_bytes(free_bytes=90, total_bytes=100, utilization=0.5, working_bytes=15) == 25
-    assert device_memory.gpu_kv_bytes(free_bytes=10, total_bytes=100, utilization=0.5, working_bytes=15) == 0
+    assert device_memory.obtainable_host_kv_bytes(7) == expected

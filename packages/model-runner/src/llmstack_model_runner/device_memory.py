@@ -1,4 +1,4 @@
-"""How much memory KV storage may take on the device."""
+"""How much memory KV storage may take on a CPU, and giving memory back on any device."""
 
 from __future__ import annotations
 
@@ -23,32 +23,18 @@ def host_kv_bytes(available_bytes: int | None) -> int:
     return min(_MAX_HOST_KV_BYTES, int(available_bytes * _HOST_SHARE))
 
 
-def gpu_kv_bytes(free_bytes: int, total_bytes: int, utilization: float, working_bytes: int) -> int:
-    """What is left of the process's share of a GPU, less what is in use already and what a step needs."""
-    return max(0, int(total_bytes * utilization) - (total_bytes - free_bytes) - working_bytes)
+def available_host_kv_bytes() -> int:
+    """Memory that KV storage may take now, after the weights are loaded, unless the user asks for more."""
+    return host_kv_bytes(available_memory_bytes())
 
 
-def available_kv_bytes(device: torch.device, utilization: float, working_bytes: int) -> int:
-    """Memory that KV storage may take now, after the weights are loaded, unless the user asks for more.
+def obtainable_host_kv_bytes(working_bytes: int) -> int:
+    """All the memory that KV storage could have now; what nothing bounds is without end.
 
-    Args:
-        device: Where the model lies.
-        utilization: Share of a GPU's memory that the process may use.
-        working_bytes: What a step needs beside weights and KV storage.
+    `working_bytes`: What a step needs beside weights and KV storage.
     """
-    if device.type == "cpu":
-        return host_kv_bytes(available_memory_bytes())
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return gpu_kv_bytes(free_bytes, total_bytes, utilization, working_bytes)
-
-
-def obtainable_kv_bytes(device: torch.device, working_bytes: int) -> int:
-    """All the memory that KV storage could have now; what nothing bounds is without end."""
-    if device.type == "cpu":
-        available_bytes = available_memory_bytes()
-        return sys.maxsize if available_bytes is None else max(0, available_bytes - working_bytes)
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return max(0, free_bytes - working_bytes)
+    available_bytes = available_memory_bytes()
+    return sys.maxsize if available_bytes is None else max(0, available_bytes - working_bytes)
 
 
 def return_freed_memory(device: torch.device) -> None:

@@ -16,11 +16,12 @@ from llmstack_kernels.linear import bits_per_weight
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import ModelFilesError, overridden, read_json
 from llmstack_model_runner.block_copies import apply_block_copies
+from llmstack_model_runner.device.decode_graphs import decode_sizes
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
 from llmstack_model_runner.device.steps import DeviceSteps
 from llmstack_model_runner.device_memory import (
-    available_kv_bytes,
-    obtainable_kv_bytes,
+    available_host_kv_bytes,
+    obtainable_host_kv_bytes,
     return_freed_memory,
     working_bytes,
 )
@@ -29,9 +30,12 @@ from llmstack_model_runner.host_steps import HostSteps
 from llmstack_model_runner.input_batch import InputBatch
 from llmstack_model_runner.kv_cache_dtype import resolve_kv_cache_dtype
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
+from llmstack_model_runner.largest_steps import largest_steps
+from llmstack_model_runner.memory_profile import CudaMemoryProbe, MemoryProfile, profile_memory
 from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import choose_model_class
 from llmstack_model_runner.numeric_contract import check_deterministic, describe_numeric_contract
+from llmstack_model_runner.out_of_memory import allocation
 from llmstack_model_runner.part_masks import PartMasks
 from llmstack_model_runner.pooling.label_head import LabelHead
 from llmstack_model_runner.pooling.warm_up import pooling_warm_up_steps
@@ -61,6 +65,10 @@ from llmstack_types import (
 )
 
 logger = logging.getLogger(__name__)
+
+_LOWER = "lower --gpu-memory-utilization, --kv-cache-memory-bytes or --num-kv-blocks"
+_NUM_PROFILE_TOKENS = 256
+"""Room of the storage that the largest steps are computed with before there is a KV cache."""
 
 
 class ModelRunnerStateError(RuntimeError):
@@ -136,7 +144,8 @@ class ModelRunner:
             logger.info("CPU threads: %d", num_threads)
         if config.quantization is not None:
             logger.info("quantization: %s", describe_quantization(config.quantization, dtype, self._device))
-        load_weights(model, model_path, config.load_format, dtype, config.seed, config.quantization, self._device)
+        with allocation("the weights do not fit on the device", "use --quantization int8, or a smaller model"):
+            load_weights(model, model_path, config.load_format, dtype, config.seed, config.quantization, self._device)
         self._model = model
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype)
@@ -159,13 +168,40 @@ class ModelRunner:
         config, spec = self._config, self.kv_cache_spec()
         num_row_blocks = -(-config.max_model_len // config.block_size)
         needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
+        if self._device.type == "cuda":
+            share = 1.0 if is_size_given else config.gpu_memory_utilization
+            kv_bytes = self._profile_memory(share).kv_bytes(share) - spec.bytes_per_block  # a block is nobody's
+            return max(0, kv_bytes if is_size_given else min(needed_bytes, kv_bytes))
         token_bytes = spec.bytes_per_block // spec.block_size
         num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
         step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
         if is_size_given:
-            return obtainable_kv_bytes(self._device, step_bytes) // config.num_engines
-        available_bytes = available_kv_bytes(self._device, config.gpu_memory_utilization, step_bytes)
-        return min(needed_bytes, available_bytes // config.num_engines)
+            return obtainable_host_kv_bytes(step_bytes) // config.num_engines
+        return min(needed_bytes, available_host_kv_bytes() // config.num_engines)
+
+    def run_largest_steps(self) -> int:
+        """Computes the steps that need the most memory, with a small storage that goes again; the bytes of that.
+
+        Raises:
+            EngineStartError: There is not room even for these.
+        """
+        config, spec = self._config, self.kv_cache_spec()
+        num_blocks = -(-_NUM_PROFILE_TOKENS // spec.block_size)
+        self._allocate(num_blocks)
+        limits = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, spec.block_size)
+        for step in largest_steps(*limits, is_generative=spec.is_generative):
+            check_warm_up(self.execute_model(step).result())
+        self._release_kv_cache()
+        return (num_blocks + self._has_device_rows) * spec.bytes_per_block
+
+    def _profile_memory(self, share: float) -> MemoryProfile:
+        config, spec = self._config, self.kv_cache_spec()
+        is_recording = self._has_device_rows and not config.enforce_eager
+        sizes = decode_sizes(config.max_num_seqs, config.cuda_graph_sizes) if is_recording else []
+        profile = profile_memory(CudaMemoryProbe(self._device), self.run_largest_steps, len(sizes))
+        for line in profile.table(share, spec.bytes_per_block, spec.block_size, config.max_model_len):
+            logger.info("%s", line)
+        return profile
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates KV storage for `num_blocks` blocks and warms up, so that the first request is not slower.
@@ -174,21 +210,28 @@ class ModelRunner:
         """
         config, spec = self._config, self.kv_cache_spec()
         self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
+        steps = self._allocate(num_blocks, num_host_blocks)
+        max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+        warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
+        if not spec.is_generative:
+            warm_up = pooling_warm_up_steps(num_blocks, spec.block_size, max_num_tokens)
+        for step in warm_up:
+            check_warm_up(self.execute_model(step).result())
+        steps.finish_warm_up()
+        self.timing.reset()
+
+    def _allocate(self, num_blocks: int, num_host_blocks: int = 0) -> HostSteps | DeviceSteps:
+        """Storage, rows, and what computes steps."""
+        config, spec = self._config, self.kv_cache_spec()
         self._recovery = StepRecovery(self._make_room)
         dtype = getattr(torch, spec.kv_cache_dtype)
-        self._kv_caches = allocate_kv_storage(
-            spec.num_layers,
-            num_blocks + self._has_device_rows,  # one for the rows that fill a step up
-            spec.num_kv_heads,
-            spec.block_size,
-            spec.head_dim,
-            dtype,
-            self._device,
-        )
+        shape = (spec.num_kv_heads, spec.block_size, spec.head_dim, dtype)
+        num_device_blocks = num_blocks + self._has_device_rows  # one for the rows that fill a step up
+        num_bytes = num_device_blocks * spec.bytes_per_block
+        with allocation(f"the KV cache of {num_bytes} bytes could not be allocated", _LOWER):
+            self._kv_caches = allocate_kv_storage(spec.num_layers, num_device_blocks, *shape, self._device)
         if num_host_blocks:
-            self._host_kv_caches = allocate_kv_storage(
-                spec.num_layers, num_host_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim, dtype, "cpu"
-            )
+            self._host_kv_caches = allocate_kv_storage(spec.num_layers, num_host_blocks, *shape, "cpu")
         processors = LogitsProcessors(
             [make(config.max_num_seqs, spec.vocab_size, self._device) for make in self._logits_processor_types]
         )
@@ -196,14 +239,7 @@ class ModelRunner:
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors
         )
         self._steps = self._make_steps(self._batch)
-        max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
-        warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
-        if not spec.is_generative:
-            warm_up = pooling_warm_up_steps(num_blocks, spec.block_size, max_num_tokens)
-        for step in warm_up:
-            check_warm_up(self.execute_model(step).result())
-        self._steps.finish_warm_up()
-        self.timing.reset()
+        return self._steps
 
     @torch.inference_mode()
     def execute_model(
