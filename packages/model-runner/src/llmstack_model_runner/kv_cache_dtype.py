@@ -19,14 +19,20 @@ def resolve_kv_cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """The type that `name` asks for; `auto` is `dtype`, what the model computes in.
 
     Raises:
-        ValueError: Unknown name.
+        ValueError: Unknown name, or neither `dtype` nor one of 8 bits: no kernel reads another one.
     """
     if name == AUTO:
         return dtype
     if name not in _NAME_TO_DTYPE:
         known = ", ".join((AUTO, *_NAME_TO_DTYPE))
         raise ValueError(f"kv_cache_dtype {name[:64]!r} is not supported; {known} are")
-    return _NAME_TO_DTYPE[name]
+    stored_as = _NAME_TO_DTYPE[name]
+    if stored_as.itemsize > 1 and stored_as != dtype:
+        raise ValueError(
+            f"kv_cache_dtype {name}: the model computes in {dtype_name(dtype)}, and keys and values are stored in that "
+            f"or in fp8; use --dtype {name}"
+        )
+    return stored_as
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -149,7 +149,7 @@ class ModelRunner:
         self._model = model
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype)
-        self._numeric_contract = describe_numeric_contract(model, dtype, self._device, config.quantization)
+        self._numeric_contract = describe_numeric_contract(model, dtype, self._device, config.quantization, kv_dtype)
         logger.info("numeric contract: %s", self._numeric_contract)
         if config.enable_deterministic_inference:
             check_deterministic(self._numeric_contract)

@@ -12,9 +12,20 @@ from llmstack_model_runner.models import Encoder, Model
 HOLDS = "holds"
 
 
-def describe_numeric_contract(model: Model, dtype: torch.dtype, device: torch.device, quantization: str | None) -> str:
-    """`holds`, or `not promised` and why; for logs and `/server_info`."""
+def describe_numeric_contract(
+    model: Model,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None,
+    kv_cache_dtype: torch.dtype | None = None,
+) -> str:
+    """`holds`, or `not promised` and why; for logs and `/server_info`.
+
+    `kv_cache_dtype`: What keys and values are stored in; None is `dtype`.
+    """
     breaches = list(_find_breaches(model, dtype, device, quantization))
+    if device.type == "cpu" and kv_cache_dtype not in (None, dtype):
+        breaches.append(f"a KV cache of {str(kv_cache_dtype).removeprefix('torch.')} is read by PyTorch")
     return f"not promised: {', '.join(breaches)}" if breaches else HOLDS
 
 
