@@ -55,7 +55,7 @@ def time_calls(bench: Bench, calls: Sequence[Call], *, is_headline: bool = False
 
 def _median_s(bench: Bench, calls: Sequence[Call], is_captured: bool) -> float:
     if bench.device.type == "cpu":
-        return statistics.median(_wall_s(calls) for _ in range(2)) / len(calls)
+        return _wall_s(calls) / len(calls)
     rotation_s = _event_s(lambda: _run_all(calls), 2)
     num_rounds = max(1, min(64, math.ceil(MIN_REPLAY_S / rotation_s)))
     if not is_captured:

@@ -12,7 +12,7 @@ POINTS = (HEADLINE, Point(64, 1024))
 
 def run(bench: Bench) -> None:
     """Run-ahead, graphs, determinism. Fusion has no switch, so it is not here."""
-    for shape in (LLAMA_1B, LLAMA_8B, GPT2):
+    for shape in bench.pick((LLAMA_1B, LLAMA_8B, GPT2), (LLAMA_1B,)):
         for variant in variants(shape):
             if bench.has_time(12):
                 bench.attempt(variant.name, "ms", lambda v=variant: _measure(bench, v))  # type: ignore[misc]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llmstack_model_runner.device.twin import CpuTwin
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_types import ModelRunnerConfig
 from report.bench import Bench
@@ -86,11 +87,10 @@ def started(bench: Bench, shape: ModelShape, num_tokens: int, **options: Any) ->
     """
     fields = {"dtype": "bfloat16", "max_num_batched_tokens": bench.pick(8192, 64)} | options
     with model_folder(shape) as folder:
-        runner = ModelRunner(
-            ModelRunnerConfig(
-                str(folder), load_format="dummy", device=bench.device.type, block_size=BLOCK_SIZE, **fields
-            )
-        )
+        place = {"device": bench.device.type, "block_size": BLOCK_SIZE}
+        # A smoke run has the steps of a GPU too, on a CPU that does not forgive what a GPU would not.
+        runtime = CpuTwin() if bench.is_smoke else None
+        runner = ModelRunner(ModelRunnerConfig(str(folder), load_format="dummy", **place, **fields), runtime)
         try:
             yield _start(bench, runner, num_tokens)
         finally:

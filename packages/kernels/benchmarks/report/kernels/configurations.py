@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from llmstack_kernels.linear import linear
-from llmstack_kernels.linear.configurations import Configuration, candidates
+from llmstack_kernels.linear.configurations import FORMATS, Configuration, candidates
 from llmstack_kernels.linear.packed_formats import pack_chunks
 from llmstack_kernels.linear.quantization import quantize
 from llmstack_kernels.linear.triton import TritonLinear
@@ -42,7 +42,7 @@ def run(bench: Bench) -> None:
 
 
 def _work() -> Iterator[tuple[str, Layer]]:
-    for weight_format in ("plain", "int8", "int4"):
+    for weight_format in FORMATS:
         for shape in (LLAMA_8B, LLAMA_1B):
             for layer in layers(shape)[:-1]:
                 yield weight_format, layer

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from llmstack_kernels.linear import QUANTIZATIONS, bits_per_weight, linear, pack_linear
 from report.bench import Bench
-from report.floors import MODELS, ModelShape
+from report.floors import GPT2, LLAMA_1B, LLAMA_8B, ModelShape
 from report.rows import Row
 from report.timing import Timing, num_copies, time_calls
 
@@ -48,7 +48,7 @@ def layers(shape: ModelShape) -> list[Layer]:
 
 def run(bench: Bench) -> None:
     """bfloat16, rows independent of their number; then all layers together, which is what a step does."""
-    for shape in reversed(MODELS):
+    for shape in bench.pick((LLAMA_8B, LLAMA_1B, GPT2), (LLAMA_8B,)):
         totals: dict[int, list[tuple[Timing, Timing]]] = {rows: [] for rows in NUM_ROWS}
         for layer in layers(shape):
             if not bench.has_time(4):
@@ -72,9 +72,9 @@ def run(bench: Bench) -> None:
 
 def run_quantized(bench: Bench) -> None:
     """8B in every format that can be packed, then 1B."""
-    for shape in (MODELS[2], MODELS[1]):
+    for shape in bench.pick((LLAMA_8B, LLAMA_1B), (LLAMA_8B,)):
         for scheme in QUANTIZATIONS:
-            for layer in layers(shape)[:-1]:
+            for layer in layers(shape)[: bench.pick(-1, 1)]:
                 if bench.has_time(3):
                     title = f"{layer.title} {scheme}"
                     bench.attempt(title, "GB/s", lambda la=layer, s=scheme: _measure_quantized(bench, la, s))  # type: ignore[misc]
@@ -82,7 +82,7 @@ def run_quantized(bench: Bench) -> None:
 
 def make_weight(bench: Bench, layer: Layer) -> torch.Tensor:
     """Random, as it would be loaded; a smoke run has a small one."""
-    shape = bench.pick((layer.out_features, layer.in_features), (48, 128))
+    shape = bench.pick((layer.out_features, layer.in_features), (48, 64))
     return 0.02 * torch.randn(shape, dtype=bench.dtype, device=bench.device)
 
 
