@@ -28,13 +28,13 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "decode_inputs": {"cuda": (TRITON,)},
     "first_maximum": {"cpu": ("native",), "cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
-    "linear": {"cpu": ("native", "cpu")},
+    "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
     "paged_attention": {"cpu": ("native", "cpu")},
     "reshape_and_cache": {"cpu": ("native",)},
     "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "rotary_and_cache": {"cpu": ("composed",), "cuda": (TRITON,)},
     "rotary_embedding": {"cpu": ("native",), "cuda": (TRITON,)},
-    "sample_tokens": {},
+    "sample_tokens": {"cuda": (TRITON,)},
     "token_bitmask": {"cpu": ("native",), "cuda": (TRITON,)},
 }
 
