@@ -230,7 +230,8 @@ def test_steps_are_timed_by_phase(runner: ModelRunner) -> None:
     assert runner.timing.num_steps == before + 2
     phases_s = runner.timing.phases_s
     assert all(phases_s[name] > 0.0 for name in ("prepare", "forward", "sample"))
-    assert phases_s["wait"] == 0.0 and runner.timing.host_s == sum(phases_s.values())
+    assert phases_s["wait"] == 0.0
+    assert runner.timing.host_s == sum(phases_s.values())
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused_by_number(tmp_path: Path) -> None:

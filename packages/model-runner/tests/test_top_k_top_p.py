@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmstack_model_runner.sampling.top_k_top_p import exact_top_k, num_kept, top_k_top_p_mask
+from llmstack_model_runner.sampling.top_k_top_p import _top_k_by_keys, exact_top_k, num_kept, top_k_top_p_mask
 
 # Few different values, so that ties are everywhere; powers of two, so that sums are exact.
 TIED_ROWS = st.integers(1, 20).flatmap(
@@ -39,6 +39,14 @@ def test_the_k_largest_are_taken_with_ties_by_lowest_id(rows: list[list[float]],
     values, indices = exact_top_k(torch.tensor(rows), k)
     assert indices.tolist() == [reference_order(row)[:k] for row in rows]
     assert values.tolist() == [[row[i] for i in reference_order(row)[:k]] for row in rows]
+
+
+@given(st.lists(st.sampled_from([0.0, -0.0, 1.5, -1.5, float("-inf"), 3e38, -3e38, 1e-40]), min_size=1), st.data())
+def test_a_device_takes_the_same_without_being_asked_for_ties(row: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(row)))
+    values, indices = _top_k_by_keys(torch.tensor([row, row[::-1]]), k)
+    assert indices.tolist() == [reference_order(row)[:k], reference_order(row[::-1])[:k]]
+    assert torch.equal(values[0], torch.tensor(row)[indices[0]])
 
 
 @pytest.mark.parametrize("k", [1, 20, 64, 65, 300])

@@ -12,7 +12,7 @@ import torch
 from llmstack_kernels.decode_inputs import FIRST_BLOCK, DecodeInputs, advance_rows, decode_inputs
 from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.device.rows import DeviceRows
-from llmstack_model_runner.device.runtime import DeviceRuntime, Graph
+from llmstack_model_runner.device.runtime import DeviceRuntime, Graph, NotRecordableError
 from llmstack_model_runner.device.sampling_rows import DeviceSamplingRows, SamplingVariant
 from llmstack_model_runner.device.staging import Staging
 from llmstack_model_runner.models.base import CausalLM, KVCaches
@@ -74,6 +74,7 @@ class DecodeGraphs:
         self._block_size = block_size
         self._graphs: dict[_Key, Graph] = {}
         self._refused: set[_Key] = set()
+        self._reason_for_none = ""
         num_rows, num_blocks = self._sizes[-1], rows.state.shape[1] - FIRST_BLOCK
         device = runtime.device
         self._max_seq_len = num_blocks * block_size
@@ -114,12 +115,14 @@ class DecodeGraphs:
 
     def describe(self) -> str:
         """For logs."""
+        if self._reason_for_none:
+            return f"not recorded: {self._reason_for_none}"
         megabytes = self._runtime.graph_bytes / 1e6
         recorded = f"{len(self._graphs)} recordings of up to {self._sizes[-1]} rows take {megabytes:.0f} MB"
         return f"{recorded}; no room for {len(self._refused)} more" if self._refused else recorded
 
     def _launch(self, rows: IntArray, variant: SamplingVariant | None) -> bool:
-        if len(rows) > self._sizes[-1]:
+        if len(rows) > self._sizes[-1] or self._reason_for_none:
             return False
         size = self._sizes[bisect_left(self._sizes, len(rows))]
         graph = self._graph(size, variant)
@@ -140,7 +143,7 @@ class DecodeGraphs:
 
     def _graph(self, size: int, variant: SamplingVariant | None) -> Graph | None:
         key = (size, variant)
-        if key not in self._graphs and key not in self._refused:
+        if key not in self._graphs and key not in self._refused and not self._reason_for_none:
             self._record(key)
         return self._graphs.get(key)
 
@@ -156,6 +159,9 @@ class DecodeGraphs:
         except torch.OutOfMemoryError:
             logger.warning("no memory to record decodes of %d rows: they run operation by operation", size)
             self._refused.add(key)
+        except NotRecordableError as error:
+            logger.warning("decode steps cannot be recorded, and run operation by operation: %s", error)
+            self._reason_for_none, self._graphs = str(error), {}
 
     def _compute(self, size: int, variant: SamplingVariant | None) -> None:
         rows, inputs = self._row_numbers[:size], _first(self._inputs, size)

@@ -9,6 +9,10 @@ from typing import Protocol
 import torch
 
 
+class NotRecordableError(RuntimeError):
+    """The device refused to record the work; nothing else is wrong with it."""
+
+
 class Transfer(Protocol):
     """A copy under way."""
 
@@ -61,6 +65,7 @@ class DeviceRuntime(Protocol):
 
         Raises:
             torch.OutOfMemoryError: There is no room for it; nothing has been kept.
+            NotRecordableError: The work can be done, but not recorded.
         """
         ...
 
@@ -120,9 +125,16 @@ class CudaRuntime:
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         num_free_bytes, _ = torch.cuda.mem_get_info(self.device)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may use the device meanwhile: swaps, another engine's start.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            # Other threads of the process may use the device meanwhile: swaps, another engine's start.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                work()
+        except torch.OutOfMemoryError:
+            torch.cuda.set_stream(stream)
+            raise
+        except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # PyTorch stays on the recording's own if that cannot be ended
+            raise NotRecordableError(str(error).partition("\n")[0]) from error
         self.graph_bytes += max(0, num_free_bytes - torch.cuda.mem_get_info(self.device)[0])
         return graph

@@ -20,6 +20,8 @@ def exact_top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     full of ties.
     """
     k = min(k, values.shape[-1])
+    if values.device.type != "cpu":
+        return _top_k_by_keys(values, k)
     selected = select_largest(values, k) if k else None
     if selected is not None:
         candidates, indices = selected
@@ -34,6 +36,17 @@ def exact_top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
             rows = is_cut.nonzero().squeeze(-1)
             indices[rows] = _repair_cut(values[rows], top[rows], indices[rows])
     return _order_ties(values, indices)
+
+
+def _top_k_by_keys(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same without asking the device whether there are ties: value and index make one integer, so that none are."""
+    bits = (values + 0.0).view(torch.int32)  # of the two zeros one
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # ascending as the values are
+    num_values = values.shape[-1]
+    places = torch.arange(num_values - 1, -1, -1, device=values.device)
+    keys = torch.topk(ordered * num_values + places, k, dim=-1).values
+    indices = num_values - 1 - keys.remainder(num_values)
+    return values.gather(-1, indices), indices
 
 
 def _order_ties(values: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,293 @@
+"""A runner whose rows live on a device says what the one on the host says, request by request, one step ahead of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmstack_kernels.native import library
+from llmstack_model_runner.device.runtime import DeviceRuntime
+from llmstack_model_runner.device.testing import AheadDriver
+from llmstack_model_runner.device.twin import CpuTwin
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
+from llmstack_types import ModelRunnerConfig, NumericalError, SamplingParams, TokenMasks
+
+NUM_BLOCKS = 96
+MAX_NUM_SEQS = 6
+VOCAB_SIZE = 97
+GREEDY = SamplingParams(temperature=0.0)
+
+pytestmark = pytest.mark.skipif(library() is None, reason="equality to the bit needs the native kernels: not built")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gpt2_checkpoint(tmp_path_factory.mktemp("gpt2"), n_embd=64)
+
+
+def start(folder: Path, runtime: DeviceRuntime | None, **changes: Any) -> ModelRunner:
+    values: dict[str, Any] = {"max_model_len": 64, "max_num_batched_tokens": 128, "max_num_seqs": MAX_NUM_SEQS}
+    runner = ModelRunner(ModelRunnerConfig(str(folder), block_size=4, device="cpu", **{**values, **changes}), runtime)
+    runner.load_model()
+    torch.set_num_threads(1)
+    runner.initialize_kv_cache(NUM_BLOCKS)
+    return runner
+
+
+@pytest.fixture(scope="module")
+def host(folder: Path) -> ModelRunner:
+    return start(folder, None)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> ModelRunner:
+    return start(folder, CpuTwin())
+
+
+@pytest.fixture
+def device(loaded: ModelRunner) -> Iterator[ModelRunner]:
+    """The shared runner, whose rows are removed again by what each test leaves."""
+    yield loaded
+    loaded.initialize_kv_cache(NUM_BLOCKS)
+
+
+class Judge:
+    """Knows what a request says: what it says alone, on the host."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._known: dict[str, tuple[list[int], list[object]]] = {}
+
+    def check(self, driver: AheadDriver) -> None:
+        for name, request in driver.requests.items():
+            outputs, logprobs = self._alone(request.prompt, request.params)
+            assert request.outputs == outputs[: len(request.outputs)], (name, request.params)
+            assert len(request.logprobs) in (0, len(request.outputs))
+            assert request.logprobs == logprobs[: len(request.logprobs)]
+            assert not request.error
+
+    def _alone(self, prompt: list[int], params: SamplingParams) -> tuple[list[int], list[object]]:
+        key = f"{prompt} {params}"
+        if key not in self._known:
+            self._known[key] = self._run(prompt, params)
+        return self._known[key]
+
+    def _run(self, prompt: list[int], params: SamplingParams) -> tuple[list[int], list[object]]:
+        driver = StepDriver(self._runner, NUM_BLOCKS)
+        driver.add("alone", prompt, params)
+        logprobs: list[object] = []
+        for _ in range(24):
+            output = driver.step({"alone": driver.num_left("alone")})
+            logprobs += output.logprobs.get("alone", [])
+        driver.remove("alone")
+        driver.step({})
+        return driver.outputs["alone"], logprobs
+
+
+@pytest.fixture(scope="module")
+def judge(host: ModelRunner) -> Judge:
+    return Judge(host)
+
+
+def random_params(draw: random.Random) -> SamplingParams:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.7, "top_k": 5, "min_p": 0.01},
+        {"temperature": 1.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"temperature": 0.0, "frequency_penalty": 0.4, "min_tokens": 4, "stop_token_ids": (1, 2, 3)},
+        {"temperature": 1.0, "logprobs": 2},
+        {"temperature": 1.0, "typical_p": 0.8},  # the host samples these two
+        {"temperature": 0.0, "logit_bias": {5: 3.0}, "bad_words_token_ids": ((7, 8), (9,))},
+    ]
+    return SamplingParams(seed=draw.randrange(50), **draw.choice(kinds))
+
+
+def play(draw: random.Random, driver: AheadDriver, num_steps: int) -> None:
+    """Anything a scheduler may do: arrivals, chunks, decodes of some rows, preemptions, ends, steps without rows."""
+    names = iter(range(1000))
+    running: list[str] = []
+    for _ in range(num_steps):
+        if len(running) < MAX_NUM_SEQS and draw.random() < 0.6:
+            name = f"request-{next(names)}"
+            prompt = draw.choices(range(VOCAB_SIZE), k=draw.choice([1, 2, draw.randint(3, 30)]))
+            driver.add(name, prompt, random_params(draw))
+            running.append(name)
+        chosen = [name for name in running if draw.random() < 0.9 and driver.is_ready(name)]
+        lefts = {name: driver.requests[name].num_left for name in chosen}
+        driver.step({name: draw.choice([left, left, draw.randint(1, left)]) for name, left in lefts.items()})
+        if running and draw.random() < 0.15:
+            driver.take_row(draw.choice(running))
+        for name in list(running):
+            request = driver.requests[name]
+            if len(request.outputs) + request.num_under_way >= 20 or draw.random() < 0.03:
+                driver.take_row(name)
+                running.remove(name)
+    driver.land()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_schedule_brings_what_each_request_says_alone(device: ModelRunner, judge: Judge, seed: int) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    play(random.Random(seed), driver, 40)
+    judge.check(driver)
+    assert sum(len(request.outputs) for request in driver.requests.values()) > 20
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_any_schedule_brings_what_each_request_says_alone_in_many_plays(
+    device: ModelRunner, judge: Judge, seed: int
+) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    play(random.Random(seed), driver, 60)
+    judge.check(driver)
+
+
+@pytest.mark.parametrize("changes", [{"enforce_eager": True}, {"cuda_graph_sizes": (3,)}], ids=str)
+def test_steps_that_are_not_recorded_say_the_same(folder: Path, judge: Judge, changes: dict[str, Any]) -> None:
+    runner = start(folder, CpuTwin(), **changes)
+    driver = AheadDriver(runner, NUM_BLOCKS)
+    play(random.Random(7), driver, 40)
+    judge.check(driver)
+
+
+def decodes(driver: AheadDriver, names: list[str], num_steps: int) -> None:
+    for _ in range(num_steps):
+        driver.step({name: driver.requests[name].num_left for name in names})
+
+
+def test_a_steady_decode_sends_no_more_than_new_block_ids(
+    device: ModelRunner, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    for index in range(3):
+        driver.add(f"{index}", [index + 1] * 4, GREEDY)
+    decodes(driver, ["0", "1", "2"], 2)
+    sent: list[list[int]] = []
+    staging: Any = device._steps._staging  # type: ignore[union-attr]  # what is sent is the point
+    send = staging.send
+
+    def note_and_send(arrays: list[Any]) -> Any:
+        sent.append([len(array) for array in arrays])
+        return send(arrays)
+
+    monkeypatch.setattr(staging, "send", note_and_send)
+    decodes(driver, ["0", "1", "2"], 8)
+    driver.land()
+    assert sent == [[3], [3]]  # two of eight steps begin a block, of each row
+    judge.check(driver)
+
+
+def test_results_come_a_step_later_without_the_host_having_waited(device: ModelRunner) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    driver.add("a", [1, 2, 3], GREEDY)
+    waits: list[float] = []
+    for _ in range(5):
+        device.timing.reset()
+        driver.step({"a": driver.requests["a"].num_left})
+        waits.append(device.timing.phases_s["wait"])
+        assert driver.requests["a"].num_under_way == 1
+    assert waits[0] == 0.0  # nothing to read yet
+
+
+def test_drafts_are_verified_before_anything_follows(device: ModelRunner, host: ModelRunner) -> None:
+    outputs = []
+    for runner in (host, device):
+        driver = StepDriver(runner, NUM_BLOCKS)
+        driver.add("a", [1, 2, 3], SamplingParams(temperature=1.0, seed=3, presence_penalty=0.5))
+        driver.add("b", [4, 5], GREEDY)
+        driver.step({"a": 3, "b": 2})
+        first = driver.step({"a": 1, "b": 1}).sampled_token_ids
+        for draft in (first[0][0], 17, 20):
+            driver.step({"a": 1, "b": 1}, {"a": [draft, 30]})
+            driver.step({"a": driver.num_left("a"), "b": 1})
+        outputs.append(driver.outputs)
+        for name in ("a", "b"):
+            driver.remove(name)
+        driver.step({})
+    assert outputs[0] == outputs[1]
+
+
+def test_masks_are_asked_for_once_and_kept_to(device: ModelRunner, judge: Judge) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    driver.add("free", [1, 2, 3], GREEDY)
+    driver.add("bound", [1, 2, 3], SamplingParams(temperature=1.0, seed=1))
+    num_calls = 0
+
+    def masks() -> TokenMasks:
+        nonlocal num_calls
+        num_calls += 1
+        bits = bytearray(4 * -(-VOCAB_SIZE // 32))
+        bits[11 // 8] |= 1 << 11 % 8
+        return TokenMasks(["bound"], bits)
+
+    execute = device.execute_model
+    driver._runner = type("Masked", (), {"execute_model": staticmethod(lambda step: execute(step, masks))})()
+    decodes(driver, ["free", "bound"], 4)
+    driver.land()
+    assert driver.requests.pop("bound").outputs == [11] * 4
+    assert num_calls == 4
+    judge.check(driver)
+
+
+def test_a_row_whose_logits_are_no_numbers_ends_alone(folder: Path, judge: Judge) -> None:
+    runner = start(folder, CpuTwin())
+    model: Any = runner._model
+    with torch.inference_mode():
+        model._positions.weight[30] = torch.nan
+    driver = AheadDriver(runner, NUM_BLOCKS)
+    driver.add("bad", [1] * 29, GREEDY)
+    driver.add("good", [3, 4, 5], GREEDY)
+    decodes(driver, ["good", "bad"], 4)  # the fourth was started before the third was known to have failed
+    driver.take_row("bad")
+    decodes(driver, ["good"], 3)
+    driver.land()
+    bad = driver.requests.pop("bad")
+    assert bad.error == NumericalError.TEXT
+    assert len(bad.outputs) == 2  # positions 28 and 29
+    judge.check(driver)
+
+
+def test_prompts_with_logprobs_and_pooling_rows_are_what_they_are_on_the_host(
+    device: ModelRunner, host: ModelRunner
+) -> None:
+    found = []
+    for runner in (host, device):
+        driver = StepDriver(runner, NUM_BLOCKS)
+        driver.add("a", [1, 2, 3, 4, 5], SamplingParams(temperature=0.0, prompt_logprobs=2, logprobs=1))
+        driver.add("b", [7, 8], GREEDY)
+        outputs = [driver.step({"a": 3, "b": 2}), driver.step({"a": 2, "b": 1}), driver.step({"a": 1, "b": 1})]
+        found.append([(one.sampled_token_ids, one.logprobs, one.prompt_logprobs) for one in outputs])
+        for name in ("a", "b"):
+            driver.remove(name)
+        driver.step({})
+    assert found[0] == found[1]
+
+
+def test_a_step_that_fails_half_way_is_computed_again_from_what_the_host_knows(
+    device: ModelRunner, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    driver.add("a", [1, 2, 3], SamplingParams(temperature=1.0, seed=4, presence_penalty=0.3))
+    driver.add("b", [4, 5], GREEDY)
+    decodes(driver, ["a", "b"], 4)
+    runtime: Any = device._steps._runtime  # type: ignore[union-attr]  # the fault
+    fetch, failures = runtime.fetch, iter([True])
+
+    def fail_once(tensors: list[torch.Tensor]) -> object:
+        if next(failures, False):  # the device has advanced its rows by now
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return fetch(tensors)
+
+    monkeypatch.setattr(runtime, "fetch", fail_once)
+    decodes(driver, ["a", "b"], 4)
+    driver.land()
+    judge.check(driver)
