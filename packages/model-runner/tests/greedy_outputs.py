@@ -1,7 +1,7 @@
 """Greedy tokens of the model folders named on the command line, run in a process whose environment names the kernels.
 
-`python greedy_outputs.py NUM_TOKENS FOLDER...` prints JSON: for each folder the tokens of both prompts in float32, and
-what ran each operation.
+`python greedy_outputs.py DEVICE NUM_TOKENS FOLDER...` prints JSON: for each folder the tokens of both
+prompts in float32, and what ran each operation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from llmstack_types import ModelRunnerConfig, SamplingParams
 NUM_BLOCKS = 32
 
 
-def greedy(folder: str, num_tokens: int) -> dict[str, object]:
+def greedy(folder: str, device: str, num_tokens: int) -> dict[str, object]:
     """The first prompt decodes alone, then beside the second one's prefill, then beside its decodes."""
-    config = ModelRunnerConfig(folder, max_model_len=num_tokens + 2, block_size=16, dtype="float32")
+    max_model_len = num_tokens + 2
+    config = ModelRunnerConfig(folder, device=device, max_model_len=max_model_len, block_size=16, dtype="float32")
     runner = ModelRunner(config)
     runner.load_model()
     runner.initialize_kv_cache(NUM_BLOCKS)
@@ -35,4 +36,5 @@ def greedy(folder: str, num_tokens: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({Path(folder).name: greedy(folder, int(sys.argv[1])) for folder in sys.argv[2:]}))
+    _, device, num_tokens, *folders = sys.argv
+    print(json.dumps({Path(folder).name: greedy(folder, device, int(num_tokens)) for folder in folders}))
