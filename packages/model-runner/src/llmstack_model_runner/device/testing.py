@@ -1,4 +1,4 @@
-"""For tests: a driver that is one step ahead of the results, as an engine core under asynchronous scheduling is."""
+"""For tests: a driver that is one step ahead, as an engine core that schedules ahead is, and a runner on a twin."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmstack_model_runner.device.twin import CpuTwin
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_types import ModelRunnerOutput, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+from llmstack_types import (
+    ModelRunnerConfig,
+    ModelRunnerOutput,
+    NewRequest,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 
 @dataclass
@@ -101,3 +109,10 @@ class AheadDriver:
         while len(request.blocks) * self._block_size < request.num_computed:
             request.blocks.append(self._free_blocks.pop())
         return ScheduledRequest(name, start, num_tokens, request.blocks[known:])
+
+
+class TwinModelRunner(ModelRunner):
+    """A runner on the twin of a device; an engine core finds it by its name, `module:Class`."""
+
+    def __init__(self, config: ModelRunnerConfig) -> None:
+        super().__init__(config, CpuTwin())

@@ -1,0 +1,92 @@
+"""An engine core that schedules ahead of a device says what one does that waits for the host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
+from llmstack_engine_core.testing import check_model_runner
+from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
+
+testing = pytest.importorskip("llmstack_model_runner.testing")
+native = pytest.importorskip("llmstack_kernels.native")
+twins = pytest.importorskip("llmstack_model_runner.device.testing")
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="equality to the bit needs the native kernels")
+
+TWIN = "llmstack_model_runner.device.testing:TwinModelRunner"
+LIMITS: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 5, "max_num_batched_tokens": 32}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 48, "intermediate_size": 56,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "seeded": SamplingParams(temperature=0.7, seed=1),
+    "nucleus": SamplingParams(temperature=1.0, seed=2, top_p=0.7, logprobs=2),
+    "penalised": SamplingParams(temperature=0.0, frequency_penalty=0.4, repetition_penalty=1.1),
+    "stopped": SamplingParams(temperature=0.0, min_tokens=7, stop_token_ids=tuple(range(0, 97, 3))),
+    "biased": SamplingParams(temperature=1.0, seed=3, logit_bias={5: 2.0}),
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "preemption": {"num_blocks": 30},
+    "swap": {"num_blocks": 30, "num_host_blocks": 64},
+}
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        return str(testing.write_gpt2_checkpoint(folder, seed=5, n_embd=64))
+    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    return str(testing.write_random_weights(folder, seed=5))
+
+
+def build(model_path: str, runner: str, speculative: SpeculativeConfig | None = None, **changes: Any) -> EngineCore:
+    num_drafts = 0 if speculative is None else speculative.num_speculative_tokens
+    model = ModelRunnerConfig(model_path, block_size=4, device="cpu", max_num_drafts=num_drafts, **LIMITS)
+    scheduler = SchedulerConfig(speculative=speculative, **LIMITS)
+    return build_engine_core(EngineConfig(model, runner=runner, scheduler=scheduler, **{"num_blocks": 144} | changes))
+
+
+def run(core: EngineCore) -> dict[str, list[object]]:
+    """Tokens and log-probabilities of all requests; one of them is aborted in the midst of its decode."""
+    told: dict[str, list[object]] = {}
+    for number in range(2):
+        prompt = [11, 22, 33, 44 + number, 55] * 3 + [11, 22]
+        for name, params in PARAMS.items():
+            told[f"{name}-{number}"] = []
+            core.add_request(EngineCoreRequest(f"{name}-{number}", prompt[: 17 - 6 * number], params))
+    while core.has_unfinished_requests():
+        for output in core.step().outputs:
+            assert output.error is None, output.error
+            told[output.request_id] += [*output.new_token_ids, *(output.logprobs or ())]
+        if len(told["greedy-1"]) == 5:
+            core.abort_requests(["greedy-1"])
+    core.shutdown()
+    return {name: values[:5] if name == "greedy-1" else values for name, values in told.items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scheduling_ahead_of_a_device_changes_no_output(model_path: str, variant: str) -> None:
+    waiting = run(build(model_path, "default", **VARIANTS[variant]))
+    ahead = run(build(model_path, TWIN, async_scheduling=True, **VARIANTS[variant]))
+    assert ahead == waiting
+    assert sum(map(len, ahead.values())) > 150
+
+
+def test_drafts_on_a_device_change_no_output(model_path: str) -> None:
+    lookup = SpeculativeConfig("ngram", 3, prompt_lookup_max=3, prompt_lookup_min=1)
+    assert run(build(model_path, TWIN, lookup)) == run(build(model_path, "default"))
+
+
+def test_a_runner_on_a_device_does_what_the_engine_core_asks_of_one(model_path: str) -> None:
+    config = ModelRunnerConfig(model_path, max_model_len=64, max_num_seqs=4, block_size=4, device="cpu")
+    check_model_runner(lambda: twins.TwinModelRunner(config))
