@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from llmstack_model_runner.block_copies import apply_block_copies
+from llmstack_model_runner.block_copies import DirectBlockCopies
 from llmstack_types import SchedulerOutput
 
 
@@ -13,6 +13,10 @@ def storage_of(num_blocks, offset=0.0):
     return [
         (numbers.expand(-1, 2, 4, 3).clone() + 100 * layer, -numbers.expand(-1, 2, 4, 3).clone()) for layer in range(2)
     ]
+
+
+def apply_block_copies(scheduled, storage, host):
+    DirectBlockCopies(storage, host).apply(scheduled)
 
 
 def contents(storage):

@@ -3,46 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from llmstack_types import SchedulerOutput
 
+Pairs = Sequence[tuple[int, int]]
 KVStorage = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, each [num_blocks, num_kv_heads, block_size, head_dim]."""
 
+_SIZE_TO_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
-def apply_block_copies(scheduled: SchedulerOutput, storage: KVStorage, host_storage: KVStorage) -> None:
-    """Performs a step's copies in their order: swap-outs, swap-ins, copies on the device.
 
-    Raises:
-        ValueError: A block lies outside of its storage; nothing has been copied.
-    """
-    pairs = (scheduled.swap_outs, scheduled.swap_ins, scheduled.block_copies)
-    if not any(pairs):
-        return
-    num_blocks, num_host_blocks = _num_blocks(storage), _num_blocks(host_storage)
+class BlockCopies(Protocol):
+    """Performs copies of blocks."""
+
+    def apply(self, scheduled: SchedulerOutput) -> None:
+        """Performs a step's copies in their order: swap-outs, swap-ins, copies on the device.
+
+        Raises:
+            ValueError: A block lies outside of its storage; nothing has been copied.
+        """
+        ...
+
+    def close(self) -> None:
+        """Waits for copies under way and gives memory back. The last call."""
+        ...
+
+
+class DirectBlockCopies:
+    """Both storages can be read and written at once: the host's memory, on a CPU."""
+
+    def __init__(self, storage: KVStorage, host_storage: KVStorage) -> None:
+        """`host_storage` is empty where nothing is swapped."""
+        self._storage = flat_storage(storage)
+        self._host_storage = flat_storage(host_storage)
+
+    def apply(self, scheduled: SchedulerOutput) -> None:
+        """As `BlockCopies.apply`; over at its return."""
+        check_copies(scheduled, num_blocks_of(self._storage), num_blocks_of(self._host_storage))
+        _copy(scheduled.swap_outs, self._storage, self._host_storage)
+        _copy(scheduled.swap_ins, self._host_storage, self._storage)
+        for independent in independent_runs(scheduled.block_copies):
+            _copy(independent, self._storage, self._storage)
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+def flat_storage(storage: KVStorage) -> list[torch.Tensor]:
+    """Keys and values of all layers one after the other, as integers: every type of them can be gathered."""
+    tensors = [tensor for layer in storage for tensor in layer]
+    return [tensor.view(_SIZE_TO_INTEGERS[tensor.element_size()]) for tensor in tensors]
+
+
+def num_blocks_of(storage: Sequence[torch.Tensor]) -> int:
+    """Of a flat storage."""
+    return storage[0].shape[0] if storage else 0
+
+
+def check_copies(scheduled: SchedulerOutput, num_blocks: int, num_host_blocks: int) -> None:
+    """ValueError, naming the list, where a block lies outside of its storage."""
     _check(scheduled.swap_outs, num_blocks, num_host_blocks, "swap_outs")
     _check(scheduled.swap_ins, num_host_blocks, num_blocks, "swap_ins")
     _check(scheduled.block_copies, num_blocks, num_blocks, "block_copies")
-    _copy(scheduled.swap_outs, storage, host_storage)
-    _copy(scheduled.swap_ins, host_storage, storage)
-    for independent in _independent_runs(scheduled.block_copies):
-        _copy(independent, storage, storage)
 
 
-def _copy(pairs: Sequence[tuple[int, int]], sources: KVStorage, destinations: KVStorage) -> None:
-    """Copies pairs of which none reads, or writes, what another one writes."""
-    if not pairs:
-        return
-    columns = torch.tensor(pairs, dtype=torch.int64).T  # [2, num_pairs]
-    for layer_sources, layer_destinations in zip(sources, destinations, strict=True):
-        for source, destination in zip(layer_sources, layer_destinations, strict=True):
-            blocks = source[columns[0].to(source.device)]
-            destination[columns[1].to(destination.device)] = blocks.to(destination.device)
-
-
-def _independent_runs(pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+def independent_runs(pairs: Pairs) -> list[list[tuple[int, int]]]:
     """Cuts the list where a pair reads or writes what an earlier one of its run has written."""
     runs: list[list[tuple[int, int]]] = [[]]
     written: set[int] = set()
@@ -55,11 +83,18 @@ def _independent_runs(pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, 
     return runs
 
 
-def _check(pairs: Sequence[tuple[int, int]], num_sources: int, num_destinations: int, name: str) -> None:
+def copy_rows(columns: torch.Tensor, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
+    """Copies pairs of which none reads, or writes, what another one writes. `columns`: int64 [2, num_pairs]."""
+    for source, destination in zip(sources, destinations, strict=True):
+        destination.index_copy_(0, columns[1], source.index_select(0, columns[0]))
+
+
+def _copy(pairs: Pairs, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
+    if pairs:
+        copy_rows(torch.tensor(pairs, dtype=torch.int64).T, sources, destinations)
+
+
+def _check(pairs: Pairs, num_sources: int, num_destinations: int, name: str) -> None:
     for source, destination in pairs:
         if not (0 <= source < num_sources and 0 <= destination < num_destinations):
             raise ValueError(f"{name} has a block outside of its storage: ({source}, {destination})")
-
-
-def _num_blocks(storage: KVStorage) -> int:
-    return storage[0][0].shape[0] if storage else 0

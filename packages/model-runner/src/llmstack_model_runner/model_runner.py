@@ -15,10 +15,12 @@ from llmstack_kernels.dispatch import backends
 from llmstack_kernels.linear import bits_per_weight
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_files import ModelFilesError, overridden, read_json
-from llmstack_model_runner.block_copies import apply_block_copies
+from llmstack_model_runner.block_copies import BlockCopies, DirectBlockCopies
+from llmstack_model_runner.device.copy_streams import CudaCopyStreams
 from llmstack_model_runner.device.decode_graphs import decode_sizes
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
 from llmstack_model_runner.device.steps import DeviceSteps
+from llmstack_model_runner.device.streamed_copies import StreamedBlockCopies
 from llmstack_model_runner.device_memory import (
     available_host_kv_bytes,
     obtainable_host_kv_bytes,
@@ -101,7 +103,7 @@ class ModelRunner:
         self._numeric_contract = ""
         self._label_head: LabelHead | None = None
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._host_kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copies: BlockCopies = DirectBlockCopies([], [])
         self._batch: InputBatch | None = None
         self._steps: HostSteps | DeviceSteps | None = None
         self._recovery = StepRecovery(self._make_room)
@@ -230,8 +232,13 @@ class ModelRunner:
         num_bytes = num_device_blocks * spec.bytes_per_block
         with allocation(f"the KV cache of {num_bytes} bytes could not be allocated", _LOWER):
             self._kv_caches = allocate_kv_storage(spec.num_layers, num_device_blocks, *shape, self._device)
-        if num_host_blocks:
-            self._host_kv_caches = allocate_kv_storage(spec.num_layers, num_host_blocks, *shape, "cpu")
+        if self._device.type == "cuda":
+            self._copies = StreamedBlockCopies(self._kv_caches, num_host_blocks, CudaCopyStreams(self._device))
+        else:
+            host_caches = (
+                allocate_kv_storage(spec.num_layers, num_host_blocks, *shape, "cpu") if num_host_blocks else []
+            )
+            self._copies = DirectBlockCopies(self._kv_caches, host_caches)
         processors = LogitsProcessors(
             [make(config.max_num_seqs, spec.vocab_size, self._device) for make in self._logits_processor_types]
         )
@@ -259,7 +266,7 @@ class ModelRunner:
         steps.settle(scheduled)
         with self.timing.phase("prepare"):
             step = batch.update(scheduled)
-            apply_block_copies(scheduled, self._kv_caches, self._host_kv_caches)
+            self._copies.apply(scheduled)
             self._recovery.follow_copies(scheduled)
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:
@@ -314,8 +321,9 @@ class ModelRunner:
     def _release_kv_cache(self) -> None:
         """Recorded steps and rows refer to it, so they go too."""
         self._batch = self._steps = None
+        self._copies.close()
+        self._copies = DirectBlockCopies([], [])
         self._kv_caches = []
-        self._host_kv_caches = []
 
     @property
     def _has_device_rows(self) -> bool:
