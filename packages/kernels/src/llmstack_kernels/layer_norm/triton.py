@@ -17,7 +17,7 @@ from llmstack_kernels.row_tile import row_tile
 __all__ = ["describe", "fused_add_layer_norm", "is_available", "layer_norm"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _layer_norm_kernel(
     x,  # [num_rows, size]
     residual,  # [num_rows, size], with HAS_RESIDUAL

@@ -17,7 +17,7 @@ from llmstack_kernels.row_tile import row_tile
 __all__ = ["describe", "fused_add_rms_norm", "is_available", "rms_norm"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x,  # [num_groups, group_rows, size], the rows of a group one after the other
     residual,  # [num_rows, size], with HAS_RESIDUAL
