@@ -29,7 +29,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "first_maximum": {"cpu": ("native",), "cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
-    "paged_attention": {"cpu": ("native", "cpu")},
+    "paged_attention": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
     "reshape_and_cache": {"cpu": ("native",)},
     "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "rotary_and_cache": {"cpu": ("composed",), "cuda": (TRITON,)},

@@ -1,0 +1,98 @@
+"""Paged attention on a GPU: rows of one token through `triton_decode`, all others through `triton_prefill`.
+
+A row's result is bit-equal alone and in any batch, and a prompt's however it is cut into chunks of two tokens or more.
+A token that is decoded and the same token within a prompt may differ in the last bits: their sums are cut differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from llmstack_kernels.launch import describe, is_available
+from llmstack_kernels.paged_attention import reference
+from llmstack_kernels.paged_attention.triton_decode import attend_decodes
+from llmstack_kernels.paged_attention.triton_operands import Operands
+from llmstack_kernels.paged_attention.triton_prefill import attend_prefills
+
+__all__ = ["describe", "is_available", "paged_attention", "supports"]
+
+_HEAD_DIMS = range(9, 257)  # as tiles, of a power of two: 16 to 256
+_MAX_GROUP = 128
+
+
+def supports(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
+    """Whether the kernels compute these shapes; elsewhere the reference does."""
+    _, num_kv_heads, block_size, head_dim = key_cache.shape
+    is_power_of_2 = block_size & (block_size - 1) == 0
+    return is_power_of_2 and head_dim in _HEAD_DIMS and query.shape[1] // num_kv_heads <= _MAX_GROUP
+
+
+def paged_attention(
+    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    query_start_loc: torch.Tensor,  # [num_rows + 1] int32
+    seq_lens: torch.Tensor,  # [num_rows] int32
+    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
+    scale: float,
+    *,
+    query_start_loc_list: Sequence[int] | None = None,
+    seq_lens_list: Sequence[int] | None = None,
+    max_query_len: int | None = None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,  # [num_heads]
+    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    plan: object | None = None,
+) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Start the kernels for the kinds of rows that there may be; no value of a tensor is read here."""
+    if not supports(query, key_cache):
+        return reference.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            query_start_loc,
+            seq_lens,
+            block_tables,
+            scale,
+            query_start_loc_list=query_start_loc_list,
+            seq_lens_list=seq_lens_list,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            alibi_slopes=alibi_slopes,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
+    operands = Operands(
+        query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous(),
+        key_cache,
+        value_cache,
+        query_start_loc,
+        seq_lens,
+        block_tables,
+        alibi_slopes,
+        key_scale,
+        value_scale,
+        query.new_empty(query.shape),
+        scale,
+        soft_cap,
+        sliding_window,
+    )
+    has_decodes, has_prefills = _kinds(query_start_loc_list, max_query_len)
+    if has_decodes:
+        attend_decodes(operands)
+    if has_prefills:
+        attend_prefills(operands)
+    return operands.out
+
+
+def _kinds(starts: Sequence[int] | None, max_query_len: int | None) -> tuple[bool, bool]:
+    """Whether there may be rows of one token, and rows of more."""
+    if max_query_len == 1 or starts is None:
+        return True, max_query_len != 1
+    lengths = {min(end - start, 2) for start, end in pairwise(starts)}
+    return 1 in lengths, 2 in lengths

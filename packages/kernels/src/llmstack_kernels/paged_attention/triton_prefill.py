@@ -1,0 +1,178 @@
+"""Attention of rows that compute several tokens: whole prompts, chunks of them, and drafts to verify.
+
+A program computes a tile of queries of one KV head: neighbouring tokens, each with all query heads that share it. It
+walks over the keys from the first that any of them sees: with a mask where some do not see all, without it between.
+Tiles of keys begin at multiples of their size, so a token's result does not depend on how its prompt is cut in chunks.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import triton
+import triton.language as tl
+
+from llmstack_kernels.launch import launch
+from llmstack_kernels.paged_attention.triton_operands import Operands
+from llmstack_kernels.paged_attention.triton_tiles import (
+    attend,
+    load_queries,
+    nothing_seen,
+    score_factors,
+    store_heads,
+)
+
+
+@triton.jit
+def _find_row(tile, query_start_loc, num_rows, TOKENS: tl.constexpr):
+    """The row of a tile, by bisection: that of the last row whose first tile is not after it.
+
+    A row begins at tile `begin // TOKENS + row`: then each has enough, and none has to be told of those before it.
+    """
+    low, high = 0, num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_at_or_after = tl.load(query_start_loc + middle) // TOKENS + middle <= tile
+        low = tl.where(is_at_or_after, middle, low)
+        high = tl.where(is_at_or_after, high, middle)
+    return low
+
+
+@triton.jit
+def _spans(first, last, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """For queries at positions `first` to `last`: the first key seen, and where masked, full and masked tiles begin."""
+    low, full_start = 0, 0
+    if WINDOW > 0:
+        low = tl.maximum(first - WINDOW + 1, 0)
+        full_start = tl.cdiv(tl.maximum(last - WINDOW + 1, 0), TILE) * TILE
+    start = low // TILE * TILE
+    full_end = (first + 1) // TILE * TILE
+    return low, start, tl.minimum(full_start, full_end), full_end
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _prefill_kernel(
+    query,  # [num_tokens, num_heads, HEAD_DIM]
+    key_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    value_cache,  # likewise
+    query_start_loc,  # [num_rows + 1]
+    seq_lens,  # [num_rows]
+    block_tables,  # [num_rows, ...]
+    alibi_slopes,  # [num_heads], or None
+    key_scale,  # [num_kv_heads], or None
+    value_scale,  # [num_kv_heads], or None
+    out,  # [num_tokens, num_heads, HEAD_DIM]
+    scale,
+    soft_cap,
+    query_stride,
+    block_stride,
+    table_stride,
+    num_rows,
+    num_kv_heads,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads per KV head
+    ROWS: tl.constexpr,  # of a tile of queries
+    TILE: tl.constexpr,  # of keys
+    WINDOW: tl.constexpr,  # 0: none
+):
+    unit = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys, and begin first
+    tile, kv_head = unit // num_kv_heads, unit % num_kv_heads
+    row = _find_row(tile, query_start_loc, num_rows, ROWS // GROUP)
+    begin = tl.load(query_start_loc + row)
+    query_len = tl.load(query_start_loc + row + 1) - begin
+    first_token = (tile - (begin // (ROWS // GROUP) + row)) * (ROWS // GROUP)
+    if (first_token >= query_len) | (query_len == 1):
+        return  # past the row; or a decode, which the other kernels compute
+    members = tl.arange(0, ROWS)
+    tokens, heads = first_token + members // GROUP, kv_head * GROUP + members % GROUP
+    is_inside = (members // GROUP < ROWS // GROUP) & (tokens < query_len)
+    position = tl.load(seq_lens + row) - query_len  # of the chunk's first token
+    own = load_queries(query, begin + tokens, heads, is_inside, query_stride, HEAD_DIM, key_scale is not None)
+    # Queries beyond the last stand where it stands: they see keys, so that nothing is divided by 0.
+    positions = position + tl.minimum(tokens, query_len - 1)
+    queries = own, positions, heads
+    caches = key_cache, value_cache, block_tables + row.to(tl.int64) * table_stride, block_stride, kv_head
+    factor, to_exponent = score_factors(scale, soft_cap, alibi_slopes, key_scale, kv_head)
+    scoring = factor, to_exponent, soft_cap, alibi_slopes
+    end = position + tl.minimum(first_token + ROWS // GROUP, query_len)
+    low, start, full_start, full_end = _spans(position + first_token, end - 1, TILE, WINDOW)
+    softmax = nothing_seen(ROWS, HEAD_DIM)
+    if WINDOW > 0:
+        span = low, start, full_start
+        softmax = attend(softmax, queries, caches, span, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, True, False)
+    span = low, full_start, full_end
+    softmax = attend(softmax, queries, caches, span, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, False, False)
+    span = low, full_end, end
+    _, sums, totals = attend(softmax, queries, caches, span, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, True, False)
+    result = totals / sums[:, None]
+    if value_scale is not None:
+        result = result * tl.load(value_scale + kv_head)
+    places = (begin + tokens).to(tl.int64) * (num_kv_heads * GROUP) + heads
+    store_heads(out, places, is_inside, result, HEAD_DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Sizes for a head; they decide the order of sums, so nothing of a batch goes into them.
+
+    Attributes:
+        num_rows: Of a tile of queries: tokens times heads.
+        num_keys: Of a tile of keys.
+        num_warps: Per program.
+        num_stages: Of the pipeline; a tile on its way takes two, one for its place in the block table.
+    """
+
+    num_rows: int
+    num_keys: int
+    num_warps: int
+    num_stages: int
+
+
+# Head size, padded, up to which a choice holds. From 64 rows on, an H100 multiplies with whole groups of warps.
+_TILES = {128: Tiles(128, 64, 8, 5), 256: Tiles(64, 32, 8, 5)}
+_WIDE_TILES = {64: Tiles(64, 32, 8, 5), 128: Tiles(64, 16, 8, 3), 256: Tiles(32, 16, 8, 3)}  # float32
+
+
+def choose_tiles(operands: Operands) -> Tiles:
+    """Tile sizes for a layer; a token's query heads of one KV head always fit."""
+    table = _WIDE_TILES if operands.is_wide else _TILES
+    tiles = next(tiles for head_dim, tiles in table.items() if operands.padded_dim <= head_dim)
+    return replace(tiles, num_rows=max(tiles.num_rows, triton.next_power_of_2(operands.group)))
+
+
+def attend_prefills(operands: Operands) -> None:
+    """Fill the result for all rows but those of one token."""
+    tiles = choose_tiles(operands)
+    num_tiles = operands.query.shape[0] // (tiles.num_rows // operands.group) + operands.num_rows
+    launch(
+        _prefill_kernel,
+        (num_tiles * operands.num_kv_heads,),
+        operands.query,
+        operands.key_cache,
+        operands.value_cache,
+        operands.query_start_loc,
+        operands.seq_lens,
+        operands.block_tables,
+        operands.alibi_slopes,
+        operands.key_scale,
+        operands.value_scale,
+        operands.out,
+        operands.scale,
+        operands.soft_cap,
+        operands.query.stride(0),
+        operands.key_cache.stride(0),
+        operands.block_tables.stride(0),
+        operands.num_rows,
+        operands.num_kv_heads,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        BLOCK_SIZE=operands.block_size,
+        HEAD_DIM=operands.head_dim,
+        GROUP=operands.group,
+        ROWS=tiles.num_rows,
+        TILE=tiles.num_keys,
+        WINDOW=operands.sliding_window or 0,
+    )
