@@ -218,14 +218,14 @@ def test_a_scheme_of_quantization_reaches_the_engine(flag: str):
     assert config().engine["quantization"] is None
 
 
-@pytest.mark.parametrize("scheme", ["awq", "gptq", "fp8", "bitsandbytes", "x" * 1000, ""])
+@pytest.mark.parametrize("scheme", ["awq", "gptq", "fp4", "bitsandbytes", "x" * 1000, ""])
 def test_other_schemes_of_quantization_are_refused_naming_those_there_are(
     scheme: str, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit):
         parse("--quantization", scheme)
     last_line = capsys.readouterr().err.splitlines()[-1]
-    assert f"--quantization/-q: '{scheme[:64]}' is not supported: int8 and int4 are" in last_line
+    assert f"--quantization/-q: '{scheme[:64]}' is not supported: int8, int4 and fp8 are" in last_line
 
 
 def test_flags_that_change_nothing_are_accepted():

@@ -11,6 +11,7 @@ from llmstack_kernels.linear import quantization as by_pytorch
 from llmstack_kernels.linear.native import NativeLinear, quantize_by
 from llmstack_kernels.native import NativeLibrary, supported_variants
 
+INTEGERS = ("int8", "int4")
 SHAPES = [(64, 128), (200, 70), (33, 65), (1, 1)]
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -23,7 +24,7 @@ def make(in_features: int, out_features: int, dtype: torch.dtype, num_rows: int)
 
 
 @pytest.mark.parametrize("variant", supported_variants())
-@pytest.mark.parametrize("scheme", QUANTIZATIONS)
+@pytest.mark.parametrize("scheme", INTEGERS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_packed_layer_computes_with_the_weight_its_integers_stand_for(
@@ -44,7 +45,7 @@ def test_a_packed_layer_computes_with_the_weight_its_integers_stand_for(
 
 
 @pytest.mark.parametrize("variant", supported_variants())
-@pytest.mark.parametrize("scheme", QUANTIZATIONS)
+@pytest.mark.parametrize("scheme", INTEGERS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_rows_are_bit_equal_in_any_batch(dtype: torch.dtype, scheme: str, variant: str) -> None:
     x, weight, bias = make(200, 130, dtype, 65)
@@ -54,7 +55,7 @@ def test_rows_are_bit_equal_in_any_batch(dtype: torch.dtype, scheme: str, varian
         assert torch.equal(packed(x[start:end]), whole[start:end])
 
 
-@pytest.mark.parametrize(("scheme", "largest_error"), [("int8", 0.01), ("int4", 0.1)])
+@pytest.mark.parametrize(("scheme", "largest_error"), [("int8", 0.01), ("int4", 0.1), ("fp8", 0.03)])
 def test_the_relative_error_is_what_the_bits_allow(scheme: str, largest_error: float) -> None:
     weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
     error = quantize(weight, scheme).dequantize(torch.float32) - weight
@@ -62,7 +63,7 @@ def test_the_relative_error_is_what_the_bits_allow(scheme: str, largest_error: f
 
 
 @pytest.mark.parametrize("variant", supported_variants())
-@pytest.mark.parametrize("scheme", QUANTIZATIONS)
+@pytest.mark.parametrize("scheme", INTEGERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (768, 300)], ids=str)
 def test_native_code_rounds_as_pytorch_does(
@@ -93,16 +94,18 @@ def test_a_weight_is_rounded_alike_in_one_chunk_or_many_and_whatever_its_strides
 
 
 def test_a_weight_takes_its_bits_and_a_part_of_a_scale() -> None:
-    for scheme in QUANTIZATIONS:
+    for scheme in INTEGERS:
         quantized = quantize(torch.randn(64, 256), scheme)
         num_bits = quantized.integers.numel() * int(scheme[-1]) + quantized.scales.numel() * 16
         assert bits_per_weight(scheme) == num_bits / (64 * 256)
+    assert bits_per_weight("fp8") == 8  # and 16 per output
 
 
 def test_only_types_with_a_kernel_are_said_to_be_computed_from_integers() -> None:
     assert not computes_quantized(torch.float16, "cpu")
     packed = pack_linear(torch.randn(8, 8), None, "int8")
     assert computes_quantized(torch.float32, "cpu") == isinstance(packed, NativeLinear)
+    assert not computes_quantized(torch.float32, "cpu", "fp8")
 
 
 @pytest.mark.parametrize("scheme", QUANTIZATIONS)
@@ -122,7 +125,7 @@ def test_every_backend_takes_quantized_weights() -> None:
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(ValueError, match="int8 or int4"):
+    with pytest.raises(ValueError, match="int8, int4 or fp8"):
         pack_linear(torch.zeros(2, 2), None, "int3")
-    with pytest.raises(ValueError, match="int8 or int4"):
+    with pytest.raises(ValueError, match="int8, int4 or fp8"):
         bits_per_weight("int3")

@@ -163,14 +163,14 @@ def test_a_checkpoint_that_is_quantized_already_is_refused(tmp_path: Path, field
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(config | {field: {"quant_method": "gptq", "bits": 4}}))
     for scheme in (None, "int8"):
-        with pytest.raises(ValueError, match=rf"^config.json: {field}: .*by gptq.*full precision.*int8 or int4"):
+        with pytest.raises(ValueError, match=rf"^config.json: {field}: .*by gptq.*full precision.*int8, int4 or fp8"):
             start(tmp_path, scheme, model_impl=model_impl)
 
 
 def test_an_unknown_scheme_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     write_gpt2_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="quantization 'int3' is unknown; use int8 or int4"):
+    with pytest.raises(ValueError, match="quantization 'int3' is unknown; use int8, int4 or fp8"):
         start(tmp_path, "int3", dtype="float32")
 
 

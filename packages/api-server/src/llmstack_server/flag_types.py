@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -102,8 +102,9 @@ def seconds(text: str) -> float:
 def quantization(text: str) -> str:
     """A scheme that weights are quantized by on loading."""
     if text not in QUANTIZATIONS:
+        known = f"{', '.join(QUANTIZATIONS[:-1])} and {QUANTIZATIONS[-1]}"
         raise argparse.ArgumentTypeError(
-            f"'{text[:64]}' is not supported: {' and '.join(QUANTIZATIONS)} are, from a checkpoint in full precision"
+            f"'{text[:64]}' is not supported: {known} are, from a checkpoint in full precision"
         )
     return text
 

@@ -77,7 +77,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         "-q",
         type=quantization,
-        metavar="{int8,int4}",
+        metavar="{int8,int4,fp8}",
         help="round the weights of linear layers on loading (default: keep their precision)",
     )
     add(

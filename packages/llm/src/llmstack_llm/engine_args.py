@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "llmstack", "transformers")
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 CONTENT_FORMATS = ("auto", "string", "openai")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3")
@@ -52,8 +52,8 @@ class EngineArgs:
         tokenizer: The same, where it is not the model's own.
         model_impl: `llmstack` runs our models, `transformers` those of that package; `auto` ours where there is one.
         enforce_eager: Record no steps: every one goes from operation to operation, for debugging.
-        quantization: `int8` or `int4` rounds the weights of linear layers on loading: less memory and time for a little
-            accuracy. None keeps their precision.
+        quantization: `int8`, `int4` or `fp8` rounds the weights of linear layers on loading: less memory and time for
+            a little accuracy. None keeps their precision.
         max_model_len: None is what the checkpoint was made for.
         max_num_batched_tokens: None is 2048 for a server, 8192 for `LLM`.
         num_kv_blocks: Blocks of the KV cache; `num_gpu_blocks_override` is vLLM's name for it.

@@ -7,10 +7,12 @@ from typing import Protocol
 import torch
 
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.linear.gates import GATES
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
 
 __all__ = [
     "ACTIVATIONS",
+    "GATED_ACTIVATIONS",
     "QUANTIZATIONS",
     "PackedLinear",
     "QuantizedWeight",
@@ -22,6 +24,8 @@ __all__ = [
 ]
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+GATED_ACTIVATIONS = tuple(GATES)
+"""Of the first half of the outputs, times the second half: the output has half as many features."""
 
 
 class PackedLinear(Protocol):
@@ -46,18 +50,26 @@ class PackedLinear(Protocol):
 
         Args:
             x: In the weight's type; its rows may lie apart.
-            activation: One of `ACTIVATIONS`.
-            residual: [..., out_features], contiguous, in the output's type.
+            activation: One of `ACTIVATIONS` or `GATED_ACTIVATIONS`; these halve the output.
+            residual: Like the output, contiguous.
             out_dtype: float32, or the weight's type by default.
         """
 
 
 def pack_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, quantization: str | None = None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    quantization: str | None = None,
+    is_batch_invariant: bool = False,
 ) -> PackedLinear:
     """Pack a weight [out_features, in_features] and an optional bias [out_features].
 
-    With a quantization, one of `QUANTIZATIONS`, the weight is rounded to small integers; inputs and sums are not.
+    Args:
+        weight: Is copied or kept; leave it as it is.
+        bias: The same.
+        quantization: One of `QUANTIZATIONS`: the weight is rounded to small numbers; inputs and sums are not.
+        is_batch_invariant: A row's result is bit-equal however many rows are beside it. On a GPU that costs speed
+            where there are many rows; on a CPU it holds anyway. `numeric_contract` says where it cannot be had.
     """
     if weight.ndim != 2:
         raise ValueError(f"weight must be [out_features, in_features], got {tuple(weight.shape)}.")
@@ -66,24 +78,25 @@ def pack_linear(
     module = implementation("linear", weight.device.type)
     packed: PackedLinear
     if quantization is None:
-        packed = module.pack_linear(weight, bias)
+        packed = module.pack_linear(weight, bias, is_batch_invariant)
     else:
-        packed = module.pack_quantized_linear(module.quantize(weight, quantization), weight.dtype, bias)
+        quantized = module.quantize(weight, quantization)
+        packed = module.pack_quantized_linear(quantized, weight.dtype, bias, is_batch_invariant)
     return packed
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
-    """Round a weight [out_features, in_features] to integers; ValueError unless `scheme` is one of `QUANTIZATIONS`."""
+    """Round a weight [out_features, in_features]; ValueError unless `scheme` is one of `QUANTIZATIONS`."""
     quantized: QuantizedWeight = implementation("linear", weight.device.type).quantize(weight, scheme)
     return quantized
 
 
-def computes_quantized(dtype: torch.dtype, device_type: str) -> bool:
-    """Whether quantized layers with inputs of `dtype` are computed from their small integers.
+def computes_quantized(dtype: torch.dtype, device_type: str, scheme: str = "int8") -> bool:
+    """Whether layers quantized by `scheme`, with inputs of `dtype`, are computed from their small numbers.
 
     Where not, packing widens the weights again: the values are the quantized ones, the size and the speed are not.
     """
-    return dtype in implementation("linear", device_type).QUANTIZED_DTYPES
+    return dtype in implementation("linear", device_type).QUANTIZED_DTYPES.get(scheme, ())
 
 
 def linear(
@@ -96,8 +109,12 @@ def linear(
     """Apply a packed layer, checking its arguments first."""
     if x.shape[-1] != packed.in_features:
         raise ValueError(f"rows of {x.shape[-1]} do not fit a layer of {packed.in_features} inputs.")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is unknown; use one of {', '.join(ACTIVATIONS)}.")
-    if residual is not None and residual.shape != (*x.shape[:-1], packed.out_features):
-        raise ValueError(f"residual of shape {tuple(residual.shape)} does not fit {packed.out_features} outputs.")
+    if activation not in ACTIVATIONS and activation not in GATES:
+        known = ", ".join((*ACTIVATIONS, *GATED_ACTIVATIONS))
+        raise ValueError(f"activation {activation!r} is unknown; use one of {known}.")
+    if activation in GATES and packed.out_features % 2:
+        raise ValueError(f"{packed.out_features} outputs have no halves for {activation}.")
+    num_outputs = packed.out_features // 2 if activation in GATES else packed.out_features
+    if residual is not None and residual.shape != (*x.shape[:-1], num_outputs):
+        raise ValueError(f"residual of shape {tuple(residual.shape)} does not fit {num_outputs} outputs.")
     return packed(x, activation, residual, out_dtype)

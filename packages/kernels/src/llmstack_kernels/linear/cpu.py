@@ -7,6 +7,7 @@ computed as two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -24,7 +25,7 @@ __all__ = [
     "quantize",
 ]
 
-QUANTIZED_DTYPES: tuple[torch.dtype, ...] = ()  # that are computed without widening
+QUANTIZED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}  # none is computed without widening
 _CANDIDATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -65,15 +66,17 @@ class OneDnnLinear:
         return finish(out[:num_rows].view(*x.shape[:-1], self._out_features), activation, residual, out_dtype)
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> OneDnnLinear | PlainLinear:
-    """Pack for oneDNN; types the processor has no matrix kernel for (float16 on most) stay unpacked."""
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, is_batch_invariant: bool = False
+) -> OneDnnLinear | PlainLinear:
+    """Pack for oneDNN, batch-invariant always; types without a matrix kernel (float16 on most) stay unpacked."""
     if weight.dtype in _packable_dtypes():
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight, bias)
 
 
 def pack_quantized_linear(
-    quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None
+    quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
 ) -> OneDnnLinear | PlainLinear:
     """Widen again: the values are the quantized ones, the size and the speed are not."""
     return pack_linear(quantized.dequantize(dtype), bias)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear import quantization, reference
+from llmstack_kernels.linear import quantization
+from llmstack_kernels.linear.gates import GATES
 from llmstack_kernels.linear.quantization import QuantizedWeight
-from llmstack_kernels.linear.reference import PlainLinear
+from llmstack_kernels.linear.reference import PlainLinear, finish
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library
 from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 
@@ -19,7 +20,7 @@ _PANEL = 64  # output columns that are packed together
 _WEIGHT_ARGUMENTS = (Pointer,)
 _QUANTIZED_WEIGHT_ARGUMENTS = (Pointer, Pointer, Int)  # integers, scales, group size
 _QUANTIZE_ARGUMENTS = (Pointer, Int, Int, Int, Int, Int, Pointer, Int, Pointer, Pointer)
-QUANTIZED_DTYPES = (torch.float32, torch.bfloat16)
+QUANTIZED_DTYPES = dict.fromkeys(("int8", "int4"), (torch.float32, torch.bfloat16))
 
 
 class NativeLinear:
@@ -114,13 +115,15 @@ class NativeLinear:
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """activation(x Wᵀ + b) + residual."""
+        if activation in GATES:
+            return finish(self(x, out_dtype=out_dtype), activation, residual, out_dtype)
         rows = x if x.ndim == 2 else x.reshape(-1, self._in_features)
         if self._in_features % 2:
             rows = F.pad(rows, (0, 1))  # inputs are read in pairs
         elif rows.stride(1) != 1:
             rows = rows.contiguous()
         dtype = out_dtype or self._dtype
-        out = torch.empty((*x.shape[:-1], self._out_features), dtype=dtype)
+        out = x.new_empty((*x.shape[:-1], self._out_features), dtype=dtype)
         self._native.function(self._dtype_to_name[dtype], *self._argument_types)(
             rows.data_ptr(),
             rows.shape[0],
@@ -136,8 +139,10 @@ class NativeLinear:
         return out
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> NativeLinear | PlainLinear:
-    """Pack; types that no processor computes linear layers in stay as they are."""
+def pack_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, is_batch_invariant: bool = False
+) -> NativeLinear | PlainLinear:
+    """Pack, batch-invariant always; types that no processor computes linear layers in stay as they are."""
     native = library()
     if native is None or weight.dtype not in DTYPE_TO_SUFFIX:
         return PlainLinear(weight, bias)
@@ -145,19 +150,19 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> NativeLinear
 
 
 def pack_quantized_linear(
-    quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None
+    quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
 ) -> NativeLinear | PlainLinear:
-    """Pack; for inputs of other types than float32 and bfloat16 the weight is widened again."""
+    """Pack; `fp8`, and any scheme for inputs of other types than float32 and bfloat16, is widened again."""
     native = library()
-    if native is None or dtype not in QUANTIZED_DTYPES:
-        return reference.pack_quantized_linear(quantized, dtype, bias)
+    if native is None or dtype not in QUANTIZED_DTYPES.get(quantized.scheme, ()):
+        return pack_linear(quantized.dequantize(dtype), bias)
     return NativeLinear.pack_quantized(quantized, dtype, bias, native)
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
     """Round to integers of `scheme`, in one pass."""
     native = library()
-    if native is None or weight.dtype not in DTYPE_TO_SUFFIX:
+    if native is None or weight.dtype not in DTYPE_TO_SUFFIX or scheme not in QUANTIZED_DTYPES:
         return quantization.quantize(weight, scheme)
     return quantize_by(native, weight, scheme)
 

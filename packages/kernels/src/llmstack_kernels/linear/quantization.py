@@ -1,4 +1,4 @@
-"""Weights as small integers with a scale per group of inputs: weight = integer * scale."""
+"""Weights as small numbers with a scale per group of inputs: weight = number * scale."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How weights become integers.
+    """How weights become integers, or the numbers of a small floating-point type.
 
     Attributes:
-        lowest: The smallest integer.
+        lowest: The smallest number.
         largest: The one that a group's largest weight becomes.
-        group_size: Inputs that share a scale of 16 bits.
-        shares: Of a group's largest weight, which the integers may be stretched over; the one with the least square
+        num_bits: Of a number.
+        group_size: Inputs that share a scale of 16 bits; None means all inputs of an output.
+        shares: Of a group's largest weight, which the numbers may be stretched over; the one with the least square
             error is taken.
+        dtype: That numbers are stored in.
     """
 
     lowest: int
     largest: int
-    group_size: int
-    shares: tuple[float, ...]
-
-    @property
-    def num_bits(self) -> int:
-        """Of an integer."""
-        return self.largest.bit_length() + 1
+    num_bits: int
+    group_size: int | None
+    shares: tuple[float, ...] = (1.0,)
+    dtype: torch.dtype = torch.int8
 
 
-# Four bits need small groups for a close fit, where a scale costs half a bit per weight.
+# Four bits need small groups for a close fit, where a scale costs half a bit per weight. Floating-point numbers are as
+# close to a small weight as to a large one, so one scale does for all inputs.
 _SCHEMES = {
-    "int8": Scheme(-127, 127, 128, (1.0,)),
-    "int4": Scheme(-8, 7, 32, (1.0, 0.94, 0.88, 0.82)),
+    "int8": Scheme(-127, 127, 8, 128),
+    "int4": Scheme(-8, 7, 4, 32, (1.0, 0.94, 0.88, 0.82)),
+    "fp8": Scheme(-448, 448, 8, None, dtype=torch.float8_e4m3fn),
 }
 QUANTIZATIONS = tuple(_SCHEMES)
 
@@ -45,10 +46,11 @@ _CHUNK_SIZE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight [out_features, in_features] in integers.
+    """A weight [out_features, in_features] in small numbers.
 
     Attributes:
-        integers: int8 [out_features, in_features], within ±127 or from -8 to 7.
+        scheme: One of `QUANTIZATIONS`.
+        integers: int8 [out_features, in_features], within ±127 or from -8 to 7; of `fp8`, float8_e4m3fn.
         scales: bfloat16 [out_features, num_groups].
         group_size: Inputs per group; the last group may have fewer.
     """
@@ -62,27 +64,30 @@ class QuantizedWeight:
         """The weight that the integers stand for: [out_features, in_features]."""
         in_features = self.integers.shape[1]
         scales = self.scales.float().repeat_interleave(self.group_size, 1)[:, :in_features]
-        return (self.integers * scales).to(dtype)
+        return (self.integers.float() * scales).to(dtype)
 
 
 def find_scheme(name: str) -> Scheme:
     """One of `QUANTIZATIONS`; ValueError if it is none."""
     if name not in _SCHEMES:
-        raise ValueError(f"quantization {name[:64]!r} is unknown; use {' or '.join(_SCHEMES)}.")
+        raise ValueError(
+            f"quantization {name[:64]!r} is unknown; use {', '.join(QUANTIZATIONS[:-1])} or {QUANTIZATIONS[-1]}."
+        )
     return _SCHEMES[name]
 
 
 def bits_per_weight(scheme: str) -> float:
-    """What a weight takes, its part of a scale included; ValueError if there is no such scheme."""
+    """What a weight takes, its part of a group's scale included; ValueError if there is no such scheme."""
     found = find_scheme(scheme)
-    return found.num_bits + 16 / found.group_size
+    return found.num_bits + (16 / found.group_size if found.group_size else 0)
 
 
 def empty_quantized(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
     """Room for a weight's integers and scales; ValueError if there is no such scheme."""
-    group_size = find_scheme(scheme).group_size
+    found = find_scheme(scheme)
     out_features, in_features = weight.shape
-    integers = torch.empty(out_features, in_features, dtype=torch.int8, device=weight.device)
+    group_size = found.group_size or in_features
+    integers = torch.empty(out_features, in_features, dtype=found.dtype, device=weight.device)
     num_groups = -(-in_features // group_size)
     scales = torch.empty(out_features, num_groups, dtype=torch.bfloat16, device=weight.device)
     return QuantizedWeight(scheme, integers, scales, group_size)
@@ -96,14 +101,15 @@ def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
     rounding, quantized = find_scheme(scheme), empty_quantized(weight, scheme)
     out_features, in_features = weight.shape
     num_groups = quantized.scales.shape[1]
-    padding = num_groups * rounding.group_size - in_features
+    group_size = quantized.group_size
+    padding = num_groups * group_size - in_features
     num_rows = max(1, _CHUNK_SIZE // in_features)
     for start in range(0, out_features, num_rows):
         rows = slice(start, start + num_rows)
-        groups = F.pad(weight[rows].float(), (0, padding)).reshape(-1, rounding.group_size)
+        groups = F.pad(weight[rows].float(), (0, padding)).reshape(-1, group_size)
         scales = _choose_scales(groups, rounding)
         integers = _round(groups, scales, rounding).view(-1, in_features + padding)
-        quantized.integers[rows] = integers[:, :in_features]
+        quantized.integers[rows] = integers[:, :in_features].to(rounding.dtype)
         quantized.scales[rows] = scales.view(-1, num_groups)
     return quantized
 
@@ -119,8 +125,10 @@ def _choose_scales(groups: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 def _round(groups: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Integers like `groups`, still as floats; a group with scale 0 gets zeros."""
+    """Numbers like `groups`, still in float32; a group with scale 0 gets zeros."""
     inverse = torch.where(scales > 0, 1 / scales.float(), 0.0)
+    if scheme.dtype != torch.int8:
+        return (groups * inverse).clamp_(scheme.lowest, scheme.largest)  # the cast rounds
     return (groups * inverse).round_().clamp_(scheme.lowest, scheme.largest)
 
 

@@ -8,11 +8,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from llmstack_kernels.linear.gates import GATES, gate
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
 
 __all__ = ["QUANTIZED_DTYPES", "PlainLinear", "finish", "pack_linear", "pack_quantized_linear", "quantize"]
 
-QUANTIZED_DTYPES: tuple[torch.dtype, ...] = ()  # that are computed without widening
+QUANTIZED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}  # none is computed without widening
 _ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -25,7 +26,9 @@ def finish(
     out: torch.Tensor, activation: str, residual: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.Tensor:
     """What follows the product, one operation after another."""
-    if activation != "none":
+    if activation in GATES:
+        out = gate(out, activation)
+    elif activation != "none":
         out = _ACTIVATION_TO_FUNCTION[activation](out)
     if out_dtype is not None:
         out = out.to(out_dtype)
@@ -62,11 +65,13 @@ class PlainLinear:
         return finish(F.linear(x, self._weight, self._bias), activation, residual, out_dtype)
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PlainLinear:
-    """Keep weight and bias as they are."""
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, is_batch_invariant: bool = False) -> PlainLinear:
+    """Keep weight and bias as they are; whether rows depend on their number is up to PyTorch, asked or not."""
     return PlainLinear(weight, bias)
 
 
-def pack_quantized_linear(quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> PlainLinear:
+def pack_quantized_linear(
+    quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
+) -> PlainLinear:
     """Widen again: the values are the quantized ones, the size and the speed are not."""
     return PlainLinear(quantized.dequantize(dtype), bias)

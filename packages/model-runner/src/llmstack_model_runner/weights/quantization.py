@@ -18,15 +18,16 @@ def refuse_quantized_checkpoint(config: Mapping[str, Any]) -> None:
         found = config.get(name)
         if found:
             method = found.get("quant_method") if isinstance(found, Mapping) else None
+            known = f"{', '.join(QUANTIZATIONS[:-1])} or {QUANTIZATIONS[-1]}"
             raise ValueError(
                 f"config.json: {name}: the weights are quantized already (by {str(method)[:64]}); only those in full "
-                f"precision are loaded, which the option `quantization` then makes {' or '.join(QUANTIZATIONS)} of."
+                f"precision are loaded, which the option `quantization` then makes {known} of."
             )
 
 
 def describe_quantization(scheme: str, dtype: torch.dtype, device: torch.device) -> str:
     """The scheme, and whether it saves anything."""
-    if computes_quantized(dtype, device.type):
+    if computes_quantized(dtype, device.type, scheme):
         return scheme
     name = str(dtype).removeprefix("torch.")
-    return f"{scheme}, widened again, which saves neither memory nor time: no kernel here computes {name} from integers"
+    return f"{scheme}, widened again, which saves neither memory nor time: no kernel here computes {name} from {scheme}"

@@ -1,0 +1,40 @@
+"""What follows a product on a GPU, in float32 and before the one rounding: bias, activation or gate, residual."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmstack_kernels.activation.triton import activate
+
+
+@triton.jit
+def tile_outputs(tile, num_outs, BLOCK_OUT: tl.constexpr, IS_GATED: tl.constexpr):
+    """The outputs that a tile computes, [BLOCK_OUT]: a run, or with a gate a run of gates and then what they gate.
+
+    Beyond the last output, the last one is computed again; nobody stores it.
+    """
+    places = tl.arange(0, BLOCK_OUT)
+    if IS_GATED:
+        HALF: tl.constexpr = BLOCK_OUT // 2
+        gates = tl.minimum(tile * HALF + places % HALF, num_outs // 2 - 1)
+        return tl.where(places < HALF, gates, gates + num_outs // 2)
+    else:
+        return tl.minimum(tile * BLOCK_OUT + places, num_outs - 1)
+
+
+@triton.jit
+def activate_or_gate(
+    sums,  # float32 [BLOCK_OUT, BLOCK_ROWS]
+    ACTIVATION: tl.constexpr,
+    IS_GATED: tl.constexpr,
+):
+    """[BLOCK_OUT, BLOCK_ROWS], or half as many outputs with a gate."""
+    if IS_GATED:
+        halves = sums.reshape(2, sums.shape[0] // 2, sums.shape[1])
+        gate, gated = tl.split(halves.permute(1, 2, 0))
+        return activate(gate, ACTIVATION) * gated
+    else:
+        return activate(sums, ACTIVATION)

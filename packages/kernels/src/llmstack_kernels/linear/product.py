@@ -1,0 +1,184 @@
+"""The inner loops of linear layers on a GPU: a tile of outputs times a tile of rows, for each format of the weight.
+
+Weights stand on the left of the tensor cores' product and rows on the right, so that a tile of 64 outputs fills the
+instruction for warp groups (wgmma) with 16 rows as well as with 128. All tiles therefore use one instruction and take
+the inputs in one order, which is why a row's sum does not depend on how many rows there are.
+
+Packed formats lie in chunks of inputs, so that what a tile reads at once is one run of memory.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
+
+
+@triton.jit
+def tile_product(
+    weight,  # as the functions below say
+    scales,
+    outs,  # [BLOCK_OUT], the outputs of the tile: rows of the weight
+    row_starts,  # [BLOCK_ROWS], pointers to where rows of inputs start
+    first,  # the first chunk of inputs
+    last,  # the one after the last
+    in_features,
+    num_outs,
+    FORMAT: tl.constexpr,
+    HAS_TAIL: tl.constexpr,  # the last chunk of inputs is not full
+    BLOCK_K: tl.constexpr,  # inputs of a chunk
+    NUM_STAGES: tl.constexpr,
+):
+    """Sums [BLOCK_OUT, BLOCK_ROWS] in float32 over the chunks from `first` to `last`."""
+    if FORMAT == "plain":
+        return _plain(weight, outs, row_starts, first, last, in_features, HAS_TAIL, BLOCK_K, NUM_STAGES)
+    elif FORMAT == "int4":
+        return _int4(
+            weight, scales, outs, row_starts, first, last, in_features, num_outs, HAS_TAIL, BLOCK_K, NUM_STAGES
+        )
+    else:
+        return _bytes(
+            weight, scales, outs, row_starts, first, last, in_features, num_outs, FORMAT, HAS_TAIL, BLOCK_K, NUM_STAGES
+        )
+
+
+@triton.jit
+def _plain(
+    weight,  # [num_outs, in_features]
+    outs,
+    row_starts,
+    first,
+    last,
+    in_features,
+    HAS_TAIL: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    inputs = tl.arange(0, BLOCK_K)
+    weights = weight + outs.to(tl.int64)[:, None] * in_features + inputs[None, :]
+    sums = tl.zeros((outs.shape[0], row_starts.shape[0]), tl.float32)
+    for chunk in tl.range(first, last, num_stages=NUM_STAGES):
+        start = chunk * BLOCK_K
+        if HAS_TAIL:
+            left = tl.load(weights + start, mask=(start + inputs < in_features)[None, :], other=0.0)
+        else:
+            left = tl.load(weights + start)
+        right = _load_rows(row_starts, start + inputs, in_features, HAS_TAIL)
+        sums = tl.dot(left, right, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def _bytes(
+    weight,  # int8 [num_chunks, num_outs, BLOCK_K]: integers, or the bits of float8 e4m3
+    scales,  # float32 [num_chunks, num_outs] of integers; the one scale of an fp8 output is left to the caller
+    outs,
+    row_starts,
+    first,
+    last,
+    in_features,
+    num_outs,
+    FORMAT: tl.constexpr,
+    HAS_TAIL: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    inputs = tl.arange(0, BLOCK_K)
+    weights = weight + outs[:, None] * BLOCK_K + inputs[None, :]
+    chunk_size = num_outs.to(tl.int64) * BLOCK_K
+    sums = tl.zeros((outs.shape[0], row_starts.shape[0]), tl.float32)
+    for chunk in tl.range(first, last, num_stages=NUM_STAGES):
+        left = tl.load(weights + chunk * chunk_size)
+        right = _load_rows(row_starts, chunk * BLOCK_K + inputs, in_features, HAS_TAIL)
+        if FORMAT == "fp8":
+            sums = tl.dot(widen_fp8(left).to(right.dtype), right, sums, input_precision="ieee")
+        else:
+            # Integers are exact in the type of the rows; the scale enters where sums are float32.
+            scale = tl.load(scales + chunk * num_outs + outs)
+            sums += tl.dot(left.to(right.dtype), right, input_precision="ieee") * scale[:, None]
+    return sums
+
+
+@triton.jit
+def _int4(
+    weight,  # int8 [num_chunks, num_outs, BLOCK_K / 2]
+    scales,  # int32 [num_chunks, num_outs]
+    outs,
+    row_starts,
+    first,
+    last,
+    in_features,
+    num_outs,
+    HAS_TAIL: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    HALF: tl.constexpr = BLOCK_K // 2
+    inputs = tl.arange(0, HALF)
+    weights = weight + outs[:, None] * HALF + inputs[None, :]
+    chunk_size = num_outs.to(tl.int64) * HALF
+    sums = tl.zeros((outs.shape[0], row_starts.shape[0]), tl.float32)
+    for chunk in tl.range(first, last, num_stages=NUM_STAGES):
+        pairs = tl.load(weights + chunk * chunk_size)
+        scale = tl.load(scales + chunk * num_outs + outs)
+        low, high = widen_int4(pairs, scale[:, None], row_starts.dtype.element_ty)
+        right = _load_rows(row_starts, chunk * BLOCK_K + inputs, in_features, HAS_TAIL)
+        sums = tl.dot(low, right, sums, input_precision="ieee")
+        right = _load_rows(row_starts, chunk * BLOCK_K + HALF + inputs, in_features, HAS_TAIL)
+        sums = tl.dot(high, right, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def widen_int4(
+    pairs,  # int8: an integer of the chunk's first half of inputs in the low bits, one of its second half in the high
+    scales,  # int32: the bits of two bfloat16, for the first half in the low bits
+    DTYPE: tl.constexpr,
+):
+    """Both halves' weights: integer times scale, rounded to `DTYPE` once."""
+    low_scale = (scales << 16).to(tl.float32, bitcast=True)  # a bfloat16 is the upper half of a float32
+    high_scale = (scales & -65536).to(tl.float32, bitcast=True)
+    low = ((pairs << 4) >> 4).to(tl.float32) * low_scale
+    high = (pairs >> 4).to(tl.float32) * high_scale
+    return low.to(DTYPE), high.to(DTYPE)
+
+
+@triton.jit
+def widen_fp8(
+    bits,  # int8: the bits of float8 e4m3
+):
+    """The numbers / 256, exactly, in float16: its exponent has one bit more, whose bias makes the factor.
+
+    Without the compiler's own type, which compute capability 8.0 and the interpreter's rounding lack.
+    """
+    wide = bits.to(tl.int16)
+    return (((wide << 7) & 0x3F80) | (wide & -32768)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _load_rows(row_starts, inputs, in_features, HAS_TAIL: tl.constexpr):
+    pointers = row_starts[None, :] + inputs[:, None]
+    if HAS_TAIL:
+        return tl.load(pointers, mask=(inputs < in_features)[:, None], other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def prefetch(weight, outs, first, in_features, num_outs, FORMAT: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Brings the first chunks of a tile's weights into the L2 cache while the kernel before still runs."""
+    if not cuda_capability_geq(9, 0):
+        return
+    NUM_BYTES: tl.constexpr = BLOCK_K // 2 if FORMAT == "int4" else BLOCK_K
+    for chunk in tl.static_range(4):
+        if FORMAT == "plain":
+            inputs = tl.minimum((first + chunk) * BLOCK_K, in_features - 1)
+            lines = weight + outs.to(tl.int64) * in_features + inputs
+        else:
+            known = tl.minimum(first + chunk, tl.cdiv(in_features, BLOCK_K) - 1)
+            lines = weight + known.to(tl.int64) * num_outs * NUM_BYTES + outs * NUM_BYTES
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // $0", "=r,l", [lines.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+        )
