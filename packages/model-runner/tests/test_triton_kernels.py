@@ -23,6 +23,9 @@ OPS = (
     "embedding",
     "first_maximum",
     "layer_norm",
+    "linear",
+    "paged_attention",
+    "reshape_and_cache",
     "rms_norm",
     "rotary_and_cache",
 )
