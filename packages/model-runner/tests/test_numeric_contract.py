@@ -88,6 +88,7 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "gpt2 float32 int8": ("gpt2", "float32", "int8"),
     "gpt2 bfloat16 int4": ("gpt2", "bfloat16", "int4"),
     "llama bfloat16 int8": ("llama", "bfloat16", "int8"),
+    "llama float16 int8": ("llama", "float16", "int8"),
     "llama float32 int4": ("llama", "float32", "int4"),
 }
 
@@ -322,25 +323,34 @@ def make_model(**changes: Any) -> Any:
 
 @needs_native_kernels
 @pytest.mark.parametrize(
-    ("changes", "dtype", "device", "quantization", "breach"),
+    ("changes", "device", "breach"),
     [
-        ({"head_dim": 8}, torch.float32, "cpu", None, "head_dim of 8"),
-        ({}, torch.float32, "cuda", None, "linear runs in PyTorch"),
-        ({}, torch.float16, "cpu", "int8", "int8 layers of float16"),
+        ({"head_dim": 8}, "cpu", "head_dim of 8"),
+        ({}, "meta", "linear runs in PyTorch"),
     ],
 )
-def test_a_promise_that_cannot_be_kept_is_not_made(
-    changes: dict[str, Any], dtype: torch.dtype, device: str, quantization: str | None, breach: str
-) -> None:
-    said = describe_numeric_contract(make_model(**changes), dtype, torch.device(device), quantization)
+def test_a_promise_that_cannot_be_kept_is_not_made(changes: dict[str, Any], device: str, breach: str) -> None:
+    said = describe_numeric_contract(make_model(**changes), torch.float32, torch.device(device))
     assert said.startswith("not promised: ")
     assert breach in said
+
+
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
+def test_linear_layers_of_a_gpu_are_promised_as_they_were_packed(is_batch_invariant: bool) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
+    code = (
+        "import torch; from llmstack_kernels.numeric_contract import find_breaches;"
+        f"print(*find_breaches('cpu', torch.float32, 64, {is_batch_invariant}), sep='\\n')"
+    )
+    environment = os.environ | {"LLMSTACK_KERNELS": "linear=triton", "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert ("linear layers are packed for speed" in done.stdout.splitlines()) != is_batch_invariant
 
 
 def test_modelling_code_of_others_makes_no_promise() -> None:
     model = make_model()
     model.keeps_numeric_contract, model.implementation = False, "somebody"
-    assert "modelling code of somebody" in describe_numeric_contract(model, torch.float32, CPU, None)
+    assert "modelling code of somebody" in describe_numeric_contract(model, torch.float32, CPU)
 
 
 def test_without_native_kernels_no_promise_is_made() -> None:

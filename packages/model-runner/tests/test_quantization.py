@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmstack_kernels.linear import QUANTIZATIONS, computes_quantized, quantize
-from llmstack_model_runner.layers.packing import pack, quantization, quantized_linears
+from llmstack_model_runner.layers.packing import Packing, pack, packed_linears, packing
 from llmstack_model_runner.model_runner import ModelRunner, num_weight_bytes
 from llmstack_model_runner.models import Model, load_model_class
 from llmstack_model_runner.models.testing import PagedHarness
@@ -96,11 +96,11 @@ def test_greedy_output_is_the_same_alone_in_a_batch_and_in_chunks(tmp_path: Path
 
 def test_the_choice_holds_within_its_block_only() -> None:
     weight = torch.randn(8, 32)
-    with quantized_linears("int4"):
-        with quantized_linears(None):
-            assert quantization() is None
+    with packed_linears("int4"):
+        with packed_linears(is_batch_invariant=True):
+            assert packing() == Packing(None, True)
         packed = pack(weight, None)
-    assert quantization() is None
+    assert packing() == Packing(None, False)
     expected = quantize(weight, "int4").dequantize(torch.float32)
     torch.testing.assert_close(packed(torch.eye(32)), expected.t(), atol=1e-5, rtol=1e-5)
 
@@ -110,7 +110,7 @@ def test_a_failing_load_leaves_nothing_quantized_behind(tmp_path: Path) -> None:
     save_file({"transformer.nothing": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="nothing"):
         load(tmp_path, "int8")
-    assert quantization() is None
+    assert packing() == Packing()
 
 
 @pytest.mark.parametrize("scheme", QUANTIZATIONS)

@@ -1,7 +1,8 @@
 """Whether results are bit-equal however tokens are batched and cut into steps, for the operations of a decoder.
 
 Native code keeps this by construction: every sum is taken in an order that depends on its own length alone. So do the
-Triton kernels that treat each row, or each number, by itself.
+Triton kernels that treat each row, or each number, by itself; linear layers do where they were packed for it. Quantized
+layers are no exception: where they are not computed from their small numbers, they are widened to a layer like any.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 import torch
 
 from llmstack_kernels.dispatch import TRITON, implementation
-from llmstack_kernels.linear import computes_quantized
 from llmstack_kernels.paged_attention.native import supports_head_dim
 
 _NATIVE = "native"
@@ -27,17 +27,21 @@ _OP_TO_KEEPERS = {
 
 
 def find_breaches(
-    device_type: str, dtype: torch.dtype, head_dim: int, quantization: str | None = None
+    device_type: str, dtype: torch.dtype, head_dim: int, is_batch_invariant: bool = False
 ) -> Iterator[str]:
-    """What breaks the contract for a decoder on devices of a type; nothing where it holds."""
+    """What breaks the contract for a decoder on devices of a type; nothing where it holds.
+
+    `is_batch_invariant` is what its linear layers were packed with.
+    """
     for op, keepers in _OP_TO_KEEPERS.items():
         backend = _backend(op, device_type)
-        if backend not in keepers:
+        if op == "linear" and backend == TRITON:
+            if not is_batch_invariant:
+                yield "linear layers are packed for speed"
+        elif backend not in keepers:
             yield f"{op} runs in {'Triton' if backend == TRITON else 'PyTorch'}"
     if _backend("paged_attention", device_type) == _NATIVE and not supports_head_dim(head_dim):
         yield f"attention with a head_dim of {head_dim} runs in PyTorch"
-    if quantization is not None and not computes_quantized(dtype, device_type):
-        yield f"{quantization} layers of {str(dtype).removeprefix('torch.')} run in PyTorch"
 
 
 def _backend(op: str, device_type: str) -> str:

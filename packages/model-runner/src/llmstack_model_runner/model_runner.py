@@ -147,11 +147,22 @@ class ModelRunner:
         if config.quantization is not None:
             logger.info("quantization: %s", describe_quantization(config.quantization, dtype, self._device))
         with allocation("the weights do not fit on the device", "use --quantization int8, or a smaller model"):
-            load_weights(model, model_path, config.load_format, dtype, config.seed, config.quantization, self._device)
+            load_weights(
+                model,
+                model_path,
+                config.load_format,
+                dtype,
+                config.seed,
+                config.quantization,
+                self._device,
+                is_batch_invariant=config.enable_deterministic_inference,
+            )
         self._model = model
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype)
-        self._numeric_contract = describe_numeric_contract(model, dtype, self._device, config.quantization, kv_dtype)
+        self._numeric_contract = describe_numeric_contract(
+            model, dtype, self._device, kv_dtype, config.enable_deterministic_inference
+        )
         logger.info("numeric contract: %s", self._numeric_contract)
         if config.enable_deterministic_inference:
             check_deterministic(self._numeric_contract)

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from llmstack_model_files import check_safetensors, safetensors_files
-from llmstack_model_runner.layers.packing import quantized_linears
+from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.weights.dummy import dummy_weights
 
@@ -26,19 +26,21 @@ def load_weights(
     seed: int = 0,
     quantization: str | None = None,
     device: torch.device | None = None,
+    is_batch_invariant: bool = False,
 ) -> None:
     """Fill `model` and make it ready to run.
 
     Files are mapped, not read into memory; each layer takes what it needs in its own type, so `dtype` only serves the
     log. `dummy` needs no files: equal seeds give equal weights, made on `device`. With a `quantization`, each linear
-    layer is quantized and drops what it read as soon as it has all its weights.
+    layer is quantized and drops what it read as soon as it has all its weights; `is_batch_invariant` layers give a
+    row the same bits however many there are.
 
     Raises:
         ValueError: Unknown format; tensors missing, unexpected or of a wrong shape.
         llmstack_model_files.ModelFilesError: No weights, or a damaged file.
     """
     started_s = time.perf_counter()
-    with quantized_linears(quantization):
+    with packed_linears(quantization, is_batch_invariant):
         model.load_weights(_weights(model, Path(model_path), load_format, seed, device))
         model.finish_loading()
     kind = f"{dtype or 'own type'}{', ' + quantization if quantization else ''}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from llmstack_model_runner.attention_metadata import AttentionMetadata
-from llmstack_model_runner.layers.packing import quantization
+from llmstack_model_runner.layers.packing import Packing, packing
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
@@ -80,7 +80,7 @@ class TransformersModel(CausalLM):
         Raises:
             UnsupportedByTransformersError: Something that blocks cannot give.
         """
-        if self._device.type == "cpu" or quantization() is not None:
+        if self._device.type == "cpu" or packing() != Packing():
             pack_linears(self._model)
             release_files(self._model)
         self._decoder = self._model.get_decoder()
