@@ -76,8 +76,8 @@ CASES = [
     CompileCase("single_warps", product(16, 64, 64), claims=WGMMA),
     CompileCase("grid", scale(_scale_kernel, 256, (1, 70_000))),
     CompileCase("waits", scale(_chained_kernel, 256, launch_pdl=True), claims={"_chained_kernel": ("pdl",)}),
-    CompileCase("waits_for_nothing", scale(_chained_kernel, 256)),
-    CompileCase("does_not_wait", scale(_scale_kernel, 256), claims={"_scale_kernel": ("pdl",)}),
+    CompileCase("starts_late", scale(_chained_kernel, 256), claims={"_chained_kernel": ("pdl",)}),
+    CompileCase("never_waits", scale(_scale_kernel, 256, launch_pdl=True)),
     CompileCase("for_newer", scale(_scale_kernel, 256), min_arch=100),
 ]
 

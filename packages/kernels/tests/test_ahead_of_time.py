@@ -23,7 +23,7 @@ from llmstack_kernels.ahead_of_time.target import TARGETS
 from llmstack_kernels.graph_safety import no_host_synchronisation
 
 MADE = Path(__file__).parent / "made_kernels.py"
-MEASURED = Measurements(4, 40, 1024, 12, 500, 4, 0, 8, 0, 0, 0)
+MEASURED = Measurements(4, 40, 1024, 12, 500, 4, 0, 8, 0, 0, 0, 0)
 ROW = Row("linear", "8b_bf16", "_linear_kernel", 90, MEASURED)
 
 LISTING = """
@@ -84,8 +84,8 @@ def test_every_configuration_compiles_to_what_is_stored() -> None:
         ("too_much_shared", "shared memory", "needs 491520 bytes of shared memory, a block has 232448"),
         ("single_warps", "claim", "claims products of warp groups (wgmma) and has none"),
         ("grid", "grid", "has 70000 programs along y, 65535 at most"),
-        ("waits_for_nothing", "claim", "is started without launch_pdl=True, so it waits for nothing"),
-        ("does_not_wait", "claim", "has no griddepcontrol"),
+        ("starts_late", "claim", "claims to start while the kernel before it ends (pdl), without launch_pdl=True"),
+        ("never_waits", "claim", "never waits, so it may read what is not yet written"),
     ],
 )
 def test_each_fault_is_found(made: dict[str, Any], case: str, kind: str, words: str) -> None:

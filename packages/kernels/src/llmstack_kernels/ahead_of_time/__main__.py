@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(ops) - set(collect.ops_with_kernels()):
         return _fail(f"no Triton kernels in {', '.join(sorted(unknown))}; there are some in {_known()}.")
     targets = [TARGETS[arch] for arch in options.arch]
-    found = survey(ops, targets, samples_only=not (options.all or options.update))
+    found = survey(ops, targets, samples_only=not (options.all or options.update), say=_log)
     if options.update:
         _update(found, ops, options)
     return _report(found, _differences(found, ops, options))
@@ -87,8 +87,12 @@ def _report(found: Survey, differences: Sequence[str]) -> int:
 
 
 def _fail(text: str) -> int:
-    print(text, file=sys.stderr)  # noqa: T201  # a command
+    _log(text)
     return 2
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201  # a command
 
 
 def _say(text: str) -> None:

@@ -86,13 +86,12 @@ def _grid_complaints(grid: tuple[int, ...]) -> Iterator[tuple[Kind, str]]:
 
 def _claim_complaints(compiled: Compiled, result: Measurements) -> Iterator[tuple[Kind, str]]:
     claims = (compiled.case.claims or {}).get(collect.name_of(compiled.launch.kernel), ())
+    is_early = bool(compiled.launch.options.get("launch_pdl"))
     if compiled.target.arch < _CLAIMS_FROM_ARCH:
         return
     if "wgmma" in claims and not result.wgmma:
         yield Kind.CLAIM, f"claims products of warp groups (wgmma) and has none, but {result.mma} of single warps"
-    if "pdl" in claims and not result.pdl:
-        yield Kind.CLAIM, "claims to wait for the kernel before on the device (pdl) and has no griddepcontrol"
-    if "pdl" in claims and not compiled.launch.options.get("launch_pdl"):
-        yield Kind.CLAIM, "claims pdl and is started without launch_pdl=True"
-    if result.pdl and not compiled.launch.options.get("launch_pdl"):
-        yield Kind.CLAIM, "has griddepcontrol and is started without launch_pdl=True, so it waits for nothing"
+    if "pdl" in claims and not is_early:
+        yield Kind.CLAIM, "claims to start while the kernel before it ends (pdl), without launch_pdl=True"
+    if is_early and not result.pdl_waits:
+        yield Kind.CLAIM, "is started with launch_pdl=True and never waits, so it may read what is not yet written"

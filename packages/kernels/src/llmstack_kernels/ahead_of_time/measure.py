@@ -32,7 +32,8 @@ class Measurements:
         wgmma: Products of whole warp groups (from compute capability 9.0).
         mma: Products of single warps.
         async_copies: From global to shared memory, past the registers.
-        pdl: Waits for the kernel before, and leaves to start for the next one.
+        pdl_waits: Waits for the kernel before.
+        pdl_leaves: Leaves to start for the kernel after.
         spills: Loads and stores of local memory.
         local_bytes: Local memory per thread, the stack included.
     """
@@ -45,7 +46,8 @@ class Measurements:
     wgmma: int
     mma: int
     async_copies: int
-    pdl: int
+    pdl_waits: int
+    pdl_leaves: int
     spills: int
     local_bytes: int
 
@@ -64,7 +66,8 @@ def measure(compiled: Any, target: Target) -> Measurements:
         wgmma=_count(code, _WGMMA),
         mma=_count(code, _MATRIX),
         async_copies=_count(code, _ASYNC_COPIES),
-        pdl=compiled.asm["ptx"].count("griddepcontrol"),
+        pdl_waits=compiled.asm["ptx"].count("griddepcontrol.wait"),
+        pdl_leaves=compiled.asm["ptx"].count("griddepcontrol.launch_dependents"),
         spills=code["LDL"] + code["STL"],
         local_bytes=resources["LOCAL"] + resources["STACK"],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -29,8 +29,8 @@ class Survey:
             self.rows.append(Row(compiled.op, compiled.case.name, compiled.kernel, compiled.target.arch, result))
 
 
-def survey(ops: Iterable[str], targets: Sequence[Target], samples_only: bool) -> Survey:
-    """Compile the cases of `ops`, or only their samples, for `targets`."""
+def survey(ops: Iterable[str], targets: Sequence[Target], samples_only: bool, say: Callable[[str], None]) -> Survey:
+    """Compile the cases of `ops`, or only their samples, for `targets`; `say` is told what comes next."""
     found = Survey()
     for op in ops:
         try:
@@ -39,7 +39,9 @@ def survey(ops: Iterable[str], targets: Sequence[Target], samples_only: bool) ->
             found.findings.append(gate.Finding(gate.Kind.COVERAGE, op, "nothing compiles its kernels"))
             continue
         found.findings += gate.coverage_findings(op, cases)
-        survey_cases(found, op, [case for case in cases if case.is_sample or not samples_only], targets)
+        chosen = [case for case in cases if case.is_sample or not samples_only]
+        say(f"{op}: {len(chosen)} of {len(cases)} cases")
+        survey_cases(found, op, chosen, targets)
     return found
 
 
