@@ -30,7 +30,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
     "paged_attention": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
-    "reshape_and_cache": {"cpu": ("native",)},
+    "reshape_and_cache": {"cpu": ("native",), "cuda": (TRITON,)},
     "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "rotary_and_cache": {"cpu": ("composed",), "cuda": (TRITON,)},
     "rotary_embedding": {"cpu": ("native",), "cuda": (TRITON,)},

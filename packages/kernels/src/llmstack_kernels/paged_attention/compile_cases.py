@@ -26,9 +26,10 @@ class _Layer:
     has_slopes: bool = False
 
     @property
-    def claims(self) -> dict[str, tuple[Claim, ...]] | None:
-        """Of prefills; float32 goes past the tensor cores, which would round it."""
-        return None if self.dtype == torch.float32 else {"_prefill_kernel": ("wgmma",)}
+    def claims(self) -> dict[str, tuple[Claim, ...]]:
+        """Of all kernels; float32 goes past the tensor cores, which would round it."""
+        prefill: tuple[Claim, ...] = ("pdl",) if self.dtype == torch.float32 else ("pdl", "wgmma")
+        return {"_decode_kernel": ("pdl",), "_combine_kernel": ("pdl",), "_prefill_kernel": prefill}
 
     def attend(self, num_rows: int, num_tokens: int, max_query_len: int) -> torch.Tensor:
         """A call with rows of up to 8192 tokens, whose queries are slices of a projection."""
@@ -75,9 +76,9 @@ def cases() -> Iterator[CompileCase]:
     """Decodes of 64 rows, and prefills of two rows, of models and of the options they do not have."""
     for name, layer in _LAYERS.items():
         min_arch = 90 if layer.cache_dtype else 80
-        decode, prefill = partial(layer.attend, 64, 64, 1), partial(layer.attend, 2, 4096, 4096)
-        yield CompileCase(f"decode_{name}", decode, False, {"_combine_kernel": ("pdl",)}, min_arch)
+        yield CompileCase(f"decode_{name}", partial(layer.attend, 64, 64, 1), min_arch=min_arch)
         # Without lists of lengths there may be decodes among the rows, so this starts all kernels.
+        prefill = partial(layer.attend, 2, 4096, 4096)
         yield CompileCase(f"prefill_{name}", prefill, name == "8b_bf16", layer.claims, min_arch)
 
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-from triton.language.target_info import cuda_capability_geq
 
+from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.paged_attention.triton_operands import Operands
 from llmstack_kernels.paged_attention.triton_tiles import (
@@ -114,8 +113,7 @@ def _decode_kernel(
     MIN_SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    if cuda_capability_geq(9, 0):
-        gdc_launch_dependents()
+    wait_for_previous()
     members = tl.arange(0, PADDED_GROUP)
     is_member = members < GROUP
     unit = tl.program_id(0)
@@ -160,8 +158,7 @@ def _combine_kernel(
     MIN_SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    if cuda_capability_geq(9, 0):
-        gdc_wait()  # for the totals: this kernel is started while the one before it runs
+    wait_for_previous()
     row, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
     token = tl.load(query_start_loc + row).to(tl.int64)
     if tl.load(query_start_loc + row + 1) - token != 1:
@@ -268,6 +265,7 @@ def _attend_splits(
         operands.num_kv_heads,
         num_warps=4 if rows <= 32 else 8,
         num_stages=_NUM_STAGES,
+        launch_pdl=supports_dependent_launch(operands.out.device),
         BLOCK_SIZE=operands.block_size,
         PADDED_GROUP=rows,
         TILE=_tile(operands),

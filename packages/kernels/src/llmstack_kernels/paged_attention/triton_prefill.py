@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import triton
 import triton.language as tl
 
-from llmstack_kernels.launch import launch
+from llmstack_kernels.dependent_launch import wait_for_previous
+from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.paged_attention.triton_operands import Operands
 from llmstack_kernels.paged_attention.triton_tiles import (
     attend,
@@ -78,6 +79,7 @@ def _prefill_kernel(
     TILE: tl.constexpr,  # of keys
     WINDOW: tl.constexpr,  # 0: none
 ):
+    wait_for_previous()
     unit = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys, and begin first
     tile, kv_head = unit // num_kv_heads, unit % num_kv_heads
     row = _find_row(tile, query_start_loc, num_rows, ROWS // GROUP)
@@ -110,8 +112,7 @@ def _prefill_kernel(
     result = totals / sums[:, None]
     if value_scale is not None:
         result = result * tl.load(value_scale + kv_head)
-    places = (begin + tokens).to(tl.int64) * (num_kv_heads * GROUP) + heads
-    store_heads(out, places, is_inside, result, HEAD_DIM)
+    store_heads(out, (begin + tokens).to(tl.int64) * (num_kv_heads * GROUP) + heads, is_inside, result, HEAD_DIM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ def attend_prefills(operands: Operands) -> None:
         operands.num_kv_heads,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        launch_pdl=supports_dependent_launch(operands.out.device),
         BLOCK_SIZE=operands.block_size,
         HEAD_DIM=operands.head_dim,
         GROUP=operands.group,
