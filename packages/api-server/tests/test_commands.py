@@ -205,6 +205,13 @@ def test_scheduling_ahead_is_decided_by_the_device_unless_it_is_asked_for(line: 
     assert config(*line).engine["async_scheduling"] is expected
 
 
+def test_swap_space_is_a_size_in_gib():
+    assert config("--swap-space", "1.5").engine["swap_space"] == 1.5
+    for wrong in ("-1", "nan", "inf", "much"):
+        with pytest.raises(SystemExit):
+            parse("--swap-space", wrong)
+
+
 def test_the_type_of_the_kv_cache_and_determinism_reach_the_engine():
     engine = config("--kv-cache-dtype", "fp8", "--enable-deterministic-inference").engine
     assert (engine["kv_cache_dtype"], engine["enable_deterministic_inference"]) == ("fp8", True)

@@ -79,6 +79,13 @@ def test_the_cache_takes_the_bytes_it_was_given() -> None:
     assert ready.num_blocks == 100
 
 
+def test_the_hosts_share_may_be_given_in_bytes() -> None:
+    core = build_engine_core(config(num_blocks=20, host_kv_bytes=7 * BYTES_PER_BLOCK + 1))
+    assert core.stats().num_host_blocks == 7
+    with pytest.raises(ValueError, match="num_host_blocks and host_kv_bytes"):
+        config(num_host_blocks=1, host_kv_bytes=1)
+
+
 def test_a_default_cache_is_what_the_device_has_but_not_more_than_is_useful() -> None:
     assert build_engine_core(config("echo?num_available_blocks=50")).ready.num_blocks == 50
     assert build_engine_core(config("echo?num_available_blocks=5000")).ready.num_blocks == 2 * 4 * 16

@@ -139,6 +139,14 @@ def test_options_of_a_gpu_reach_the_model_runner(tmp_path: Path) -> None:
     assert (model.kv_cache_dtype, model.cuda_graph_sizes, model.enable_deterministic_inference) == ("fp8", (1, 8), True)
 
 
+def test_swap_space_becomes_bytes_of_the_host(tmp_path: Path) -> None:
+    folder = str(write_model_folder(tmp_path))
+    assert EngineArgs(folder, swap_space=0.5).create_engine_config()[1].host_kv_bytes == 2**29
+    for wrong in ({"swap_space": -1}, {"swap_space": float("nan")}, {"swap_space": 1, "num_host_blocks": 2}):
+        with pytest.raises(EngineArgsError, match="swap_space"):
+            EngineArgs(folder, **wrong)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"kv_cache_dtype": "int8"}, {"cudagraph_capture_sizes": [4, 0]}, {"cudagraph_capture_sizes": ["4"]}]
 )

@@ -50,7 +50,7 @@ _ENGINE_FIELDS = (
     "max_num_seqs",
     "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "gpu_memory_utilization",
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "long_prefill_token_threshold",
-    "max_num_partial_prefills", "num_host_blocks", "async_scheduling", "speculative_config",
+    "max_num_partial_prefills", "num_host_blocks", "swap_space", "async_scheduling", "speculative_config",
     "structured_outputs_config", "runner", "task", "convert", "pooler_config", "logits_processors", "logprobs_mode",
     "max_logprobs", "stream_interval", "max_num_queued_tokens",
     "disable_log_stats", "record_steps", "kv_cache_metrics", "kv_cache_metrics_sample", "data_parallel_size",

@@ -99,6 +99,17 @@ def seconds(text: str) -> float:
     return number
 
 
+def gibibytes(text: str) -> float:
+    """A size in GiB, 0 or more."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of GiB") from None
+    if not 0.0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB from 0 up")
+    return number
+
+
 def quantization(text: str) -> str:
     """A scheme that weights are quantized by on loading."""
     if text not in QUANTIZATIONS:

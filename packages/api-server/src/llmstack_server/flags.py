@@ -11,6 +11,7 @@ from llmstack_server.flag_types import (
     at_least,
     chat_template,
     count,
+    gibibytes,
     json_object,
     module_and_class,
     port,
@@ -231,6 +232,7 @@ def _add_kv_cache_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="blocks in host memory to swap preempted requests to, 0 to recompute them (default: 0)",
     )
+    add("--swap-space", type=gibibytes, default=0.0, metavar="GIB", help="size of these in GiB instead (default: 0)")
 
 
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -151,7 +151,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "--skip-mm-profiling": _NO_SUCH_THING,
     "--specialize-active-lora": _ADAPTERS,
     "--speculative-model": _SPECULATION,
-    "--swap-space": Refusal("use --num-host-blocks, which counts blocks", _OFF),
     "--tokens-only": Refusal("use --skip-tokenizer-init", _OFF),
     "--tool-server": Refusal("tools are run by clients, not by this server"),
     "--trust-remote-code": _NO_REPOSITORY_CODE,

@@ -80,13 +80,14 @@ def _build_with_runner(
         available_bytes = runner.available_kv_bytes(is_size_given=is_size_given)
         num_blocks = choose_num_blocks(config, spec, available_bytes)
         max_model_len = choose_max_model_len(config, num_blocks, spec.block_size)
+    num_host_blocks = config.num_host_blocks or config.host_kv_bytes // spec.bytes_per_block
     with timer.phase("initialize_kv_cache"):
-        _initialize_kv_cache(runner, num_blocks, config.num_host_blocks, spec)
+        _initialize_kv_cache(runner, num_blocks, num_host_blocks, spec)
     residency = make_block_residency(config, spec)
     events = make_event_bus(config, [hook for hook in (recorder, residency) if hook is not None], event_hooks)
     with timer.phase("build_scheduler"):
         enable_prefix_caching = config.enable_prefix_caching and spec.is_causal
-        cache_config = CacheConfig(num_blocks, spec.block_size, enable_prefix_caching, config.num_host_blocks)
+        cache_config = CacheConfig(num_blocks, spec.block_size, enable_prefix_caching, num_host_blocks)
         scheduler_config = replace(config.scheduler, max_model_len=max_model_len)
         if not spec.is_causal:
             scheduler_config = with_whole_prompts(scheduler_config)
@@ -114,7 +115,11 @@ def _build_with_runner(
         kv_cache_dtype=spec.kv_cache_dtype or spec.dtype,
         async_scheduling=resolve_async_scheduling(config, spec.device),
     )
-    logger.info("%d blocks of %d tokens, start took %s", num_blocks, spec.block_size, _describe(timer.phases_s))
+    logger.info(
+        "KV cache: %d blocks of %d tokens, %d tokens in all, room for %.1f requests of %d; start took %s",
+        num_blocks, spec.block_size, num_blocks * spec.block_size, num_blocks * spec.block_size / max_model_len,
+        max_model_len, _describe(timer.phases_s),
+    )  # fmt: skip
     constraints = LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size)
     searching = BeamScheduler(scheduler)  # around the log, which so holds what a search does to the scheduler
     return EngineCore(

@@ -23,6 +23,7 @@ class EngineConfig:
         num_blocks: Blocks of the KV cache; None derives them from `kv_cache_bytes` or from the device.
         kv_cache_bytes: Size of the KV cache; None means what the device has left, within reason.
         num_host_blocks: Blocks in the host's memory, to which preempted requests may be swapped; 0 recomputes them.
+        host_kv_bytes: Their size in another unit, where `num_host_blocks` is 0.
         async_scheduling: Schedule each step before the last one's tokens are known. It changes no output; it gains
             where the device computes by itself, and delays outputs by a step where it does not, as on a CPU. Drafts
             need those tokens, so the two exclude each other. None decides by both.
@@ -57,6 +58,7 @@ class EngineConfig:
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20
     num_host_blocks: int = 0
+    host_kv_bytes: int = 0
     async_scheduling: bool | None = None
     num_recorded_steps: int = 512
     trace: bool = False
@@ -73,7 +75,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, but is {value}")
-        for name in ("step_log_bytes", "num_host_blocks", "num_recorded_steps"):
+        if self.num_host_blocks and self.host_kv_bytes:
+            raise ValueError("num_host_blocks and host_kv_bytes both set the host's share of the KV cache; give one")
+        for name in ("step_log_bytes", "num_host_blocks", "host_kv_bytes", "num_recorded_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.async_scheduling and self.scheduler.max_num_drafts:

@@ -65,6 +65,7 @@ class EngineArgs:
         cudagraph_capture_sizes: Numbers of decoding rows for which steps are recorded on a GPU; None is the runner's
             own list.
         enable_deterministic_inference: Refuse to start unless logits are bit-equal however they are computed.
+        swap_space: Their size in GiB instead.
         async_scheduling: Schedule a step before the last one's tokens are known; changes no output. None does so on a
             GPU, without `speculative_config`.
         speculative_config: Guesses at tokens, several of which one step then verifies; changes no output. A mapping, or
@@ -124,6 +125,7 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0
     num_host_blocks: int = 0
+    swap_space: float = 0.0
     async_scheduling: bool | None = None
     speculative_config: Mapping[str, Any] | str | None = None
     generation_config: str = "auto"
@@ -249,7 +251,8 @@ class EngineArgs:
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None, "log_level": self.log_level,
-            "num_host_blocks": self.num_host_blocks, "async_scheduling": self.async_scheduling, "trace": self.trace,
+            "num_host_blocks": self.num_host_blocks, "host_kv_bytes": int(self.swap_space * 2**30),
+            "async_scheduling": self.async_scheduling, "trace": self.trace,
             "block_metrics_sample": float(self.kv_cache_metrics_sample) if self.kv_cache_metrics else 0.0,
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
@@ -280,6 +283,10 @@ class EngineArgs:
             raise EngineArgsError("num_kv_blocks and num_gpu_blocks_override are the same option; give one of them")
         if self._num_blocks() is not None and self.kv_cache_memory_bytes is not None:
             raise EngineArgsError("num_kv_blocks and kv_cache_memory_bytes both set the size of the KV cache; give one")
+        if not 0.0 <= self.swap_space < float("inf"):
+            raise EngineArgsError(f"swap_space {self.swap_space}: expected a number of GiB from 0 up")
+        if self.num_host_blocks and self.swap_space:
+            raise EngineArgsError("num_host_blocks and swap_space both set the host's share of the KV cache; give one")
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise EngineArgsError("skip_tokenizer_init and tokenizer contradict each other; give one of them")
 

@@ -44,7 +44,6 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "task": (None,),
     "tokenizer_mode": ("auto",),
     "cpu_offload_gb": (0,),
-    "swap_space": (0,),
     "compilation_config": (None,),
     "distributed_executor_backend": (None, "uni"),
     "download_dir": (None,),
