@@ -104,8 +104,7 @@ class LayerNormBlock:
         self._mlp_norm = None if names.mlp_norm is None else norm(names.mlp_norm)
         self._mlp_in = linear(size, dict.fromkeys(names.mlp_in, inner_size), settings.has_mlp_bias)
         is_gated = len(names.mlp_in) == 2
-        self._gate = gated_activation(settings.activation) if is_gated else None
-        self._activation = "none" if is_gated else linear_activation(settings.activation)
+        self._activation = (gated_activation if is_gated else linear_activation)(settings.activation)
         self._mlp_out = linear(inner_size, {names.mlp_out: size}, settings.has_mlp_bias)
 
     def _make_qkv(self, prefix: str, settings: BlockSettings, dtype: torch.dtype, device: torch.device) -> Linear:
@@ -149,7 +148,7 @@ class LayerNormBlock:
         if self._mlp_norm is not None:
             normed = self._mlp_norm(hidden if self._is_parallel else total)
         inner = self._mlp_in(normed, self._activation)
-        return self._mlp_out(inner if self._gate is None else self._gate(inner), residual=total)
+        return self._mlp_out(inner, residual=total)
 
     def _attend(
         self,

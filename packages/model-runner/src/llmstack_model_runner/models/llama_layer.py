@@ -159,7 +159,7 @@ class LlamaLayer:
         if self._post_attention_norm is not None:
             attended = self._post_attention_norm(attended)
         normed, residual = self._mlp_norm.add(attended, residual)
-        fed = self._down(self._activation(self._gate_up(normed)))
+        fed = self._down(self._gate_up(normed, self._activation))
         return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
