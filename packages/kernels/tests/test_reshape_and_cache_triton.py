@@ -60,12 +60,13 @@ def test_the_caches_may_hold_another_type(cache_dtype: torch.dtype, triton_devic
 # Where numbers fall between two of 8 bits, the interpreter rounds some of them to neither.
 @pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.gpu)], ids=["exact", "rounded"])
 def test_eight_bits_hold_what_the_reference_stores(is_rounded: bool, triton_device: str) -> None:
-    key, value = torch.randn(2, len(SLOTS), 3, 64, device=triton_device)
+    scales = [torch.tensor(values, device=triton_device) for values in ([0.125, 0.5, 4.0], [0.25, 1.0, 0.0625])]
+    heads = torch.randn(2, len(SLOTS), 3, 64, device=triton_device)
     if not is_rounded:
-        key, value = key.to(STORED_TYPE).float(), value.to(STORED_TYPE).float()
+        heads = heads.to(STORED_TYPE).float() * torch.stack(scales)[:, None, :, None]
+    key, value = heads
     key[0, 0, :2] = torch.tensor([1e6, -1e6])
     slots = torch.tensor(SLOTS, device=triton_device)
-    scales = [torch.tensor(values, device=triton_device) for values in ([0.125, 0.5, 4.0], [0.25, 1.0, 0.0625])]
     stored, expected = (make_caches(3, 64, STORED_TYPE, triton_device) for _ in range(2))
     kernels.reshape_and_cache(key, value, *stored, slots, *scales)
     reference.reshape_and_cache(key, value, *expected, slots, *scales)
