@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -46,13 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worker is ended too
     deadline_s = time.monotonic() + options.budget - (0 if options.smoke else RESERVE_S)
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder) / "journal.jsonl")
-        try:
-            run(Settings(options.part, options.smoke, deadline_s), _chosen(options), journal)
-        finally:
-            results = Results.read(journal)
-            _write(options, results)
+    journal = _new_journal(options)
+    try:
+        run(Settings(options.part, options.smoke, deadline_s), _chosen(options), journal)
+    finally:
+        results = Results.read(journal)
+        _write(options, results)
     print(_summary(options, results), flush=True)
     return 0
 
@@ -80,6 +78,14 @@ def _chosen(options: argparse.Namespace) -> list[Block]:
     return [block for block in blocks if block.name in names]
 
 
+def _new_journal(options: argparse.Namespace) -> Journal:
+    """Beside the figures, so that a run which is killed leaves what it had by then."""
+    path: Path = options.json.with_suffix(".jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return Journal(path)
+
+
 def _why_not_here() -> str | None:
     try:
         import torch
@@ -92,7 +98,6 @@ def _why_not_here() -> str | None:
 
 def _write(options: argparse.Namespace, results: Results) -> None:
     figures = {"part": options.part, "is_smoke": options.smoke, "budget_s": options.budget, **results.to_json()}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 

@@ -49,7 +49,7 @@ def _card() -> dict[str, Any]:
     return {
         "card": properties.name,
         "multiprocessors": properties.multi_processor_count,
-        "l2 MB": properties.L2_cache_size >> 20,
+        "l2 MB": getattr(properties, "L2_cache_size", 0) >> 20,  # not in every version of PyTorch
         "capability": f"{properties.major}.{properties.minor}",
         "memory free of total GB": f"{free_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f}",
         "cuda": torch.version.cuda,
