@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_model_runner.largest_steps import largest_steps
-from llmstack_model_runner.memory_profile import GRAPH_BYTES_PER_SIZE, MemoryProfile, MemoryState, profile_memory
+from llmstack_model_runner.memory_profile import (
+    GRAPH_BYTES_PER_SIZE,
+    MemoryProfile,
+    MemoryState,
+    graph_bytes,
+    profile_memory,
+)
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import write_gpt2_config
 from llmstack_types import ModelRunnerConfig
@@ -42,12 +48,12 @@ class FakeProbe:
         self.others += beside
 
 
-def profile(probe: FakeProbe, num_sizes: int = 0, kv_bytes: int = 0, **taken: int) -> MemoryProfile:
+def profile(probe: FakeProbe, reserve: int = 0, kv_bytes: int = 0, **taken: int) -> MemoryProfile:
     def run() -> int:
         probe.run(**taken)  # type: ignore[arg-type]  # by name
         return kv_bytes
 
-    return profile_memory(probe, run, num_sizes)
+    return profile_memory(probe, run, reserve)
 
 
 def test_a_steps_peak_and_what_stays_beside_pytorch_are_kept_free() -> None:
@@ -65,8 +71,10 @@ def test_what_pytorch_goes_on_holding_is_counted_once() -> None:
     assert profile(FakeProbe(), num_bytes=20, kept=7).step_bytes == 20
 
 
-def test_each_size_of_recorded_steps_has_room() -> None:
-    assert profile(FakeProbe(), num_sizes=3, num_bytes=1).graph_bytes == 3 * GRAPH_BYTES_PER_SIZE
+def test_each_size_of_recorded_steps_has_room_and_all_share_one_table_of_logits() -> None:
+    assert graph_bytes([1, 2, 8], vocab_size=1000) == 3 * GRAPH_BYTES_PER_SIZE + 8 * 1000 * 4
+    assert graph_bytes([], vocab_size=1000) == 0
+    assert profile(FakeProbe(), reserve=5, num_bytes=20).kv_bytes(0.9) == 90 - 40 - 20 - 5
 
 
 def test_the_table_adds_up_and_says_how_many_requests_fit() -> None:

@@ -7,15 +7,15 @@ tensors, and what CUDA, cuBLAS and compiled kernels take beside PyTorch meanwhil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 GRAPH_BYTES_PER_SIZE = 16 << 20
-"""Kept free for each number of rows whose steps are recorded, for what CUDA holds of a recording beside its tensors,
-which the measured decode step covers: recordings share their memory. Not measured on a card yet."""
+"""Kept free for each number of rows whose steps are recorded, for what CUDA holds of its up to four recordings. Not
+measured on a card yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,21 @@ class MemoryProfile:
             yield f"  {name:<16}{num_bytes / (1 << 30):>8.2f}  {note}".rstrip()
 
 
-def profile_memory(probe: MemoryProbe, run_largest_steps: Callable[[], int], num_recorded_sizes: int) -> MemoryProfile:
+def graph_bytes(sizes: Sequence[int], vocab_size: int) -> int:
+    """What recorded steps of these numbers of rows, ascending, may take beside what the largest of them was seen to.
+
+    They share the memory of their tensors, but for the logits of rows whose sampling the host has a part in.
+    """
+    return len(sizes) * GRAPH_BYTES_PER_SIZE + (4 * sizes[-1] * vocab_size if sizes else 0)
+
+
+def profile_memory(probe: MemoryProbe, run_largest_steps: Callable[[], int], reserve_bytes: int) -> MemoryProfile:
     """Computes the largest steps once and looks what that takes.
 
     Args:
         probe: Of the device that the weights lie on already.
         run_largest_steps: Leaves nothing behind; returns the bytes of the temporary KV storage it took.
-        num_recorded_sizes: Numbers of rows for which steps will be recorded.
+        reserve_bytes: To be kept free for recorded steps.
     """
     before = probe.state()
     probe.reset_peak()
@@ -140,5 +148,5 @@ def profile_memory(probe: MemoryProbe, run_largest_steps: Callable[[], int], num
         used_bytes=probe.total_bytes - before.free_bytes,
         weight_bytes=before.reserved_bytes,
         step_bytes=max(0, peak_bytes) + max(0, other_growth),
-        graph_bytes=num_recorded_sizes * GRAPH_BYTES_PER_SIZE,
+        graph_bytes=reserve_bytes,
     )

@@ -33,7 +33,7 @@ from llmstack_model_runner.input_batch import InputBatch
 from llmstack_model_runner.kv_cache_dtype import resolve_kv_cache_dtype
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.largest_steps import largest_steps
-from llmstack_model_runner.memory_profile import CudaMemoryProbe, MemoryProfile, profile_memory
+from llmstack_model_runner.memory_profile import CudaMemoryProbe, MemoryProfile, graph_bytes, profile_memory
 from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import choose_model_class
 from llmstack_model_runner.numeric_contract import check_deterministic, describe_numeric_contract
@@ -211,7 +211,8 @@ class ModelRunner:
         config, spec = self._config, self.kv_cache_spec()
         is_recording = self._has_device_rows and not config.enforce_eager
         sizes = decode_sizes(config.max_num_seqs, config.cuda_graph_sizes) if is_recording else []
-        profile = profile_memory(CudaMemoryProbe(self._device), self.run_largest_steps, len(sizes))
+        reserve_bytes = graph_bytes(sizes, spec.vocab_size)
+        profile = profile_memory(CudaMemoryProbe(self._device), self.run_largest_steps, reserve_bytes)
         for line in profile.table(share, spec.bytes_per_block, spec.block_size, config.max_model_len):
             logger.info("%s", line)
         return profile
