@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmstack_kernels.native import library
+from llmstack_model_runner.device.testing import TwinModelRunner
 from llmstack_model_runner.largest_steps import largest_steps
 from llmstack_model_runner.memory_profile import (
     GRAPH_BYTES_PER_SIZE,
@@ -107,9 +109,14 @@ def test_the_largest_steps_are_as_large_as_steps_may_be(
     assert end.removed_request_ids == [row.request_id for row in decode.scheduled_requests]
 
 
-def test_a_runner_computes_its_largest_steps_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    runner = ModelRunner(
-        ModelRunnerConfig(str(write_gpt2_config(tmp_path)), load_format="dummy", max_model_len=64, max_num_seqs=5,
+@pytest.mark.parametrize("runner_class", [ModelRunner, TwinModelRunner])
+def test_a_runner_computes_its_largest_steps_and_leaves_nothing_behind(
+    tmp_path: Path, runner_class: type[ModelRunner]
+) -> None:
+    if runner_class is TwinModelRunner and library() is None:
+        pytest.skip("the device's twin needs the native kernels, which are not built")
+    runner = runner_class(
+        ModelRunnerConfig(str(write_gpt2_config(tmp_path, n_embd=64)), load_format="dummy", max_model_len=64, max_num_seqs=5,
                           max_num_batched_tokens=48, block_size=4, device="cpu", enforce_eager=True)
     )  # fmt: skip
     runner.load_model()

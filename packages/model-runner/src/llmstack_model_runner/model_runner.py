@@ -205,6 +205,7 @@ class ModelRunner:
         for step in largest_steps(*limits, is_generative=spec.is_generative):
             check_warm_up(self.execute_model(step).result())
         self._release_kv_cache()
+        return_freed_memory(self._device)  # recorded steps refer to themselves
         return (num_blocks + self._has_device_rows) * spec.bytes_per_block
 
     def _profile_memory(self, share: float) -> MemoryProfile:
