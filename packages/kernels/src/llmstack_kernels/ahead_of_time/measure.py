@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from llmstack_kernels.ahead_of_time.target import Target
@@ -54,8 +55,7 @@ class Measurements:
 
 def measure(compiled: Any, target: Target) -> Measurements:
     """Measure Triton's `CompiledKernel` with the tools that come with Triton."""
-    listing = _disassemble(compiled.asm["cubin"])
-    resources, code = parse_resources(listing), count_instructions(listing)
+    resources, code = _read(compiled.asm["cubin"])
     num_warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
     return Measurements(
         num_warps=num_warps,
@@ -97,8 +97,14 @@ def _count(code: Counter[str], names: frozenset[str]) -> int:
     return sum(code[name] for name in names)
 
 
+@cache  # several cases start the same kernel
+def _read(cubin: bytes) -> tuple[dict[str, int], Counter[str]]:
+    listing = _disassemble(cubin)
+    return parse_resources(listing), count_instructions(listing)
+
+
 def _disassemble(cubin: bytes) -> str:
-    """Resources and machine code; about 0.3 s, whatever the size."""
+    """Resources and machine code; takes 0.3 s even for a small kernel."""
     import triton
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
