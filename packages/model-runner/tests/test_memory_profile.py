@@ -116,9 +116,17 @@ def test_a_runner_computes_its_largest_steps_and_leaves_nothing_behind(
     if runner_class is TwinModelRunner and library() is None:
         pytest.skip("the device's twin needs the native kernels, which are not built")
     runner = runner_class(
-        ModelRunnerConfig(str(write_gpt2_config(tmp_path, n_embd=64)), load_format="dummy", max_model_len=64, max_num_seqs=5,
-                          max_num_batched_tokens=48, block_size=4, device="cpu", enforce_eager=True)
-    )  # fmt: skip
+        ModelRunnerConfig(
+            str(write_gpt2_config(tmp_path, n_embd=64)),
+            load_format="dummy",
+            max_model_len=64,
+            max_num_seqs=5,
+            max_num_batched_tokens=48,
+            block_size=4,
+            device="cpu",
+            enforce_eager=True,
+        )
+    )
     runner.load_model()
     model = runner._model
     if model is None:
