@@ -293,6 +293,7 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 0.0
+        self.ms_per_event = 0.0
         self.num_calls = 0
         self.recording: list[Any] | None = None
         for name in ("synchronize", "current_stream", "stream", "graph", "Event", "CUDAGraph", "Stream"):
@@ -305,6 +306,10 @@ class FakeCuda:
             self.num_calls += 1
         else:
             self.recording.append(self.work)
+
+    def tick(self) -> float:
+        self.now_ms += self.ms_per_event
+        return self.now_ms
 
     def synchronize(self) -> None:
         pass
@@ -320,7 +325,7 @@ class FakeCuda:
 
     def Event(self, *, enable_timing: bool) -> Any:
         event = SimpleNamespace(at_ms=0.0)
-        event.record = lambda: setattr(event, "at_ms", self.now_ms)
+        event.record = lambda: setattr(event, "at_ms", self.tick())
         event.elapsed_time = lambda other: other.at_ms - event.at_ms
         assert enable_timing
         return event
@@ -371,6 +376,64 @@ def test_copies_are_as_many_as_leave_the_cache(bench: Bench, card: FakeCuda) -> 
     assert timing.num_copies(bench, 2 << 30) == 1
     assert timing.num_copies(bench, 32 << 20) == 8
     assert timing.num_copies(bench, 1) == timing.MAX_COPIES
+
+
+class PlayedDevice(str):
+    """The CPU to those who make tensors on it, a GPU to those who ask for its type."""
+
+    type = "cuda"
+
+
+def test_what_only_a_card_does_runs_on_a_played_one(
+    bench: Bench, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
+    from report import ceilings
+    from report.kernels import elementwise
+
+    FakeCuda(monkeypatch).ms_per_event = 1.0
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(ceilings, "NUM_EMPTY", 10)
+    bench.device = PlayedDevice("cpu")  # type: ignore[assignment]
+    ceilings.run(bench)
+    elementwise.run(bench)
+    rows = {row.name: row for _, row in Results.read(journal).rows}
+    assert {name for name, row in rows.items() if row.measured is None} == {
+        "round trip us",  # memory is pinned by a real card only
+        "empty kernel, dependent launch, us",
+    }
+    # A millisecond passes between the events; ten kernels, or the bytes of a copy, lie between them.
+    assert rows["empty kernel us"].measured == pytest.approx(100.0)
+    assert rows["copy GB/s"].measured == pytest.approx(2 * 4096 * 2 / 1e-3 / 1e9)
+
+
+@pytest.mark.full
+def test_kernels_that_measure_ceilings_compile_for_a_card() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
+    script = """
+import torch
+from llmstack_kernels.ahead_of_time.case import CompileCase
+from llmstack_kernels.ahead_of_time.compile import compile_case
+from llmstack_kernels.ahead_of_time.target import TARGETS
+from report.ceiling_kernels import read_sums, start_empty, write_all
+x = torch.empty(1 << 31, dtype=torch.bfloat16, device="meta")
+out = torch.empty(1, dtype=torch.int32, device="meta")
+calls = {
+    "read": lambda: read_sums(x, 132 * 8, 4096, 8),
+    "write": lambda: write_all(x, 0.5),
+    "plain": lambda: start_empty(out, is_chained=False),
+    "chained": lambda: start_empty(out, is_chained=True),
+}
+for name, call in calls.items():
+    (compiled,) = compile_case("report", CompileCase(name, call), TARGETS[90])
+    print(name, compiled.binary.asm["ptx"].count("griddepcontrol"))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(BENCHMARKS), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.splitlines() == ["read 0", "write 0", "plain 0", "chained 2"], done.stderr
 
 
 def test_pauses_of_the_device_are_told_apart() -> None:
