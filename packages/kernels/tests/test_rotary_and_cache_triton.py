@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -46,9 +47,10 @@ class Step:
         caches: tuple[torch.Tensor, torch.Tensor],
         scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
         tokens: slice = slice(None),
+        **norms: Any,
     ) -> torch.Tensor:
         heads = (x[tokens] for x in (self.positions, self.query, self.key, self.value))
-        out: torch.Tensor = module.rotary_and_cache(*heads, self.table, *caches, self.slots[tokens], *scales)
+        out: torch.Tensor = module.rotary_and_cache(*heads, self.table, *caches, self.slots[tokens], *scales, **norms)
         return out
 
 
@@ -71,6 +73,33 @@ def test_queries_are_turned_and_keys_and_values_arrive_in_their_slots(
     out, expected = step.run(module, caches), step.run(reference, expected_caches)
     tolerance = TOLERANCE[triton_dtype]
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    written = [slot for slot in SLOTS if slot >= 0]
+    for cache, expected_cache in zip(caches, expected_caches, strict=True):
+        one, other = slots_of(cache)[written], slots_of(expected_cache)[written]
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+@pytest.mark.parametrize("weight_dtype", [None, torch.float32], ids=str)
+@pytest.mark.parametrize("module", [composed, triton], ids=["composed", "triton"])
+def test_heads_are_normed_before_they_are_turned(
+    module: ModuleType,
+    weight_dtype: torch.dtype | None,
+    shape: tuple[int, int, int, int],
+    triton_dtype: torch.dtype,
+    triton_device: str,
+) -> None:
+    step = Step(shape, triton_dtype, triton_device)
+    step.query.mul_(7)
+    query_norm, key_norm = torch.randn(2, shape[2], device=triton_device).to(weight_dtype or triton_dtype)
+    norms = {"query_norm": query_norm, "key_norm": key_norm, "eps": 1e-5}
+    caches, expected_caches = step.caches(triton_dtype), step.caches(triton_dtype)
+    out, expected = step.run(module, caches, **norms), step.run(reference, expected_caches, **norms)
+    tolerance = 2 * TOLERANCE[triton_dtype]
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    normed = torch.nn.functional.rms_norm(step.query.double(), shape[2:3], query_norm.double(), 1e-5)
+    turned, _ = rotary.rotary_embedding(step.positions, normed.float(), normed.float(), step.table)
+    torch.testing.assert_close(out.float(), turned, atol=tolerance, rtol=tolerance)
     written = [slot for slot in SLOTS if slot >= 0]
     for cache, expected_cache in zip(caches, expected_caches, strict=True):
         one, other = slots_of(cache)[written], slots_of(expected_cache)[written]
@@ -172,6 +201,7 @@ def test_shapes_that_do_not_fit_are_refused(triton_device: str) -> None:
         ("value", step.value[:, :1], "query, key and value"),
         ("key_cache", caches[0][:, :, :, :4], "caches"),
         ("key_scale", torch.ones(2), "key_scale"),
+        ("key_norm", torch.ones(16), "go together"),
     ):
         with pytest.raises(ValueError, match=words):
             run(**{name: tensor})

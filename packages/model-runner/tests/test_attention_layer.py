@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmstack_model_runner.attention_metadata import AttentionMetadata
-from llmstack_model_runner.layers import Attention, RotaryEmbedding
+from llmstack_model_runner.layers import Attention, HeadRotation, RotaryEmbedding
 from llmstack_model_runner.layers.rotary import RopeParameters
 from llmstack_model_runner.models import load_model_class
 
@@ -70,9 +70,9 @@ def test_keys_and_values_are_written_and_then_seen() -> None:
 def test_turned_keys_are_written_and_turned_queries_see_them() -> None:
     query, key, value = make_heads()
     positions = torch.arange(NUM_TOKENS) + 7
-    rotary = RotaryEmbedding(RopeParameters(100.0, HEAD_DIM, 32), CPU)
+    rotate = HeadRotation(RotaryEmbedding(RopeParameters(100.0, HEAD_DIM, 32), CPU))
     kv_cache = storage()
-    out = make_layer().turn_and_attend(rotary, positions, query, key, value, kv_cache, one_prompt(), {})
+    out = make_layer().turn_and_attend(rotate, positions, query, key, value, kv_cache, one_prompt(), {})
     torch.testing.assert_close(out, expected(turned(query, positions), turned(key, positions), value))
     torch.testing.assert_close(kv_cache[0][3, :, 2], turned(key, positions)[2])
 

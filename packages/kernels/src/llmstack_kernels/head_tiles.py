@@ -53,6 +53,8 @@ def store_turned_heads(
     x,  # [num_heads, HEAD_DIM] of a token, heads apart by `head_stride`
     out,  # [num_heads, HEAD_DIM], heads apart by `out_head_stride`
     scale,  # [num_heads] float32 that stored numbers are divided by, or None
+    norm,  # [HEAD_DIM] that normed heads are multiplied by, where every dimension is turned; or None
+    eps,
     cos,  # [1, BLOCK_HALF]
     sin,  # [1, BLOCK_HALF]
     tile,
@@ -65,13 +67,20 @@ def store_turned_heads(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,  # 0 where every dimension is turned
 ):
-    """Turns pairs of dimensions and takes the others along."""
+    """Norms each head, if at all; turns pairs of dimensions and takes the others along."""
     head = tile * NUM_TILE_HEADS + tl.arange(0, NUM_TILE_HEADS)[:, None]
     pair = tl.arange(0, BLOCK_HALF)[None, :]
     is_inside = (head < num_heads) & (pair < HALF)
     source, target = x + head * head_stride + pair, out + head * out_head_stride + pair
     first = tl.load(source, mask=is_inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=is_inside, other=0.0).to(tl.float32)
+    if norm is not None:
+        tl.static_assert(BLOCK_REST == 0)
+        squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        root = tl.rsqrt(squares / HEAD_DIM + eps)
+        is_pair = pair < HALF
+        first = _scaled(first * root, norm + pair, is_pair, x.dtype.element_ty)
+        second = _scaled(second * root, norm + HALF + pair, is_pair, x.dtype.element_ty)
     # What is stored in another type was of the type of `x` first, as it is where it is not stored at once.
     turned_first = (first * cos - second * sin).to(x.dtype.element_ty)
     turned_second = (second * cos + first * sin).to(x.dtype.element_ty)
@@ -115,6 +124,13 @@ def store_heads(
     values = tl.load(x + head * head_stride + column, mask=is_inside, other=0.0)
     stored = _to_stored(values, scale, head, num_heads, out.dtype.element_ty)
     tl.store(out + head * out_head_stride + column, stored, mask=is_inside)
+
+
+@triton.jit
+def _scaled(normed, factors, is_inside, DTYPE: tl.constexpr):
+    """`normed` times what lies at `factors`, rounded before and after as `rms_norm` does."""
+    factor = tl.load(factors, mask=is_inside, other=0.0)
+    return (normed.to(factor.dtype).to(tl.float32) * factor.to(tl.float32)).to(DTYPE).to(tl.float32)
 
 
 @triton.jit

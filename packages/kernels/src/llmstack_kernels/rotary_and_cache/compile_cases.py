@@ -25,6 +25,11 @@ def cases() -> Iterator[CompileCase]:
         cache = _empty(1024, num_kv_heads, 16, head_dim)
         call = partial(kernels.rotary_and_cache, *inputs, cache, cache, _indices())
         yield CompileCase(f"{name}_bf16", call, name == "8b", {"_rotary_and_cache_kernel": ("pdl",)})
+    inputs, cache, norm = _inputs(32, 8, 128, 128), _empty(1024, 8, 16, 128), _empty(128)
+    call = partial(
+        kernels.rotary_and_cache, *inputs, cache, cache, _indices(), query_norm=norm, key_norm=norm, eps=1e-6
+    )
+    yield CompileCase("qwen3_8b_bf16", call)
     scale = _empty(8, dtype=torch.float32)
     cache = _empty(1024, 8, 16, 128, dtype=torch.float8_e4m3fn)
     inputs = _inputs(32, 8, 128, 128)

@@ -1,10 +1,11 @@
-"""Rotary embedding and KV write as two operations, each by the best implementation for the device."""
+"""Rotary embedding and KV write as operations of their own, each by the best implementation for the device."""
 
 from __future__ import annotations
 
 import torch
 
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
+from llmstack_kernels.rms_norm import rms_norm
 from llmstack_kernels.rotary_embedding import rotary_embedding
 
 
@@ -19,15 +20,20 @@ def rotary_and_cache(
     slot_mapping: torch.Tensor,  # [num_tokens] int64
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    query_norm: torch.Tensor | None = None,  # [head_dim]
+    key_norm: torch.Tensor | None = None,  # [head_dim]
+    eps: float = 0.0,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Turn, then write."""
+    """Norm, turn, then write."""
+    if query_norm is not None and key_norm is not None:
+        query, key = rms_norm(query, query_norm, eps), rms_norm(key, key_norm, eps)
     query, key = rotary_embedding(positions, query, key, cos_sin_cache)
     reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
     return query
 
 
 def is_available() -> bool:
-    """True: both operations run on any device."""
+    """True: the operations run on any device."""
     return True
 
 

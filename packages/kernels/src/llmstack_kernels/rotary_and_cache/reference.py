@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.reshape_and_cache.reference import reshape_and_cache
+from llmstack_kernels.rms_norm.reference import rms_norm
 from llmstack_kernels.rotary_embedding.reference import rotary_embedding
 
 
@@ -19,8 +20,13 @@ def rotary_and_cache(
     slot_mapping: torch.Tensor,  # [num_tokens] int64
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    query_norm: torch.Tensor | None = None,  # [head_dim]
+    key_norm: torch.Tensor | None = None,  # [head_dim]
+    eps: float = 0.0,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Turn, then write."""
+    """Norm, turn, then write."""
+    if query_norm is not None and key_norm is not None:
+        query, key = rms_norm(query, query_norm, eps), rms_norm(key, key_norm, eps)
     query, key = rotary_embedding(positions, query, key, cos_sin_cache)
     reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
     return query

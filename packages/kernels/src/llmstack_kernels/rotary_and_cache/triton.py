@@ -18,6 +18,7 @@ from llmstack_kernels.head_tiles import (
     with_whole_heads,
 )
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.rms_norm.triton import rms_norm
 
 __all__ = ["describe", "is_available", "rotary_and_cache"]
 
@@ -35,6 +36,9 @@ def _rotary_and_cache_kernel(
     slot_mapping,  # [num_tokens] int64
     key_scale,  # [num_kv_heads] float32, or None
     value_scale,  # [num_kv_heads] float32, or None
+    query_norm,  # [HEAD_DIM], or None
+    key_norm,  # [HEAD_DIM], or None
+    eps,
     query_stride,
     query_head_stride,
     key_stride,
@@ -65,6 +69,8 @@ def _rotary_and_cache_kernel(
             query + token * query_stride,
             out + token * num_heads * HEAD_DIM,
             None,
+            query_norm,
+            eps,
             cos,
             sin,
             tile,
@@ -82,6 +88,8 @@ def _rotary_and_cache_kernel(
             key + token * key_stride,
             key_cache + block * key_block_stride + offset,
             key_scale,
+            key_norm,
+            eps,
             cos,
             sin,
             tile - num_query_tiles,
@@ -121,9 +129,15 @@ def rotary_and_cache(
     slot_mapping: torch.Tensor,  # [num_tokens] int64
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
+    query_norm: torch.Tensor | None = None,  # [head_dim]
+    key_norm: torch.Tensor | None = None,  # [head_dim]
+    eps: float = 0.0,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Turn and write; tokens and heads may lie apart. No block is cleared: attention reads what its context holds."""
     query, key, value = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
+    if query_norm is not None and key_norm is not None and cos_sin_cache.shape[1] < query.shape[2]:
+        query, key = rms_norm(query, query_norm, eps), rms_norm(key, key_norm, eps)
+        query_norm = key_norm = None
     out = query.new_empty(query.shape)
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = key_cache.shape[1:3]
@@ -147,6 +161,9 @@ def rotary_and_cache(
         slot_mapping,
         key_scale,
         value_scale,
+        query_norm,
+        key_norm,
+        eps,
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],

@@ -2,6 +2,7 @@
 
 from llmstack_model_runner.layers.attention import Attention, AttentionPlans, plan_attention
 from llmstack_model_runner.layers.embedding import Embedding, OutputHead
+from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.linear import Linear
 from llmstack_model_runner.layers.norm import LayerNorm, RMSNorm
 from llmstack_model_runner.layers.rotary import RotaryEmbedding
@@ -11,6 +12,7 @@ __all__ = [
     "Attention",
     "AttentionPlans",
     "Embedding",
+    "HeadRotation",
     "LayerNorm",
     "Linear",
     "OutputHead",

@@ -9,8 +9,8 @@ import torch
 from llmstack_kernels.paged_attention import paged_attention, plan_paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.kv_scales import KVScales
-from llmstack_model_runner.layers.rotary import RotaryEmbedding
 
 # Sliding window to what the attention kernel wants computed once per step for it.
 AttentionPlans = Mapping[int | None, object | None]
@@ -60,7 +60,7 @@ class Attention:
 
     def turn_and_attend(
         self,
-        rotary: RotaryEmbedding,
+        rotate: HeadRotation,
         positions: torch.Tensor,  # [num_tokens]
         query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
         key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
@@ -71,7 +71,7 @@ class Attention:
     ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
         """Turn queries and keys, write, then attend: on a GPU turned keys go straight to their slots."""
         scales = self.kv_scales.of(kv_cache[0])
-        query = rotary.turn_and_write(positions, query, key, value, kv_cache, metadata.slot_mapping, scales)
+        query = rotate(positions, query, key, value, kv_cache, metadata.slot_mapping, scales)
         return self._attend(query, kv_cache, metadata, plans)
 
     def _attend(

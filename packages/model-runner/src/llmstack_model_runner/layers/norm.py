@@ -13,35 +13,38 @@ class RMSNorm:
     """Root-mean-square normalisation of the last dimension.
 
     Gemma's checkpoints store the scale less 1 (`is_offset`) and scale before rounding: the scale is kept in float32.
+
+    Attributes:
+        weight: The scale.
     """
 
     def __init__(
         self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device, is_offset: bool = False
     ) -> None:
         self._name = name
-        self._eps = eps
+        self.eps = eps
         self._is_offset = is_offset
-        self._weight = torch.empty(size, dtype=torch.float32 if is_offset else dtype, device=device)
+        self.weight = torch.empty(size, dtype=torch.float32 if is_offset else dtype, device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
         """The scale, or how far it is from 1."""
         kind = WeightKind.BIAS if self._is_offset else WeightKind.SCALE
-        return {f"{self._name}.weight": WeightSlot(tuple(self._weight.shape), self._load, kind)}
+        return {f"{self._name}.weight": WeightSlot(tuple(self.weight.shape), self._load, kind)}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise."""
-        return rms_norm(x, self._weight, self._eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The normalised sum and the sum; without a residual, of `x` alone."""
         if residual is None:
-            return rms_norm(x, self._weight, self._eps), x
-        return fused_add_rms_norm(x, residual, self._weight, self._eps)
+            return rms_norm(x, self.weight, self.eps), x
+        return fused_add_rms_norm(x, residual, self.weight, self.eps)
 
     def _load(self, tensor: torch.Tensor) -> None:
-        self._weight.copy_(tensor)
+        self.weight.copy_(tensor)
         if self._is_offset:
-            self._weight.add_(1)
+            self.weight.add_(1)
 
 
 class LayerNorm:

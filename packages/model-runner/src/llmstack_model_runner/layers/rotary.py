@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from llmstack_kernels.rotary_and_cache import rotary_and_cache
-
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
@@ -44,31 +42,10 @@ class RotaryEmbedding:
         self._parameters = replace(self._parameters, max_positions=max_positions)
         self._cos_sin_cache = _cos_sin_table(self._parameters).to(self._cos_sin_cache.device)
 
-    def turn_and_write(
-        self,
-        positions: torch.Tensor,  # [num_tokens]
-        query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-        value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
-        slot_mapping: torch.Tensor,  # [num_tokens]
-        scales: tuple[torch.Tensor | None, torch.Tensor | None],
-    ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-        """The query, turned; the turned key and the value go to their slots, over `scales` of keys and of values."""
-        key_cache, value_cache = kv_cache
-        key_scale, value_scale = scales
-        return rotary_and_cache(
-            positions,
-            query,
-            key,
-            value,
-            self._cos_sin_cache,
-            key_cache,
-            value_cache,
-            slot_mapping,
-            key_scale=key_scale,
-            value_scale=value_scale,
-        )
+    @property
+    def table(self) -> torch.Tensor:
+        """Cosines and sines, float32 [max_positions, rotary_dim]."""
+        return self._cos_sin_cache
 
 
 def _cos_sin_table(parameters: RopeParameters) -> torch.Tensor:  # [max_positions, rotary_dim]

@@ -11,6 +11,7 @@ from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import (
     Attention,
     AttentionPlans,
+    HeadRotation,
     LayerNorm,
     Linear,
     RotaryEmbedding,
@@ -80,7 +81,7 @@ class LayerNormBlock:
         self._head_dim = head_dim
         self._query_size, self._kv_size = settings.num_heads * head_dim, settings.num_kv_heads * head_dim
         self._is_parallel = settings.is_parallel
-        self._rotary = rotary
+        self._rotate = None if rotary is None else HeadRotation(rotary)
 
         def norm(name: str) -> LayerNorm:
             return LayerNorm(prefix + name, size, settings.eps, dtype=dtype, device=device)
@@ -162,10 +163,10 @@ class LayerNormBlock:
             part.view(part.shape[0], -1, self._head_dim)
             for part in self._qkv(normed).split([self._query_size, self._kv_size, self._kv_size], dim=-1)
         )
-        if self._rotary is None:
+        if self._rotate is None:
             return self._attention(query, key, value, kv_cache, metadata, plans)
         heads = (query, key, value)
-        return self._attention.turn_and_attend(self._rotary, positions, *heads, kv_cache, metadata, plans)
+        return self._attention.turn_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
 
 
 def ungrouped_rows(num_groups: int, queries_per_group: int, head_dim: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import (
     Attention,
     AttentionPlans,
+    HeadRotation,
     Linear,
     RMSNorm,
     RotaryEmbedding,
@@ -67,7 +68,6 @@ class LlamaLayer:
     ) -> None:
         self._prefix = prefix
         self._settings = settings
-        self._rotary = rotary
         self._query_size = settings.num_heads * settings.head_dim
         self._kv_size = settings.num_kv_heads * settings.head_dim
 
@@ -83,8 +83,8 @@ class LlamaLayer:
         has_post_norms = settings.has_post_norms
         self._attention_norm = norm("input_layernorm", size)
         self._qkv = linear(size, self._qkv_parts(), settings.has_qkv_bias)
-        self._query_norm = norm("self_attn.q_norm", head_dim) if settings.has_qk_norm else None
-        self._key_norm = norm("self_attn.k_norm", head_dim) if settings.has_qk_norm else None
+        head_norms = (norm("self_attn.q_norm", head_dim), norm("self_attn.k_norm", head_dim))
+        self._rotate = HeadRotation(rotary, head_norms if settings.has_qk_norm else None)
         self._attention = Attention(
             settings.num_heads,
             settings.num_kv_heads,
@@ -124,8 +124,7 @@ class LlamaLayer:
             [
                 self._attention_norm,
                 self._qkv,
-                self._query_norm,
-                self._key_norm,
+                *(self._rotate.norms or ()),
                 self._attention_out,
                 self._post_attention_norm,
                 self._mlp_norm,
@@ -154,7 +153,7 @@ class LlamaLayer:
         """The feed-forward's output and the residual it is to be added to."""
         normed, residual = self._attention_norm.add(hidden, residual)
         heads = self._heads(self._qkv(normed))
-        attended = self._attention.turn_and_attend(self._rotary, positions, *heads, kv_cache, metadata, plans)
+        attended = self._attention.turn_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
         attended = self._attention_out(attended)
         if self._post_attention_norm is not None:
             attended = self._post_attention_norm(attended)
@@ -163,12 +162,10 @@ class LlamaLayer:
         return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value [num_tokens, heads, head_dim], normed where the model norms them."""
+        """Query, key and value [num_tokens, heads, head_dim]."""
         head_dim = self._settings.head_dim
         query, key, value = (
             part.view(part.shape[0], -1, head_dim)
             for part in qkv.split([self._query_size, self._kv_size, self._kv_size], dim=-1)
         )
-        if self._query_norm is not None and self._key_norm is not None:
-            query, key = self._query_norm(query), self._key_norm(key)
         return query, key, value
