@@ -27,6 +27,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "bidirectional_attention": {},
     "decode_inputs": {"cuda": (TRITON,)},
     "first_maximum": {"cpu": ("native",), "cuda": (TRITON,)},
+    "grouped_linear": {"cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
     "paged_attention": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
