@@ -6,8 +6,8 @@ block. A top-k set, a nucleus or what min-p keeps lies in the blocks whose maxim
 again. Rows whose set turns out to be larger than the candidates are left to a third kernel, which reads them several
 times; it finds nothing to do in nearly all steps.
 
-No program reads more than one row, and tiles are of sizes that the vocabulary decides: a row's token is the same in any
-batch. Scratch memory is what `torch.empty` gives: 1 to 2 % of the logits, and 8 KB a row.
+No program reads more than one row, and all sums are over blocks and tiles of sizes that the vocabulary decides: a row's
+token is the same in any batch. Scratch memory is what `torch.empty` gives: 2 to 3 % of the logits, and 8 KB a row.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ __all__ = ["describe", "is_available", "sample_tokens"]
 
 _NUM_CANDIDATES = 512
 """Twice the largest set that is inverted by rank: a bound taken from maxima of blocks lets some more tokens pass."""
-_GATHER_TILE = 2048
-_SEARCH_TILE = 2048
 _TILE = 2048
-"""Logits a program of the first kernel reads: with 16 of them a thread's loads hide each other's latency."""
+"""Logits that a program has in registers; more of them spill where rows are masked and penalised at once."""
+_MAX_TILES = 4
+_MANY_ROWS = 32
+"""From here on a program of the first kernel reads several tiles: it looks its row's parameters up but once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,14 @@ class _Blocks:
 
     block: int
     num_blocks: int
+    tile_blocks: int
 
     @staticmethod
     def of(vocab_size: int) -> _Blocks:
         # About a thousand maxima fit into the registers of a program, and are four for each candidate wanted.
-        block = min(256, max(1, triton.next_power_of_2(vocab_size) // 1024))
-        return _Blocks(block, -(-vocab_size // block))
+        padded_size = triton.next_power_of_2(vocab_size)
+        block = min(256, max(1, padded_size // 1024))
+        return _Blocks(block, -(-vocab_size // block), min(_TILE, padded_size) // block)
 
 
 def sample_tokens(
@@ -62,28 +65,32 @@ def sample_tokens(
     token_ids = logits.new_empty((num_rows,), dtype=torch.int64)
     is_good = logits.new_empty((num_rows,), dtype=torch.bool)
     bitmask = None if bitmask is None else bitmask.contiguous()
+    counts = state.token_counts if has_penalties else None
+    bitmask_words = 0 if bitmask is None else bitmask.shape[1]
     inputs = (
-        logits, logits.stride(0), rows, state.parameters, state.num_outputs,
-        state.token_counts if has_penalties else None, bitmask, 0 if bitmask is None else bitmask.shape[1],
+        logits, logits.stride(0), rows, state.parameters, state.num_outputs, counts, bitmask, bitmask_words
     )  # fmt: skip
     sums = torch.empty_like(maxima) if has_random else None
-    tile_blocks = max(1, min(_TILE, triton.next_power_of_2(vocab_size)) // blocks.block)
-    grid = (triton.cdiv(blocks.num_blocks, tile_blocks), num_rows)
-    constants = {"HAS_RANDOM": has_random, "BLOCK": blocks.block, "TILE_BLOCKS": tile_blocks}
-    launch(block_kernel, grid, *inputs, maxima, sums, vocab_size, blocks.num_blocks, num_warps=8, **constants)
-    constants["TILE_BLOCKS"] = min(tile_blocks, max(1, _GATHER_TILE // blocks.block))
+    num_tiles = 1 if num_rows < _MANY_ROWS else _MAX_TILES
+    launch(
+        block_kernel, (triton.cdiv(blocks.num_blocks, blocks.tile_blocks * num_tiles), num_rows), *inputs,
+        maxima, sums, vocab_size, blocks.num_blocks,
+        num_warps=8, HAS_RANDOM=has_random, NUM_TILES=num_tiles, BLOCK=blocks.block, TILE_BLOCKS=blocks.tile_blocks,
+    )  # fmt: skip
     scratch = _Scratch.of(maxima) if has_random else _Scratch()
+    is_plain = counts is None and bitmask is None
     launch(
         choice_kernel, (num_rows,), *inputs, maxima, sums, scratch.blocks, scratch.candidates, scratch.candidate_ids,
         scratch.largest, scratch.totals, token_ids, is_good, vocab_size, blocks.num_blocks,
-        num_warps=8, IS_COUNTING=is_counting, NUM_BLOCKS=triton.next_power_of_2(blocks.num_blocks),
-        NUM_CANDIDATES=_NUM_CANDIDATES, **constants,
+        num_warps=8, HAS_RANDOM=has_random, IS_COUNTING=is_counting, BLOCK=blocks.block,
+        TILE_BLOCKS=blocks.tile_blocks if is_plain else max(1, blocks.tile_blocks // 2),
+        NUM_BLOCKS=triton.next_power_of_2(blocks.num_blocks), NUM_CANDIDATES=_NUM_CANDIDATES,
     )  # fmt: skip
     if has_random:
         launch(
             search_kernel, (num_rows,), *inputs, scratch.largest, scratch.totals, scratch.candidates, token_ids,
             is_good, vocab_size, num_warps=16, IS_COUNTING=is_counting, NUM_CANDIDATES=_NUM_CANDIDATES,
-            TILE=min(_SEARCH_TILE, triton.next_power_of_2(vocab_size)),
+            TILE=min(_TILE, triton.next_power_of_2(vocab_size)),
         )  # fmt: skip
     return token_ids, is_good
 

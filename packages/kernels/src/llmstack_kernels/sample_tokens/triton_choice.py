@@ -43,6 +43,7 @@ def block_kernel(
     vocab_size,
     num_blocks,
     HAS_RANDOM: tl.constexpr,
+    NUM_TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE_BLOCKS: tl.constexpr,
 ):
@@ -54,18 +55,19 @@ def block_kernel(
         bitmask += index * bitmask_words
     words, num_known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
     row = Row(logits + index * logits_stride, words, num_known, counts, bitmask, vocab_size)
-    blocks = tl.program_id(0) * TILE_BLOCKS + tl.arange(0, TILE_BLOCKS)
-    columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    values = load_values(row, columns, columns < vocab_size)
-    largest = tl.max(values, axis=1)
-    tl.store(maxima + index * num_blocks + blocks, largest, mask=blocks < num_blocks)
-    if HAS_RANDOM:
-        temperature = temperature_of(row)
-        if temperature > 0.0:
-            # Of a block without tokens the sum does not matter, but must be a number.
-            base = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
-            weights = weights_relative(values, base[:, None], temperature)
-            tl.store(sums + index * num_blocks + blocks, tl.sum(weights, axis=1), mask=blocks < num_blocks)
+    temperature = temperature_of(row)
+    for tile in range(NUM_TILES):
+        blocks = (tl.program_id(0) * NUM_TILES + tile) * TILE_BLOCKS + tl.arange(0, TILE_BLOCKS)
+        columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        values = load_values(row, columns, columns < vocab_size)
+        block_maxima = tl.max(values, axis=1)
+        tl.store(maxima + index * num_blocks + blocks, block_maxima, mask=blocks < num_blocks)
+        if HAS_RANDOM:  # noqa: SIM102, which is decided when the kernel is compiled
+            if temperature > 0.0:
+                # Of a block without tokens the sum does not matter, but must be a number.
+                base = tl.where(tl.abs(block_maxima) < float("inf"), block_maxima, 0.0)
+                weights = weights_relative(values, base[:, None], temperature)
+                tl.store(sums + index * num_blocks + blocks, tl.sum(weights, axis=1), mask=blocks < num_blocks)
 
 
 @triton.jit
