@@ -89,18 +89,9 @@ def store_turned_heads(
     tl.store(target + HALF, _to_stored(turned_second, scale, head, num_heads, dtype), mask=is_inside)
     if BLOCK_REST > 0:
         store_heads(
-            x,
-            out,
-            scale,
-            tile,
-            head_stride,
-            out_head_stride,
-            num_heads,
-            2 * HALF,
-            HEAD_DIM,
-            NUM_TILE_HEADS,
+            x, out, scale, tile, head_stride, out_head_stride, num_heads, 2 * HALF, HEAD_DIM, NUM_TILE_HEADS,
             BLOCK_REST,
-        )
+        )  # fmt: skip
 
 
 @triton.jit

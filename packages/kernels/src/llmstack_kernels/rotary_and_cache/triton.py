@@ -66,56 +66,21 @@ def _rotary_and_cache_kernel(
     num_written_heads = tl.where(slot < 0, 0, num_kv_heads)
     if tile < num_query_tiles:
         store_turned_heads(
-            query + token * query_stride,
-            out + token * num_heads * HEAD_DIM,
-            None,
-            query_norm,
-            eps,
-            cos,
-            sin,
-            tile,
-            query_head_stride,
-            HEAD_DIM,
-            num_heads,
-            HEAD_DIM,
-            HALF,
-            NUM_TILE_HEADS,
-            BLOCK_HALF,
-            BLOCK_REST,
-        )
+            query + token * query_stride, out + token * num_heads * HEAD_DIM, None, query_norm, eps, cos, sin,
+            tile, query_head_stride, HEAD_DIM, num_heads, HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
     elif tile < num_query_tiles + num_kv_tiles:
         store_turned_heads(
-            key + token * key_stride,
-            key_cache + block * key_block_stride + offset,
-            key_scale,
-            key_norm,
-            eps,
-            cos,
-            sin,
-            tile - num_query_tiles,
-            key_head_stride,
-            NUM_BLOCK_SLOTS * HEAD_DIM,
-            num_written_heads,
-            HEAD_DIM,
-            HALF,
-            NUM_TILE_HEADS,
-            BLOCK_HALF,
-            BLOCK_REST,
-        )
+            key + token * key_stride, key_cache + block * key_block_stride + offset, key_scale, key_norm, eps, cos,
+            sin, tile - num_query_tiles, key_head_stride, NUM_BLOCK_SLOTS * HEAD_DIM, num_written_heads, HEAD_DIM,
+            HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
     else:
         store_heads(
-            value + token * value_stride,
-            value_cache + block * value_block_stride + offset,
-            value_scale,
-            tile - num_query_tiles - num_kv_tiles,
-            value_head_stride,
-            NUM_BLOCK_SLOTS * HEAD_DIM,
-            num_written_heads,
-            0,
-            HEAD_DIM,
-            NUM_TILE_HEADS,
-            BLOCK_HEAD,
-        )
+            value + token * value_stride, value_cache + block * value_block_stride + offset, value_scale,
+            tile - num_query_tiles - num_kv_tiles, value_head_stride, NUM_BLOCK_SLOTS * HEAD_DIM,
+            num_written_heads, 0, HEAD_DIM, NUM_TILE_HEADS, BLOCK_HEAD,
+        )  # fmt: skip
 
 
 def rotary_and_cache(

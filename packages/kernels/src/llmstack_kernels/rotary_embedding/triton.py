@@ -42,43 +42,15 @@ def _rotary_embedding_kernel(
     if tile < num_query_tiles:
         x, out = query + token * query_stride, query_out + token * num_heads * HEAD_DIM
         store_turned_heads(
-            x,
-            out,
-            None,
-            None,
-            0.0,
-            cos,
-            sin,
-            tile,
-            query_head_stride,
-            HEAD_DIM,
-            num_heads,
-            HEAD_DIM,
-            HALF,
-            NUM_TILE_HEADS,
-            BLOCK_HALF,
-            BLOCK_REST,
-        )
+            x, out, None, None, 0.0, cos, sin, tile, query_head_stride, HEAD_DIM, num_heads, HEAD_DIM, HALF,
+            NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
     else:
         x, out = key + token * key_stride, key_out + token * num_kv_heads * HEAD_DIM
         store_turned_heads(
-            x,
-            out,
-            None,
-            None,
-            0.0,
-            cos,
-            sin,
-            tile - num_query_tiles,
-            key_head_stride,
-            HEAD_DIM,
-            num_kv_heads,
-            HEAD_DIM,
-            HALF,
-            NUM_TILE_HEADS,
-            BLOCK_HALF,
-            BLOCK_REST,
-        )
+            x, out, None, None, 0.0, cos, sin, tile - num_query_tiles, key_head_stride, HEAD_DIM, num_kv_heads,
+            HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
 
 
 def rotary_embedding(
