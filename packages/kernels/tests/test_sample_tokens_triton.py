@@ -125,9 +125,12 @@ def test_bad_rows_are_reported(triton_device: str) -> None:
     assert num_outputs == [1] * 6 + [0]
 
 
-def test_greedy_rows_need_no_others(triton_device: str) -> None:
-    logits = make_logits(3, 500).to(triton_device)
-    token_ids, *_ = check(logits, [RowParameters()] * 3)
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(3, 500), (33, 9001)])
+def test_the_most_likely_token_is_found_in_any_number_of_rows(
+    num_rows: int, vocab_size: int, triton_device: str
+) -> None:
+    logits = make_logits(num_rows, vocab_size).to(triton_device)
+    token_ids, *_ = check(logits, [RowParameters()] * num_rows)
     assert token_ids == logits.argmax(dim=-1).tolist()
 
 
