@@ -336,15 +336,35 @@ def test_a_promise_that_cannot_be_kept_is_not_made(changes: dict[str, Any], devi
 
 
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
-def test_linear_layers_of_a_gpu_are_promised_as_they_were_packed(is_batch_invariant: bool) -> None:
+@pytest.mark.parametrize(
+    ("op", "breach"), [("linear", "linear layers are packed for speed"), ("paged_attention", "in another order")]
+)
+def test_a_gpu_keeps_what_it_was_asked_to_keep(op: str, breach: str, is_batch_invariant: bool) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
     code = (
         "import torch; from llmstack_kernels.numeric_contract import find_breaches;"
         f"print(*find_breaches('cpu', torch.float32, 64, {is_batch_invariant}), sep='\\n')"
     )
-    environment = os.environ | {"LLMSTACK_KERNELS": "linear=triton", "TRITON_INTERPRET": "1"}
+    environment = os.environ | {"LLMSTACK_KERNELS": f"{op}=triton", "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert ("linear layers are packed for speed" in done.stdout.splitlines()) != is_batch_invariant
+    assert (breach in done.stdout) != is_batch_invariant
+
+
+@needs_native_kernels
+def test_determinism_that_was_asked_for_is_kept_or_the_start_refused(tmp_path: Path) -> None:
+    def load(folder: Path, **changes: Any) -> ModelRunner:
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(LLAMA | changes), encoding="utf-8")
+        config = ModelRunnerConfig(
+            str(folder), load_format="dummy", device="cpu", max_model_len=64, enable_deterministic_inference=True
+        )
+        runner = ModelRunner(config)
+        runner.load_model()
+        return runner
+
+    assert load(tmp_path / "good").backends()["numeric_contract"] == HOLDS
+    with pytest.raises(ValueError, match=r"^--enable-deterministic-inference: .* head_dim of 8"):
+        load(tmp_path / "bad", head_dim=8)
 
 
 def test_modelling_code_of_others_makes_no_promise() -> None:

@@ -1,8 +1,9 @@
 """Whether results are bit-equal however tokens are batched and cut into steps, for the operations of a decoder.
 
 Native code keeps this by construction: every sum is taken in an order that depends on its own length alone. So do the
-Triton kernels that treat each row, or each number, by itself; linear layers do where they were packed for it. Quantized
-layers are no exception: where they are not computed from their small numbers, they are widened to a layer like any.
+Triton kernels that treat each row, or each number, by itself; linear layers do where they were packed for it, and
+attention where it computes decodes as it does prompts (`decodes_as_prefills`). Quantized layers are no exception: where
+they are not computed from their small numbers, they are widened to a layer like any.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from llmstack_kernels.paged_attention.native import supports_head_dim
 
 _NATIVE = "native"
 _BY_ROWS = (_NATIVE, TRITON)
+_SPEED = {
+    "linear": "linear layers are packed for speed",
+    "paged_attention": "attention computes decodes faster than prompts, and in another order",
+}
 _OP_TO_KEEPERS = {
     "activation": _BY_ROWS,
     "layer_norm": _BY_ROWS,
@@ -31,13 +36,13 @@ def find_breaches(
 ) -> Iterator[str]:
     """What breaks the contract for a decoder on devices of a type; nothing where it holds.
 
-    `is_batch_invariant` is what its linear layers were packed with.
+    `is_batch_invariant` is what its linear layers were packed with, and its attention is called with.
     """
     for op, keepers in _OP_TO_KEEPERS.items():
         backend = _backend(op, device_type)
-        if op == "linear" and backend == TRITON:
+        if backend == TRITON and op in _SPEED:
             if not is_batch_invariant:
-                yield "linear layers are packed for speed"
+                yield _SPEED[op]
         elif backend not in keepers:
             yield f"{op} runs in {'Triton' if backend == TRITON else 'PyTorch'}"
     if _backend("paged_attention", device_type) == _NATIVE and not supports_head_dim(head_dim):

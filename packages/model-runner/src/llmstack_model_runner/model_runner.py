@@ -33,6 +33,7 @@ from llmstack_model_runner.input_batch import InputBatch
 from llmstack_model_runner.kv_cache_dtype import resolve_kv_cache_dtype
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.largest_steps import largest_steps
+from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.memory_profile import CudaMemoryProbe, MemoryProfile, graph_bytes, profile_memory
 from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import choose_model_class
@@ -134,7 +135,8 @@ class ModelRunner:
         model_class = choose_model_class(_architecture(model_config), config.model_impl)
         logger.info("model: %s (%s)", _architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
-        model = model_class(model_config, dtype, self._device)
+        with packed_linears(config.quantization, config.enable_deterministic_inference):  # attention asks as well
+            model = model_class(model_config, dtype, self._device)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
         model.limit_context(config.max_model_len)
         self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None

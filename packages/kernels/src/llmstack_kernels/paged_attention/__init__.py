@@ -28,6 +28,7 @@ def paged_attention(
     key_scale: torch.Tensor | None = None,  # [num_kv_heads] float32
     value_scale: torch.Tensor | None = None,  # [num_kv_heads] float32
     plan: object | None = None,
+    decodes_as_prefills: bool = False,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Softmax attention of each token over its row's context up to itself.
 
@@ -41,6 +42,8 @@ def paged_attention(
 
     The lists hold what the tensors of the same names do, so that a CPU need not convert them. On a GPU both may be left
     out: then `max_query_len`, which no row may exceed, says what kernels are started (1: every row is a decode).
+    `decodes_as_prefills` gives a row of one token the bits that the token has within a prompt, where there are kernels
+    for each; long contexts then take more time.
     With caches of float8_e4m3fn a stored number times its head's `key_scale` or `value_scale` is the key or value.
     """
     num_heads, num_kv_heads = query.shape[1], key_cache.shape[1]
@@ -67,6 +70,7 @@ def paged_attention(
         key_scale=key_scale,
         value_scale=value_scale,
         plan=plan,
+        decodes_as_prefills=decodes_as_prefills,
     )
     return out
 

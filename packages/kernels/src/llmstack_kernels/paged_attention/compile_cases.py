@@ -31,7 +31,9 @@ class _Layer:
         prefill: tuple[Claim, ...] = ("pdl",) if self.dtype == torch.float32 else ("pdl", "wgmma")
         return {"_decode_kernel": ("pdl",), "_combine_kernel": ("pdl",), "_prefill_kernel": prefill}
 
-    def attend(self, num_rows: int, num_tokens: int, max_query_len: int) -> torch.Tensor:
+    def attend(
+        self, num_rows: int, num_tokens: int, max_query_len: int, *, decodes_as_prefills: bool = False
+    ) -> torch.Tensor:
         """A call with rows of up to 8192 tokens, whose queries are slices of a projection."""
         width = self.num_heads + 2 * self.num_kv_heads
         query = _empty(num_tokens, width, self.head_dim, dtype=self.dtype)[:, : self.num_heads]
@@ -52,6 +54,7 @@ class _Layer:
             alibi_slopes=_empty(self.num_heads, dtype=torch.float32) if self.has_slopes else None,
             key_scale=scales,
             value_scale=scales,
+            decodes_as_prefills=decodes_as_prefills,
         )
 
 
@@ -80,6 +83,8 @@ def cases() -> Iterator[CompileCase]:
         # Without lists of lengths there may be decodes among the rows, so this starts all kernels.
         prefill = partial(layer.attend, 2, 4096, 4096)
         yield CompileCase(f"prefill_{name}", prefill, name == "8b_bf16", layer.claims, min_arch)
+    as_prefills = partial(_LAYERS["8b_bf16"].attend, 64, 64, 1, decodes_as_prefills=True)
+    yield CompileCase("decode_as_prefill_8b_bf16", as_prefills, claims={"_prefill_kernel": ("pdl", "wgmma")})
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -173,6 +173,7 @@ def paged_attention(
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
     plan: object | None = None,
+    decodes_as_prefills: bool = False,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Attend decodes in groups, prefill rows in tiles; over 8 bits as the reference does."""
     if key_cache.dtype == STORED_TYPE:

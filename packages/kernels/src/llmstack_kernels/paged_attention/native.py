@@ -58,6 +58,7 @@ def paged_attention(
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
     plan: object | None = None,
+    decodes_as_prefills: bool = False,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Attend all rows in one call, which needs no lists."""
     if not supports(query, key_cache):

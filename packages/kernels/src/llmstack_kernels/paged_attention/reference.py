@@ -28,6 +28,7 @@ def paged_attention(
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
     plan: object | None = None,
+    decodes_as_prefills: bool = False,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Attend each row over its gathered context; lists that are missing are read from the tensors."""
     out = torch.empty_like(query)

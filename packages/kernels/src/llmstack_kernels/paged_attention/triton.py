@@ -1,7 +1,8 @@
 """Paged attention on a GPU: rows of one token through `triton_decode`, all others through `triton_prefill`.
 
 A row's result is bit-equal alone and in any batch, and a prompt's however it is cut into chunks of two tokens or more.
-A token that is decoded and the same token within a prompt may differ in the last bits: their sums are cut differently.
+A token that is decoded and the same token within a prompt may differ in the last bits, since their sums are cut
+differently, unless decodes go through `triton_prefill` as well: one program then walks over a row's whole context.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def paged_attention(
     key_scale: torch.Tensor | None = None,  # [num_kv_heads]
     value_scale: torch.Tensor | None = None,  # [num_kv_heads]
     plan: object | None = None,
+    decodes_as_prefills: bool = False,
 ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
     """Start the kernels for the kinds of rows that there may be; no value of a tensor is read here."""
     if not supports(query, key_cache):
@@ -82,6 +84,9 @@ def paged_attention(
         soft_cap,
         sliding_window,
     )
+    if decodes_as_prefills:
+        attend_prefills(operands, has_decodes=True)
+        return operands.out
     has_decodes, has_prefills = _kinds(query_start_loc_list, max_query_len)
     if has_decodes:
         attend_decodes(operands)

@@ -78,6 +78,7 @@ def _prefill_kernel(
     ROWS: tl.constexpr,  # of a tile of queries
     TILE: tl.constexpr,  # of keys
     WINDOW: tl.constexpr,  # 0: none
+    HAS_DECODES: tl.constexpr,  # whether rows of one token are computed here too
 ):
     wait_for_previous()
     unit = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys, and begin first
@@ -86,8 +87,11 @@ def _prefill_kernel(
     begin = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1) - begin
     first_token = (tile - (begin // (ROWS // GROUP) + row)) * (ROWS // GROUP)
-    if (first_token >= query_len) | (query_len == 1):
-        return  # past the row; or a decode, which the other kernels compute
+    is_left_out = first_token >= query_len  # past the row
+    if not HAS_DECODES:
+        is_left_out |= query_len == 1  # the other kernels compute it
+    if is_left_out:
+        return
     members = tl.arange(0, ROWS)
     tokens, heads = first_token + members // GROUP, kv_head * GROUP + members % GROUP
     is_inside = (members // GROUP < ROWS // GROUP) & (tokens < query_len)
@@ -144,8 +148,8 @@ def choose_tiles(operands: Operands) -> Tiles:
     return replace(tiles, num_rows=max(tiles.num_rows, triton.next_power_of_2(operands.group)))
 
 
-def attend_prefills(operands: Operands) -> None:
-    """Fill the result for all rows but those of one token."""
+def attend_prefills(operands: Operands, *, has_decodes: bool = False) -> None:
+    """Fill the result for all rows but those of one token; with `has_decodes` for these too."""
     tiles = choose_tiles(operands)
     num_tiles = operands.query.shape[0] // (tiles.num_rows // operands.group) + operands.num_rows
     launch(
@@ -177,4 +181,5 @@ def attend_prefills(operands: Operands) -> None:
         ROWS=tiles.num_rows,
         TILE=tiles.num_keys,
         WINDOW=operands.sliding_window or 0,
+        HAS_DECODES=has_decodes,
     )

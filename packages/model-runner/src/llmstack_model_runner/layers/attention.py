@@ -11,6 +11,7 @@ from llmstack_kernels.reshape_and_cache import reshape_and_cache
 from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.kv_scales import KVScales
+from llmstack_model_runner.layers.packing import packing
 
 # Sliding window to what the attention kernel wants computed once per step for it.
 AttentionPlans = Mapping[int | None, object | None]
@@ -19,7 +20,8 @@ AttentionPlans = Mapping[int | None, object | None]
 class Attention:
     """Scaled softmax attention; `sliding_window` tokens wide, or over the whole context if None.
 
-    Scores pass a soft cap and ALiBi's slopes where they are given, as `paged_attention` defines.
+    Scores pass a soft cap and ALiBi's slopes where they are given, as `paged_attention` defines. Made inside of
+    `packed_linears` with `is_batch_invariant`, it computes decodes as it does prompts.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Attention:
         self._scale = scale
         self._soft_cap = soft_cap
         self._alibi_slopes = alibi_slopes
+        self._is_batch_invariant = packing().is_batch_invariant
 
     def __call__(
         self,
@@ -100,6 +103,7 @@ class Attention:
             key_scale=key_scale,
             value_scale=value_scale,
             plan=plans.get(self.sliding_window),
+            decodes_as_prefills=self._is_batch_invariant,
         )
         return out.view(-1, self.num_heads * self.head_dim)
 
