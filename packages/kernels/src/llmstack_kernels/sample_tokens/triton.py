@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from llmstack_kernels.launch import describe, is_available, launch
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 from llmstack_kernels.sample_tokens.state import SamplingState
 from llmstack_kernels.sample_tokens.triton_choice import block_kernel, choice_kernel
 from llmstack_kernels.sample_tokens.triton_search import search_kernel
@@ -71,11 +71,13 @@ def sample_tokens(
         logits, logits.stride(0), rows, state.parameters, state.num_outputs, counts, bitmask, bitmask_words
     )  # fmt: skip
     sums = torch.empty_like(maxima) if has_random else None
+    chained = {"launch_pdl": supports_dependent_launch(logits.device)}
     num_tiles = 1 if num_rows < _MANY_ROWS else _MAX_TILES
     launch(
         block_kernel, (triton.cdiv(blocks.num_blocks, blocks.tile_blocks * num_tiles), num_rows), *inputs,
         maxima, sums, vocab_size, blocks.num_blocks,
         num_warps=8, HAS_RANDOM=has_random, NUM_TILES=num_tiles, BLOCK=blocks.block, TILE_BLOCKS=blocks.tile_blocks,
+        **chained,
     )  # fmt: skip
     scratch = _Scratch.of(maxima) if has_random else _Scratch()
     is_plain = counts is None and bitmask is None
@@ -85,12 +87,13 @@ def sample_tokens(
         num_warps=8, HAS_RANDOM=has_random, IS_COUNTING=is_counting, BLOCK=blocks.block,
         TILE_BLOCKS=blocks.tile_blocks if is_plain else max(1, blocks.tile_blocks // 2),
         NUM_BLOCKS=triton.next_power_of_2(blocks.num_blocks), NUM_CANDIDATES=_NUM_CANDIDATES,
+        **chained,
     )  # fmt: skip
     if has_random:
         launch(
             search_kernel, (num_rows,), *inputs, scratch.largest, scratch.totals, scratch.candidates, token_ids,
             is_good, vocab_size, num_warps=16, IS_COUNTING=is_counting, NUM_CANDIDATES=_NUM_CANDIDATES,
-            TILE=min(_TILE, triton.next_power_of_2(vocab_size)),
+            TILE=min(_TILE, triton.next_power_of_2(vocab_size)), **chained,
         )  # fmt: skip
     return token_ids, is_good
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.sample_tokens.triton_candidates import candidate_bound, draw_candidate, gather, in_order
 from llmstack_kernels.sample_tokens.triton_values import (
     LOWEST_EXPONENT,
@@ -48,6 +49,7 @@ def block_kernel(
     TILE_BLOCKS: tl.constexpr,
 ):
     index = tl.program_id(1).to(tl.int64)
+    wait_for_previous()
     persistent = tl.load(rows + index).to(tl.int64)
     if counts is not None:
         counts += persistent * vocab_size
@@ -99,6 +101,7 @@ def choice_kernel(
     NUM_CANDIDATES: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
+    wait_for_previous()
     persistent = tl.load(rows + index).to(tl.int64)
     if counts is not None:
         counts += persistent * vocab_size

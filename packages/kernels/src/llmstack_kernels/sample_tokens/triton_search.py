@@ -7,6 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.sample_tokens.triton_values import (
     NUM_WORDS,
     Row,
@@ -46,6 +47,7 @@ def search_kernel(
     TILE: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
+    wait_for_previous()
     total = tl.load(totals + index)
     if total >= 0.0:
         persistent = tl.load(rows + index).to(tl.int64)
