@@ -56,6 +56,8 @@ CASES = {
     "MistralForCausalLM": LLAMA | {"sliding_window": 16},
     "Qwen2ForCausalLM": LLAMA,
     "Qwen3ForCausalLM": LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
+    "MixtralForCausalLM": LLAMA | {"num_local_experts": 4},
+    "Qwen3MoeForCausalLM": LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3},
     "StableLmForCausalLM": LLAMA | {"hidden_size": 64},
     "FalconForCausalLM": LLAMA | {"alibi": True, "multi_query": False},
     "BloomForCausalLM": LLAMA | {"n_layer": 2, "n_head": 4, "seq_length": 128},

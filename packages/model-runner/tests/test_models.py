@@ -96,6 +96,9 @@ def test_installed_packages_add_models_but_replace_none(monkeypatch: pytest.Monk
         ("FalconForCausalLM", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
         ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 3}, "share"),
         ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
+        ("MixtralForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
+        ("Qwen3MoeForCausalLM", {"num_experts": 0}, "num_experts must"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": "all"}, "mlp_only_layers"),
         ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
     ],
 )

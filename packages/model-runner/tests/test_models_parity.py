@@ -71,6 +71,7 @@ GEMMA: dict[str, Any] = LLAMA | {
 }
 GEMMA2 = GEMMA | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
 GEMMA3 = GEMMA | {"query_pre_attn_scalar": 5, "sliding_window": 7, "num_hidden_layers": 3, "head_dim": 256}
+QWEN3_MOE = LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": 0}
 NEOX = LLAMA | {"hidden_size": 64}
 FALCON = LLAMA | {"num_attention_heads": 6, "hidden_size": 48, "tie_word_embeddings": True}
@@ -116,6 +117,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", LLAMA | {"head_dim": 16}),
     "qwen3 tied with biases": ("Qwen3", LLAMA | {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral with sliding window": ("Mixtral", LLAMA | {"num_local_experts": 3, "sliding_window": 7}),
+    "qwen3 with experts": ("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3 with experts in some layers, whose shares do not sum to 1": (
+        "Qwen3Moe",
+        QWEN3_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
+    ),
     "gemma": ("Gemma", GEMMA | {"head_dim": 256}),
     "gemma 2": ("Gemma2", GEMMA2 | {"sliding_window": 7}),
     "gemma 2 without soft caps and with biases": (

@@ -62,6 +62,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA
     | {"architectures": ["MistralForCausalLM"], "head_dim": 32, "sliding_window": 37, "intermediate_size": 57},
+    "qwen3 with experts": LLAMA
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 5,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 22,
+    },
     "gemma2": LLAMA
     | {
         "architectures": ["Gemma2ForCausalLM"],
@@ -88,6 +95,7 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "gpt2 float32 int8": ("gpt2", "float32", "int8"),
     "gpt2 bfloat16 int4": ("gpt2", "bfloat16", "int4"),
     "llama bfloat16 int8": ("llama", "bfloat16", "int8"),
+    "qwen3 with experts bfloat16 int8": ("qwen3 with experts", "bfloat16", "int8"),
     "llama float16 int8": ("llama", "float16", "int8"),
     "llama float32 int4": ("llama", "float32", "int4"),
 }

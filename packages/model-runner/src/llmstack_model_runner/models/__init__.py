@@ -34,11 +34,13 @@ _ARCHITECTURES: Mapping[str, str] = {
     "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
     "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
     "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
+    "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",
     "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
     "Phi3ForCausalLM": "llmstack_model_runner.models.phi3:Phi3",
     "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",
     "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
     "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
+    "Qwen3MoeForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Qwen3Moe",
     "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
 }
 

@@ -18,7 +18,8 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     collect_slots,
 )
-from llmstack_model_runner.layers.activation import gated_activation
+from llmstack_model_runner.layers.experts import Experts, ExpertSettings
+from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.rotary import RopeParameters
 
 
@@ -33,6 +34,7 @@ class LlamaLayerSettings:
         has_post_norms: The outputs of attention and feed-forward are normed too.
         is_norm_offset: Norms store their scale less 1.
         has_fused_projections: The checkpoint joins q, k and v, and gate and up.
+        experts: In place of the feed-forward, if there are some.
     """
 
     hidden_size: int
@@ -53,6 +55,7 @@ class LlamaLayerSettings:
     has_post_norms: bool = False
     is_norm_offset: bool = False
     has_fused_projections: bool = False
+    experts: ExpertSettings | None = None
 
 
 class LlamaLayer:
@@ -79,7 +82,7 @@ class LlamaLayer:
             is_offset = settings.is_norm_offset
             return RMSNorm(prefix + name, size, settings.eps, dtype=dtype, device=device, is_offset=is_offset)
 
-        size, inner_size, head_dim = settings.hidden_size, settings.intermediate_size, settings.head_dim
+        size, head_dim = settings.hidden_size, settings.head_dim
         has_post_norms = settings.has_post_norms
         self._attention_norm = norm("input_layernorm", size)
         self._qkv = linear(size, self._qkv_parts(), settings.has_qkv_bias)
@@ -98,9 +101,7 @@ class LlamaLayer:
         self._post_attention_norm = norm("post_attention_layernorm", size) if has_post_norms else None
         mlp_norm_name = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
         self._mlp_norm = norm(mlp_norm_name, size)
-        self._gate_up = linear(size, self._gate_up_parts(), settings.has_mlp_bias)
-        self._activation = gated_activation(settings.activation)
-        self._down = linear(inner_size, {"mlp.down_proj": size}, settings.has_mlp_bias)
+        self._feed_forward = self._make_feed_forward(dtype, device)
         self._post_mlp_norm = norm("post_feedforward_layernorm", size) if has_post_norms else None
 
     def _qkv_parts(self) -> dict[str, int]:
@@ -112,11 +113,20 @@ class LlamaLayer:
             "self_attn.v_proj": self._kv_size,
         }
 
-    def _gate_up_parts(self) -> dict[str, int]:
-        size = self._settings.intermediate_size
-        if self._settings.has_fused_projections:
-            return {"mlp.gate_up_proj": 2 * size}
-        return {"mlp.gate_proj": size, "mlp.up_proj": size}
+    def _make_feed_forward(self, dtype: torch.dtype, device: torch.device) -> GatedFeedForward | Experts:
+        settings = self._settings
+        if settings.experts is not None:
+            return Experts(self._prefix, settings.hidden_size, settings.activation, settings.experts, dtype, device)
+        return GatedFeedForward(
+            self._prefix,
+            settings.hidden_size,
+            settings.intermediate_size,
+            settings.activation,
+            has_bias=settings.has_mlp_bias,
+            is_joined=settings.has_fused_projections,
+            dtype=dtype,
+            device=device,
+        )
 
     def slots(self) -> dict[str, WeightSlot]:
         """All tensors."""
@@ -128,8 +138,7 @@ class LlamaLayer:
                 self._attention_out,
                 self._post_attention_norm,
                 self._mlp_norm,
-                self._gate_up,
-                self._down,
+                self._feed_forward,
                 self._post_mlp_norm,
             ]
         )
@@ -158,7 +167,7 @@ class LlamaLayer:
         if self._post_attention_norm is not None:
             attended = self._post_attention_norm(attended)
         normed, residual = self._mlp_norm.add(attended, residual)
-        fed = self._down(self._gate_up(normed, self._activation))
+        fed = self._feed_forward(normed)
         return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

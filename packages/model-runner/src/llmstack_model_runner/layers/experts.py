@@ -1,0 +1,133 @@
+"""A feed-forward of experts: a router chooses some for each token, and adds their outputs by its shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, pack_experts, sum_choices
+from llmstack_kernels.linear import PackedLinear, pack_linear
+from llmstack_model_runner.layers.activation import gated_activation
+from llmstack_model_runner.layers.packing import packing
+from llmstack_model_runner.layers.weight_slot import WeightSlot
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSettings:
+    """Sizes of a layer of experts, and what a checkpoint calls its parts.
+
+    Attributes:
+        num_experts: How many there are.
+        num_choices: How many compute each token.
+        inner_size: Of an expert.
+        is_normalised: The shares of a token's choices are divided by their sum.
+        name: Of the whole, such as `mlp`; the router is `gate` in it, the experts are `experts.0` and so on.
+        gate_name: Of an expert's projections.
+        up_name: The same.
+        down_name: The same.
+    """
+
+    num_experts: int
+    num_choices: int
+    inner_size: int
+    is_normalised: bool
+    name: str = "mlp"
+    gate_name: str = "gate_proj"
+    up_name: str = "up_proj"
+    down_name: str = "down_proj"
+
+
+class Experts:
+    """down(activation(gate(x)) * up(x)) of each chosen expert, added by the router's shares in float32.
+
+    The router is not quantized: it is small, and decides what is computed at all.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        size: int,
+        activation: str,
+        settings: ExpertSettings,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`prefix` is the block's, such as `model.layers.0.`."""
+        num_experts, inner_size = settings.num_experts, settings.inner_size
+        self._name = prefix + settings.name
+        self._settings = settings
+        self._activation = gated_activation(activation)
+        self._router: PackedLinear | None = None
+        self._gate_up = _Stack((num_experts, 2 * inner_size, size), dtype, device, num_parts=2)
+        self._down = _Stack((num_experts, size, inner_size), dtype, device, num_parts=1)
+        self._dtype = dtype
+        self._device = device
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """The router, and three projections of each expert."""
+        settings, size = self._settings, self._down.shape[1]
+        inner, outer = (settings.inner_size, size), (size, settings.inner_size)
+        slots = {f"{self._name}.gate.weight": WeightSlot((settings.num_experts, size), self._load_router)}
+        for expert in range(settings.num_experts):
+            own = f"{self._name}.experts.{expert}."
+            slots[f"{own}{settings.gate_name}.weight"] = WeightSlot(inner, partial(self._gate_up.load, expert, 0))
+            slots[f"{own}{settings.up_name}.weight"] = WeightSlot(inner, partial(self._gate_up.load, expert, 1))
+            slots[f"{own}{settings.down_name}.weight"] = WeightSlot(outer, partial(self._down.load, expert, 0))
+        return slots
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, size] to the same."""
+        if self._router is None:
+            raise RuntimeError(f"{self._name} has no weights yet")
+        shares, expert_ids = self._choose(self._router(x, out_dtype=torch.float32))
+        groups = group_rows(expert_ids, self._settings.num_experts)
+        inner = grouped_linear(x, self._gate_up.packed, groups, self._activation)
+        return sum_choices(grouped_linear(inner, self._down.packed, groups), shares)
+
+    def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shares and ids [num_tokens, num_choices] of the most likely experts."""
+        if self._settings.is_normalised:  # the same as a softmax over all, divided by what the chosen have of it
+            chosen, expert_ids = torch.topk(logits, self._settings.num_choices, dim=-1)
+            return torch.softmax(chosen, dim=-1), expert_ids
+        shares, expert_ids = torch.topk(torch.softmax(logits, dim=-1), self._settings.num_choices, dim=-1)
+        return shares, expert_ids
+
+    def _load_router(self, tensor: torch.Tensor) -> None:
+        weight = tensor.to(self._device, self._dtype, copy=True)
+        self._router = pack_linear(weight, None, None, packing().is_batch_invariant)
+
+
+class _Stack:
+    """One projection of all experts, packed when its last part has come."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, *, num_parts: int
+    ) -> None:
+        """`shape` is [num_experts, out_features, in_features]; parts of equal size follow each other in the outputs."""
+        self.shape = shape
+        self._num_parts = num_parts
+        self._num_missing = shape[0] * num_parts
+        self._dtype = dtype
+        self._device = device
+        self._weights: torch.Tensor | None = None
+        self._packed: PackedExperts | None = None
+
+    @property
+    def packed(self) -> PackedExperts:
+        """Ready to be applied."""
+        if self._packed is None:
+            raise RuntimeError("the experts have no weights yet")
+        return self._packed
+
+    def load(self, expert: int, part: int, tensor: torch.Tensor) -> None:
+        """Take a part [out_features / num_parts, in_features] of an expert."""
+        if self._weights is None:
+            self._weights = torch.empty(self.shape, dtype=self._dtype, device=self._device)
+        self._weights[expert].chunk(self._num_parts)[part].copy_(tensor)
+        self._num_missing -= 1
+        if self._num_missing == 0:
+            chosen = packing()
+            self._packed = pack_experts(self._weights, chosen.quantization, chosen.is_batch_invariant)
+            self._weights = None

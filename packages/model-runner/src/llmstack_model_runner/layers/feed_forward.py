@@ -1,0 +1,40 @@
+"""The gated feed-forward of the Llama family."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_model_runner.layers.activation import gated_activation
+from llmstack_model_runner.layers.linear import Linear
+from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
+
+
+class GatedFeedForward:
+    """down(activation(gate(x)) * up(x)), where gate and up are one product."""
+
+    def __init__(
+        self,
+        prefix: str,
+        size: int,
+        inner_size: int,
+        activation: str,
+        *,
+        has_bias: bool,
+        is_joined: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`prefix` is the block's; `is_joined` says that the checkpoint joins gate and up."""
+        names = {"gate_up_proj": 2 * inner_size} if is_joined else {"gate_proj": inner_size, "up_proj": inner_size}
+        parts = {f"{prefix}mlp.{name}": out_features for name, out_features in names.items()}
+        self._gate_up = Linear(size, parts, has_bias=has_bias, dtype=dtype, device=device)
+        self._down = Linear(inner_size, {f"{prefix}mlp.down_proj": size}, has_bias=has_bias, dtype=dtype, device=device)
+        self._activation = gated_activation(activation)
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Of all three."""
+        return collect_slots([self._gate_up, self._down])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, size] to the same."""
+        return self._down(self._gate_up(x, self._activation))
