@@ -470,7 +470,7 @@ def smoke(tmp_path: Path, part: str, *blocks: str) -> dict[str, Any]:
     return figures
 
 
-QUICK = {"kernels": ("decode attention",), "engine": ("8B decode",)}
+QUICK = {"kernels": ("linears", "prefill attention"), "engine": ("8B decode",)}
 
 
 @pytest.mark.parametrize("part", QUICK)

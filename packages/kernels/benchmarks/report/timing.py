@@ -37,7 +37,7 @@ class Timing:
 
 def num_copies(bench: Bench, num_bytes: float) -> int:
     """How many sets of buffers of this size to go round."""
-    return bench.pick(min(MAX_COPIES, max(1, math.ceil(COLD_BYTES / max(num_bytes, 1)))), 2)
+    return bench.pick(min(MAX_COPIES, max(1, math.ceil(COLD_BYTES / max(num_bytes, 1)))), 1)
 
 
 def time_calls(bench: Bench, calls: Sequence[Call], *, is_headline: bool = False, is_captured: bool = True) -> Timing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -100,6 +100,7 @@ def make_batch(
     `spare_row` more tokens fit into each row's blocks.
     """
     kv_dtype = kv_dtype or bench.dtype
+    shape = bench.pick(shape, _tiny(shape))
     counts = [-(-(seq_len + spare_row) // BLOCK_SIZE) for _, seq_len in rows]
     num_blocks = num_copies * sum(counts)
     pool_shape = (num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
@@ -114,6 +115,11 @@ def make_batch(
     scale = torch.linspace(0.5, 1.0, shape.num_kv_heads, dtype=torch.float32, device=bench.device)
     scales = (scale, scale.flip(0)) if kv_dtype == torch.float8_e4m3fn else ()
     return Batch(rows, query, caches[0], caches[1], start_loc, seq_lens, tables, scales)
+
+
+def _tiny(shape: ModelShape) -> ModelShape:
+    """Of the same kind: with as many KV heads as heads, or with half of them."""
+    return replace(shape, num_heads=2, num_kv_heads=1 if shape.num_kv_heads < shape.num_heads else 2, head_dim=16)
 
 
 def _random(bench: Bench, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

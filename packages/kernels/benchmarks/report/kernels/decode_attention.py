@@ -21,7 +21,6 @@ from report.rows import Row
 from report.timing import num_copies, time_calls
 
 GRID = ((64, 1024), (64, 8192), (1, 1024), (1, 8192), (1, 32768), (16, 1024), (17, 8192), (256, 1024))
-FEW = ((64, 1024), (64, 8192), (1, 8192))
 NUM_RAGGED = 64
 LONGEST = 16384
 
@@ -31,9 +30,11 @@ def run(bench: Bench) -> None:
     for shape in (LLAMA_8B, LLAMA_1B):
         for name, lengths in _batches(bench, GRID[:2]):
             _measure(bench, shape, name, lengths, is_headline=True)
-    for shape in MODELS:
+    for shape in bench.pick(MODELS, MODELS[:1]):
         is_known = shape in (LLAMA_8B, LLAMA_1B)
-        for name, lengths in _batches(bench, GRID[2:] if is_known else GRID, is_ragged=not is_known):
+        for name, lengths in _batches(bench, GRID[2:] if is_known else GRID, is_ragged=not is_known)[
+            : bench.pick(9, 2)
+        ]:
             if bench.has_time(3):
                 _measure(bench, shape, name, lengths)
 
@@ -41,7 +42,7 @@ def run(bench: Bench) -> None:
 def run_fp8(bench: Bench) -> None:
     """The same with keys and values in 8 bits."""
     for shape in (LLAMA_8B, LLAMA_1B):
-        for name, lengths in _batches(bench, FEW):
+        for name, lengths in _batches(bench, GRID)[: bench.pick(9, 1)]:
             if bench.has_time(3):
                 _measure(bench, shape, name, lengths, torch.float8_e4m3fn)
 
@@ -81,7 +82,7 @@ def _measure(
 
 def run_peers(bench: Bench) -> None:
     """8B: SDPA and FlexAttention over keys that lie in order already, FlashInfer over blocks, where it is at hand."""
-    for name, lengths in _batches(bench, FEW[:2]):
+    for name, lengths in _batches(bench, GRID[:2]):
         is_even = len(set(lengths)) == 1
         batch = make_batch(bench, LLAMA_8B, [(1, length) for length in lengths])
         peers: dict[str, Callable[[], Row]] = {}

@@ -124,7 +124,7 @@ def _norm(bench: Bench) -> tuple[int, int]:
 
 def _sampling(bench: Bench) -> tuple[int, int]:
     """Tokens of the first rows, alone and in other slots; counts of outputs begin anew each time."""
-    vocab_size, sizes = bench.pick((128256, BATCHES), (300, (1, 2, 4)))
+    vocab_size, sizes = bench.pick((128256, BATCHES), (70, (1, 3)))
     logits = make_logits(bench, sizes[-1], vocab_size)
     state = make_state(bench, sizes[-1], vocab_size, FILTERED.parameters)
 
