@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmstack_model_runner.kv_cache_dtype import resolve_kv_cache_dtype
+from llmstack_model_runner.kv_cache_dtype import check_capability, resolve_kv_cache_dtype
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
 from llmstack_types import ModelRunnerConfig, SamplingParams, SchedulerOutput
@@ -90,6 +90,14 @@ def test_a_type_that_no_kernel_reads_is_refused_with_what_to_use(name: str, dtyp
     with pytest.raises(ValueError, match=f"use --dtype {name}"):
         resolve_kv_cache_dtype(name, dtype)
     assert resolve_kv_cache_dtype(name, getattr(torch, name)) == getattr(torch, name)
+
+
+def test_a_gpu_that_cannot_read_fp8_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"fp8 needs .* 8\.9; this one has 8\.0"):
+        check_capability(torch.float8_e4m3fn, (8, 0))
+    check_capability(torch.float8_e4m3fn, (8, 9))
+    check_capability(torch.float8_e4m3fn, (9, 0))
+    check_capability(torch.bfloat16, (8, 0))
 
 
 def test_a_type_that_is_none_is_refused_by_name() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 AUTO = "auto"
+_FP8_CAPABILITY = (8, 9)
 _NAME_TO_DTYPE: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -33,6 +34,13 @@ def resolve_kv_cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
             f"or in fp8; use --dtype {name}"
         )
     return stored_as
+
+
+def check_capability(dtype: torch.dtype, capability: tuple[int, int]) -> None:
+    """ValueError where a GPU of this compute capability cannot read a KV cache of this type."""
+    if dtype == torch.float8_e4m3fn and capability < _FP8_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (_FP8_CAPABILITY, capability))
+        raise ValueError(f"kv_cache_dtype fp8 needs a GPU of compute capability {needed}; this one has {found}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -30,7 +30,7 @@ from llmstack_model_runner.device_memory import (
 from llmstack_model_runner.host_limits import num_compute_threads
 from llmstack_model_runner.host_steps import HostSteps
 from llmstack_model_runner.input_batch import InputBatch
-from llmstack_model_runner.kv_cache_dtype import resolve_kv_cache_dtype
+from llmstack_model_runner.kv_cache_dtype import check_capability, resolve_kv_cache_dtype
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.largest_steps import largest_steps
 from llmstack_model_runner.layers.packing import packed_linears
@@ -161,6 +161,8 @@ class ModelRunner:
             )
         self._model = model
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
+        if self._device.type == "cuda":
+            check_capability(kv_dtype, torch.cuda.get_device_capability(self._device))
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype)
         self._numeric_contract = describe_numeric_contract(
             model, dtype, self._device, kv_dtype, config.enable_deterministic_inference
