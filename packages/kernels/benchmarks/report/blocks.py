@@ -52,6 +52,7 @@ PARTS: dict[str, tuple[Block, ...]] = {
     ),
     "engine": (
         CEILINGS,
+        _engine("engine correctness", 50, "correctness:run"),
         _engine("8B decode", 60, "decode:run_8b"),
         _engine("1B decode", 45, "decode:run_1b"),
         _engine("GPT-2 decode", 30, "decode:run_gpt2"),

@@ -81,20 +81,31 @@ def model_folder(shape: ModelShape) -> Iterator[Path]:
 
 @contextmanager
 def started(bench: Bench, shape: ModelShape, num_tokens: int, **options: Any) -> Iterator[Started]:
-    """A runner with room for `num_tokens` tokens, or for as many as fit; shut down afterwards.
+    """A runner of made-up weights with room for `num_tokens` tokens, or for as many as fit; shut down afterwards.
 
     `options` are fields of `ModelRunnerConfig`.
     """
-    fields = {"dtype": "bfloat16", "max_num_batched_tokens": bench.pick(8192, 64)} | options
-    with model_folder(shape) as folder:
-        place = {"device": bench.device.type, "block_size": BLOCK_SIZE}
-        # A smoke run has the steps of a GPU too, on a CPU that does not forgive what a GPU would not.
-        runtime = CpuTwin() if bench.is_smoke else None
-        runner = ModelRunner(ModelRunnerConfig(str(folder), load_format="dummy", **place, **fields), runtime)
-        try:
-            yield _start(bench, runner, num_tokens)
-        finally:
-            runner.shutdown()
+    with model_folder(shape) as folder, start_model(bench, folder, num_tokens, **options) as runner:
+        yield runner
+
+
+@contextmanager
+def start_model(bench: Bench, folder: Path, num_tokens: int, **options: Any) -> Iterator[Started]:
+    """The same for the model in a folder."""
+    fields = {
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "device": bench.device.type,
+        "block_size": BLOCK_SIZE,
+        "max_num_batched_tokens": bench.pick(8192, 64),
+        **options,
+    }
+    # A smoke run has the steps of a GPU too, on a CPU that does not forgive what a GPU would not.
+    runner = ModelRunner(ModelRunnerConfig(str(folder), **fields), CpuTwin() if bench.is_smoke else None)
+    try:
+        yield _start(bench, runner, num_tokens)
+    finally:
+        runner.shutdown()
 
 
 def _start(bench: Bench, runner: ModelRunner, num_tokens: int) -> Started:

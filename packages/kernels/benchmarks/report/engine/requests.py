@@ -54,8 +54,8 @@ def measure(bench: Bench, shape: ModelShape, load: Load) -> Row | None:
 def _measure(bench: Bench, shape: ModelShape, load: Load, title: str) -> Row:
     load, tiny = bench.pick(load, Load(3, 12, 4)), fitting(bench, shape)
     with engine_core(bench, tiny, load) as core:
-        _serve(bench, core, Load(min(8, load.num_requests), load.num_in, min(16, load.num_out)), "warm")
-        seconds = _serve(bench, core, load, "request")
+        serve(bench, core, Load(min(8, load.num_requests), load.num_in, min(16, load.num_out)), "warm")
+        seconds, _ = serve(bench, core, load, "request")
     num_tokens = load.num_requests * load.num_out
     ceilings = bench.floor_ceilings()
     sizes = (load.num_requests, load.num_in, load.num_out)
@@ -70,10 +70,12 @@ def engine_core(bench: Bench, shape: ModelShape, load: Load) -> Iterator[EngineC
     room = load.num_requests * (length + 2 * BLOCK_SIZE)
     max_model_len = min(shape.max_model_len, length + BLOCK_SIZE)
     with started(bench, shape, room, max_model_len=max_model_len, max_num_seqs=load.num_requests) as runner:
-        yield build(bench, runner, max_model_len, load.num_requests)
+        yield core_over(bench, runner, max_model_len, load.num_requests)
 
 
-def build(bench: Bench, runner: Started, max_model_len: int, max_num_seqs: int) -> EngineCore:
+def core_over(
+    bench: Bench, runner: Started, max_model_len: int, max_num_seqs: int, *, is_ahead: bool = True
+) -> EngineCore:
     """The control plane as the engine core builds it, without prefix caching: prompts are not shared."""
     from llmstack_core_scheduler import SchedulerConfig
     from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
@@ -86,29 +88,34 @@ def build(bench: Bench, runner: Started, max_model_len: int, max_num_seqs: int) 
     cache = CacheConfig(runner.num_blocks, BLOCK_SIZE, enable_prefix_caching=False)
     ready = EngineReady(runner.num_blocks, BLOCK_SIZE, max_model_len, spec.vocab_size, spec.dtype, spec.device)
     scheduler = build_scheduler(limits, cache)
-    return EngineCore(scheduler, runner.runner, ready, log_stats=False, async_scheduling=True)
+    return EngineCore(scheduler, runner.runner, ready, log_stats=False, async_scheduling=is_ahead)
 
 
-def _serve(bench: Bench, core: EngineCore, load: Load, prefix: str) -> float:
-    """Seconds until all requests are done.
+def serve(
+    bench: Bench, core: EngineCore, load: Load, prefix: str, *, is_varied: bool = False
+) -> tuple[float, dict[str, list[int]]]:
+    """Seconds until all requests are done, and their tokens; varied ones have many lengths, and every other one is drawn.
 
     Raises:
         ArithmeticError: Tokens are missing.
     """
     bench.synchronize()
     start_s = time.perf_counter()
-    for index in range(load.num_requests):
-        core.add_request(_request(f"{prefix}-{index}", index, load))
-    num_tokens = 0
+    outputs: dict[str, list[int]] = {f"{prefix}-{index}": [] for index in range(load.num_requests)}
+    for index, name in enumerate(outputs):
+        num_in, temperature = (load.num_in // (1 + index % 4), float(index % 2)) if is_varied else (load.num_in, 0.0)
+        core.add_request(_request(name, index, num_in, load.num_out, temperature))
     while core.has_unfinished_requests():
-        num_tokens += sum(len(output.new_token_ids) for output in core.step().outputs)
+        for output in core.step().outputs:
+            outputs[output.request_id].extend(output.new_token_ids)
     seconds = time.perf_counter() - start_s
+    num_tokens = sum(map(len, outputs.values()))
     if num_tokens != load.num_requests * load.num_out:
         raise ArithmeticError(f"{num_tokens} tokens came out instead of {load.num_requests * load.num_out}")
-    return seconds
+    return seconds, outputs
 
 
-def _request(name: str, index: int, load: Load) -> EngineCoreRequest:
-    prompt = [(7 * place + 13 * index) % 251 for place in range(load.num_in)]
-    params = SamplingParams(temperature=0.0, max_tokens=load.num_out, ignore_eos=True, seed=index)
+def _request(name: str, index: int, num_in: int, num_out: int, temperature: float) -> EngineCoreRequest:
+    prompt = [(7 * place + 13 * index) % 251 for place in range(num_in)]
+    params = SamplingParams(temperature=temperature, max_tokens=num_out, ignore_eos=True, seed=index)
     return EngineCoreRequest(name, prompt, params)
