@@ -125,7 +125,7 @@ def _decode_kernel(
             seq_len, split = tl.load(seq_lens + row), number - num_before
             heads, tokens = kv_head * GROUP + members % GROUP, tl.load(query_start_loc + row) + members * 0
             own = load_queries(query, tokens, heads, is_member, query_stride, HEAD_DIM, key_scale is not None)
-            queries = own, seq_len - 1 + members * 0, heads
+            queries = own, tl.full([1], seq_len - 1, tl.int32), heads
             caches = key_cache, value_cache, block_tables + row.to(tl.int64) * table_stride, block_stride, kv_head
             span = _split_span(seq_len, split, WINDOW, MIN_SPLIT, MAX_SPLITS)
             factor, to_exponent = score_factors(scale, soft_cap, alibi_slopes, key_scale, kv_head)

@@ -53,7 +53,7 @@ def nothing_seen(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
 @triton.jit
 def attend(
     softmax,  # as `nothing_seen` or an earlier call returned it
-    queries,  # a tile of them [ROWS, HEAD_DIM padded], their positions [ROWS], their heads [ROWS]
+    queries,  # a tile of them [ROWS, HEAD_DIM padded], their positions [ROWS] or [1], their heads [ROWS]
     caches,  # of keys and values, each [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]; block table; stride; KV head
     span,  # positions: of the first key that any query sees, the first to walk over (a multiple of TILE), and the end
     scoring,  # `score_factors`, the soft cap or None, and ALiBi's slopes [num_heads] or None
@@ -72,13 +72,15 @@ def attend(
     _, to_exponent, _, _ = scoring
     for position in range(start, end, TILE):
         positions = position + tl.arange(0, TILE)
-        is_loaded = positions >= low
+        is_loaded = positions < end
+        if WINDOW > 0:
+            is_loaded = is_loaded & (positions >= low)
+        unsigned = positions.to(tl.uint32)  # so that dividing them is shifting them
         if IS_MASKED:
-            is_loaded = is_loaded & (positions < end)
-            blocks = tl.load(block_table + positions // BLOCK_SIZE, mask=is_loaded, other=0)
+            blocks = tl.load(block_table + unsigned // BLOCK_SIZE, mask=is_loaded, other=0)
         else:
-            blocks = tl.load(block_table + positions // BLOCK_SIZE)
-        offsets = blocks.to(tl.int64) * block_stride + (kv_head * BLOCK_SIZE + positions % BLOCK_SIZE) * HEAD_DIM
+            blocks = tl.load(block_table + unsigned // BLOCK_SIZE)
+        offsets = blocks.to(tl.int64) * block_stride + (kv_head * BLOCK_SIZE + unsigned % BLOCK_SIZE) * HEAD_DIM
         keys = _load_rows(key_cache, offsets, is_loaded, HEAD_DIM, IS_MASKED, IS_READ_ONCE)
         values = _load_rows(value_cache, offsets, is_loaded, HEAD_DIM, IS_MASKED, IS_READ_ONCE)
         distances = positions[None, :] - query_positions[:, None]
