@@ -34,29 +34,14 @@ def with_whole_heads(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def load_angles(
-    cos_sin_cache,  # [max_positions, 2 * HALF] float32
-    position,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-):
-    """Cosines and sines of a position, [1, BLOCK_HALF] each."""
-    pair = tl.arange(0, BLOCK_HALF)[None, :]
-    start = cos_sin_cache + position.to(tl.int64) * (2 * HALF) + pair
-    cos = tl.load(start, mask=pair < HALF, other=0.0)
-    sin = tl.load(start + HALF, mask=pair < HALF, other=0.0)
-    return cos, sin
-
-
-@triton.jit
 def store_turned_heads(
     x,  # [num_heads, HEAD_DIM] of a token, heads apart by `head_stride`
     out,  # [num_heads, HEAD_DIM], heads apart by `out_head_stride`
     scale,  # [num_heads] float32 that stored numbers are divided by, or None
     norm,  # [HEAD_DIM] that normed heads are multiplied by, where every dimension is turned; or None
     eps,
-    cos,  # [1, BLOCK_HALF]
-    sin,  # [1, BLOCK_HALF]
+    cos_sin_cache,  # [max_positions, 2 * HALF] float32
+    position,
     tile,
     head_stride,
     out_head_stride,
@@ -74,6 +59,9 @@ def store_turned_heads(
     source, target = x + head * head_stride + pair, out + head * out_head_stride + pair
     first = tl.load(source, mask=is_inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=is_inside, other=0.0).to(tl.float32)
+    # After the heads, which are on their way while the position is still waited for.
+    angles = cos_sin_cache + position.to(tl.int64) * (2 * HALF) + pair
+    cos, sin = tl.load(angles, mask=pair < HALF, other=0.0), tl.load(angles + HALF, mask=pair < HALF, other=0.0)
     if norm is not None:
         tl.static_assert(BLOCK_REST == 0)
         squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)

@@ -12,7 +12,6 @@ from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.head_tiles import (
     NUM_WARPS,
     head_constants,
-    load_angles,
     store_heads,
     store_turned_heads,
     with_whole_heads,
@@ -60,26 +59,28 @@ def _rotary_and_cache_kernel(
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_query_tiles, num_kv_tiles = tl.cdiv(num_heads, NUM_TILE_HEADS), tl.cdiv(num_kv_heads, NUM_TILE_HEADS)
     wait_for_previous()
-    cos, sin = load_angles(cos_sin_cache, tl.load(positions + token), HALF, BLOCK_HALF)
+    position = tl.load(positions + token)
     slot = tl.load(slot_mapping + token)
     block, offset = slot // NUM_BLOCK_SLOTS, slot % NUM_BLOCK_SLOTS * HEAD_DIM
+    slots_size = NUM_BLOCK_SLOTS * HEAD_DIM  # of a head in a block
     num_written_heads = tl.where(slot < 0, 0, num_kv_heads)
     if tile < num_query_tiles:
         store_turned_heads(
-            query + token * query_stride, out + token * num_heads * HEAD_DIM, None, query_norm, eps, cos, sin,
-            tile, query_head_stride, HEAD_DIM, num_heads, HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
+            query + token * query_stride, out + token * num_heads * HEAD_DIM, None, query_norm, eps,
+            cos_sin_cache, position, tile, query_head_stride, HEAD_DIM, num_heads,
+            HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     elif tile < num_query_tiles + num_kv_tiles:
         store_turned_heads(
-            key + token * key_stride, key_cache + block * key_block_stride + offset, key_scale, key_norm, eps, cos,
-            sin, tile - num_query_tiles, key_head_stride, NUM_BLOCK_SLOTS * HEAD_DIM, num_written_heads, HEAD_DIM,
-            HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
+            key + token * key_stride, key_cache + block * key_block_stride + offset, key_scale, key_norm, eps,
+            cos_sin_cache, position, tile - num_query_tiles, key_head_stride, slots_size, num_written_heads,
+            HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
         store_heads(
             value + token * value_stride, value_cache + block * value_block_stride + offset, value_scale,
-            tile - num_query_tiles - num_kv_tiles, value_head_stride, NUM_BLOCK_SLOTS * HEAD_DIM,
-            num_written_heads, 0, HEAD_DIM, NUM_TILE_HEADS, BLOCK_HEAD,
+            tile - num_query_tiles - num_kv_tiles, value_head_stride, slots_size, num_written_heads,
+            0, HEAD_DIM, NUM_TILE_HEADS, BLOCK_HEAD,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.head_tiles import NUM_WARPS, head_constants, load_angles, store_turned_heads, with_whole_heads
+from llmstack_kernels.head_tiles import NUM_WARPS, head_constants, store_turned_heads, with_whole_heads
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 
 __all__ = ["describe", "is_available", "rotary_embedding"]
@@ -38,18 +38,18 @@ def _rotary_embedding_kernel(
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_query_tiles = tl.cdiv(num_heads, NUM_TILE_HEADS)
     wait_for_previous()
-    cos, sin = load_angles(cos_sin_cache, tl.load(positions + token), HALF, BLOCK_HALF)
+    position = tl.load(positions + token)
     if tile < num_query_tiles:
         x, out = query + token * query_stride, query_out + token * num_heads * HEAD_DIM
         store_turned_heads(
-            x, out, None, None, 0.0, cos, sin, tile, query_head_stride, HEAD_DIM, num_heads, HEAD_DIM, HALF,
-            NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
+            x, out, None, None, 0.0, cos_sin_cache, position, tile, query_head_stride, HEAD_DIM, num_heads,
+            HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
         x, out = key + token * key_stride, key_out + token * num_kv_heads * HEAD_DIM
         store_turned_heads(
-            x, out, None, None, 0.0, cos, sin, tile - num_query_tiles, key_head_stride, HEAD_DIM, num_kv_heads,
-            HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
+            x, out, None, None, 0.0, cos_sin_cache, position, tile - num_query_tiles, key_head_stride, HEAD_DIM,
+            num_kv_heads, HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
 
 
