@@ -11,8 +11,8 @@ import torch
 
 from llmstack_model_runner.device.runtime import DeviceRuntime, Transfer
 
-_NUM_SLOTS = 4
-"""Copies that may be under way: two sends a step, and the host is at most one step ahead."""
+_NUM_SLOTS = 8
+"""Copies that may be under way: up to four of a step, and the host is one step ahead, so that it never waits here."""
 _ALIGNMENT = 16
 """Bytes; kernels load in pieces of this size."""
 _FIRST_NUM_BYTES = 1 << 16
