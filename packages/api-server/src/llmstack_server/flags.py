@@ -40,6 +40,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add_repository_arguments(parser)
     add_use_arguments(parser)
     _add_engine_arguments(parser)
+    _add_device_arguments(parser)
     _add_kv_cache_arguments(parser)
     _add_sampling_arguments(parser)
     _add_server_arguments(parser)
@@ -181,6 +182,12 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--tensor-parallel-size", "-tp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
     add("--pipeline-parallel-size", "-pp", type=at_least(1), default=1, metavar="N", help="only 1 for now")
+    add("--disable-log-stats", action="store_true", help="no statistics from the engine")
+    add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
+
+
+def _add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("computing").add_argument
     add(
         "--enforce-eager",
         action="store_true",
@@ -200,8 +207,6 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="refuse to start unless logits are bit-equal however they are computed: alone, in any batch, in chunks",
     )
-    add("--disable-log-stats", action="store_true", help="no statistics from the engine")
-    add("--record-steps", metavar="FILE", help="keep the log of every step, with all token ids, for llmstack replay")
 
 
 def _add_kv_cache_arguments(parser: argparse.ArgumentParser) -> None:

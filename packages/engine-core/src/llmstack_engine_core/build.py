@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -95,26 +95,7 @@ def _build_with_runner(
         step_log = open_step_log(config, LogHeader.of(scheduler_config, cache_config, _versions()))
         if step_log is not None:
             scheduler = RecordingScheduler(scheduler, step_log)
-    ready = EngineReady(
-        num_blocks=num_blocks,
-        block_size=spec.block_size,
-        max_model_len=max_model_len,
-        vocab_size=spec.vocab_size,
-        dtype=spec.dtype,
-        device=spec.device,
-        kv_cache_bytes=num_blocks * spec.bytes_per_block,
-        pid=os.getpid(),
-        phases_s=timer.phases_s,
-        backends=dict(runner.backends()),
-        versions=_versions(),
-        embedding_size=spec.embedding_size,
-        is_generative=spec.is_generative,
-        is_causal=spec.is_causal,
-        num_labels=spec.num_labels,
-        model_path=config.model.model_path,
-        kv_cache_dtype=spec.kv_cache_dtype or spec.dtype,
-        async_scheduling=resolve_async_scheduling(config, spec.device),
-    )
+    ready = _make_ready(config, spec, num_blocks, max_model_len, timer.phases_s, runner.backends())
     logger.info(
         "KV cache: %d blocks of %d tokens, %d tokens in all, room for %.1f requests of %d; start took %s",
         num_blocks, spec.block_size, num_blocks * spec.block_size, num_blocks * spec.block_size / max_model_len,
@@ -134,6 +115,36 @@ def _build_with_runner(
         events=events,
         recorder=recorder,
         residency=residency,
+    )
+
+
+def _make_ready(
+    config: EngineConfig,
+    spec: KVCacheSpec,
+    num_blocks: int,
+    max_model_len: int,
+    phases_s: Mapping[str, float],
+    backends: Mapping[str, str],
+) -> EngineReady:
+    return EngineReady(
+        num_blocks=num_blocks,
+        block_size=spec.block_size,
+        max_model_len=max_model_len,
+        vocab_size=spec.vocab_size,
+        dtype=spec.dtype,
+        device=spec.device,
+        kv_cache_bytes=num_blocks * spec.bytes_per_block,
+        pid=os.getpid(),
+        phases_s=phases_s,
+        backends=dict(backends),
+        versions=_versions(),
+        embedding_size=spec.embedding_size,
+        is_generative=spec.is_generative,
+        is_causal=spec.is_causal,
+        num_labels=spec.num_labels,
+        model_path=config.model.model_path,
+        kv_cache_dtype=spec.kv_cache_dtype or spec.dtype,
+        async_scheduling=resolve_async_scheduling(config, spec.device),
     )
 
 

@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -48,6 +47,7 @@ from llmstack_model_runner.sampling import (
     Sampler,
     load_logits_processors,
 )
+from llmstack_model_runner.start_checks import architecture, check_max_model_len, resolve_device
 from llmstack_model_runner.step_output import PendingOutput
 from llmstack_model_runner.step_recovery import SettledStep, StepRecovery
 from llmstack_model_runner.step_timing import StepTiming
@@ -132,8 +132,8 @@ class ModelRunner:
         model_path = Path(config.model_path)
         model_config = overridden(read_json(model_path, "config.json"), json.loads(config.hf_overrides or "{}"))
         refuse_quantized_checkpoint(model_config)
-        model_class = choose_model_class(_architecture(model_config), config.model_impl)
-        logger.info("model: %s (%s)", _architecture(model_config), model_class.implementation)
+        model_class = choose_model_class(architecture(model_config), config.model_impl)
+        logger.info("model: %s (%s)", architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
         with packed_linears(config.quantization, config.enable_deterministic_inference):  # attention asks as well
             model = model_class(model_config, dtype, self._device)
@@ -366,36 +366,7 @@ class ModelRunner:
         )
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device that `name` means; `auto` prefers a GPU.
-
-    Raises:
-        ValueError: Unknown, or not at hand.
-    """
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device {name!r} is unknown; use auto, cpu or cuda")
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise ValueError("device cuda is not available: torch finds no GPU")
-    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
-
-
-def check_max_model_len(max_model_len: int, num_positions: int) -> None:
-    """ValueError if requests could grow beyond the positions that the model was made for."""
-    if max_model_len > num_positions:
-        raise ValueError(
-            f"max_model_len {max_model_len} is more than the {num_positions} positions that the model was made for"
-        )
-
-
 def num_weight_bytes(model: Model, dtype: torch.dtype, quantization: str | None = None) -> int:
     """Size of what a step reads of the model's weights, all of which are taken for linear layers."""
     num_bits = 8 * dtype.itemsize if quantization is None else bits_per_weight(quantization)
     return int(sum(math.prod(slot.shape) for slot in model.slots().values()) * num_bits / 8)
-
-
-def _architecture(model_config: Mapping[str, Any]) -> str:
-    architectures = model_config.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise ValueError("config.json names no architecture: the list `architectures` is missing or empty")
-    return architectures[0]

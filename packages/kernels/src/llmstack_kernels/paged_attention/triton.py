@@ -84,14 +84,11 @@ def paged_attention(
         soft_cap,
         sliding_window,
     )
-    if decodes_as_prefills:
-        attend_prefills(operands, has_decodes=True)
-        return operands.out
     has_decodes, has_prefills = _kinds(query_start_loc_list, max_query_len)
-    if has_decodes:
+    if has_decodes and not decodes_as_prefills:
         attend_decodes(operands)
-    if has_prefills:
-        attend_prefills(operands)
+    if has_prefills or decodes_as_prefills:
+        attend_prefills(operands, has_decodes=decodes_as_prefills)
     return operands.out
 
 

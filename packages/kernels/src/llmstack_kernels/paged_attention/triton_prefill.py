@@ -78,7 +78,7 @@ def _prefill_kernel(
     ROWS: tl.constexpr,  # of a tile of queries
     TILE: tl.constexpr,  # of keys
     WINDOW: tl.constexpr,  # 0: none
-    HAS_DECODES: tl.constexpr,  # whether rows of one token are computed here too
+    LEFT_OUT: tl.constexpr,  # length of rows that other kernels compute: 1, or 0 for none
 ):
     wait_for_previous()
     unit = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles of a prompt have the most keys, and begin first
@@ -87,11 +87,8 @@ def _prefill_kernel(
     begin = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1) - begin
     first_token = (tile - (begin // (ROWS // GROUP) + row)) * (ROWS // GROUP)
-    is_left_out = first_token >= query_len  # past the row
-    if not HAS_DECODES:
-        is_left_out |= query_len == 1  # the other kernels compute it
-    if is_left_out:
-        return
+    if (first_token >= query_len) | (query_len == LEFT_OUT):
+        return  # past the row; or a decode, which the other kernels compute
     members = tl.arange(0, ROWS)
     tokens, heads = first_token + members // GROUP, kv_head * GROUP + members % GROUP
     is_inside = (members // GROUP < ROWS // GROUP) & (tokens < query_len)
@@ -181,5 +178,5 @@ def attend_prefills(operands: Operands, *, has_decodes: bool = False) -> None:
         ROWS=tiles.num_rows,
         TILE=tiles.num_keys,
         WINDOW=operands.sliding_window or 0,
-        HAS_DECODES=has_decodes,
+        LEFT_OUT=0 if has_decodes else 1,
     )
