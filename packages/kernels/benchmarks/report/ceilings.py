@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 
 import torch
 
@@ -45,7 +46,7 @@ def _read(bench: Bench, source: torch.Tensor) -> None:
         [(132 * k, block, warps) for k in (2, 4, 8, 16) for block, warps in ((2048, 4), (4096, 8), (8192, 8))],
         [(2, 512, 4)],
     )
-    times = [time_calls(bench, [lambda o=o: read_sums(source, *o)]).median_s for o in options]  # type: ignore[misc]
+    times = [time_calls(bench, [partial(read_sums, source, *o)]).median_s for o in options]
     times.append(time_calls(bench, [lambda: source.view(-1, source.numel() // 4).amax(1)]).median_s)
     bench.ceiling("read GB/s", source.nbytes / min(times) / 1e9)
 
@@ -93,7 +94,7 @@ def _launches(bench: Bench) -> None:
         bench.row(Row(name, "us", note="needs compute capability 9.0"))
     for num_kernels in (1, 200):
         name = f"host cost of starting a graph of {num_kernels} us"
-        bench.attempt(name, "us", lambda n=name, k=num_kernels: _graph_launch(bench, n, k))  # type: ignore[misc]
+        bench.attempt(name, "us", partial(_graph_launch, bench, name, num_kernels))
 
 
 def _empty(bench: Bench, name: str, *, is_chained: bool) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from report.bench import Bench
 from report.rows import Row
@@ -13,15 +14,15 @@ from report.supervisor import BENCHMARKS
 
 
 def run(bench: Bench) -> None:
-    """The kernels' test files; on a card they run compiled, in bfloat16 too."""
+    """Test files of Triton's kernels, and others that name a GPU; on a card they run compiled, in bfloat16 too."""
     if importlib.util.find_spec("pytest") is None:
         bench.row(Row("tests failed", "failed", note="pytest is not installed"))
         return
-    tests = BENCHMARKS.parent / "tests"
-    files = sorted(str(path) for path in tests.glob(bench.pick("test_*_triton.py", "test_rms_norm_triton.py")))
+    packages = BENCHMARKS.parent.parent
+    files = bench.pick(_files(packages), [packages / "kernels" / "tests" / "test_rms_norm_triton.py"])
     # The repository's settings name plug-ins that need not be there.
     command = [sys.executable, "-m", "pytest", "-q", "-x" if bench.is_smoke else "-q", "-p", "no:cacheprovider"]
-    command += ["-c", "/dev/null", "--rootdir", str(tests), "--import-mode=importlib", *files]
+    command += ["-c", "/dev/null", "--rootdir", str(packages), "--import-mode=importlib", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(30, bench.remaining_s()))
     bench.say(done.stdout[-6000:])
     if done.returncode > 1:
@@ -31,3 +32,8 @@ def run(bench: Bench) -> None:
     note = ", ".join(f"{count} {word}" for word, count in counts.items()) or f"pytest ended with {done.returncode}"
     measured = float(num_failed) if counts else None
     bench.row(Row("tests failed", "failed", measured, note=note))
+
+
+def _files(packages: Path) -> list[Path]:
+    everything = sorted(packages.glob("*/tests/test_*.py"))
+    return [path for path in everything if path.stem.endswith("_triton") or "mark.gpu" in path.read_text("utf-8")]

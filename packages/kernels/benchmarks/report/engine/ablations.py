@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from report.bench import Bench
 from report.engine.decode import HEADLINE, NUM_STEPS, Point, Variant, measure_point, num_tokens
 from report.engine.models import fitting, started
@@ -15,7 +17,7 @@ def run(bench: Bench) -> None:
     for shape in bench.pick((LLAMA_1B, LLAMA_8B, GPT2), (LLAMA_1B,)):
         for variant in variants(shape):
             if bench.has_time(12):
-                bench.attempt(variant.name, "ms", lambda v=variant: _measure(bench, v))  # type: ignore[misc]
+                bench.attempt(variant.name, "ms", partial(_measure, bench, variant))
 
 
 def variants(shape: ModelShape) -> list[Variant]:
@@ -36,4 +38,4 @@ def _measure(bench: Bench, variant: Variant) -> None:
     with started(bench, tiny, room, max_model_len=max_model_len, **variant.options) as runner:
         for point in POINTS:
             title = f"{variant.name} decode, {point.name}"
-            bench.attempt(title, "ms", lambda p=point: measure_point(bench, runner, tiny, variant, p))  # type: ignore[misc]
+            bench.attempt(title, "ms", partial(measure_point, bench, runner, tiny, variant, point))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ def run(bench: Bench) -> None:
     for shape in (LLAMA_1B, GPT2):
         few = replace(fitting(bench, shape), num_layers=bench.pick(NUM_LAYERS, 2))
         title = f"{shape.name} tokens that differ without graphs and run-ahead"
-        bench.attempt(title, "differing", lambda s=few, t=title: _engines(bench, s, t))  # type: ignore[misc]
+        bench.attempt(title, "differing", partial(_engines, bench, few, title))
         title = f"{shape.name} log-probabilities, largest difference from transformers in float32"
-        bench.attempt(title, "nat", lambda s=few, t=title: _transformers(bench, s, t))  # type: ignore[misc]
+        bench.attempt(title, "nat", partial(_transformers, bench, few, title))
 
 
 def _engines(bench: Bench, shape: ModelShape, title: str) -> Row:

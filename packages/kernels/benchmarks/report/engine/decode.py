@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from llmstack_types import SamplingParams
@@ -100,7 +101,7 @@ def measure_model(bench: Bench, variant: Variant, points: Sequence[Point] = ()) 
             elif num_tokens(bench, point, tiny) > runner.num_blocks * BLOCK_SIZE:
                 bench.row(Row(title, "ms", note="does not fit the memory"))
             else:
-                bench.attempt(title, "ms", lambda p=point: measure_point(bench, runner, tiny, variant, p))  # type: ignore[misc]
+                bench.attempt(title, "ms", partial(measure_point, bench, runner, tiny, variant, point))
         _prefills(bench, runner, tiny, name, longest)
 
 
@@ -164,7 +165,7 @@ def _prefills(bench: Bench, runner: Started, shape: ModelShape, name: str, longe
     for length in (1024, 2048, 8192):
         title = f"{name} prefill, {length} tokens"
         if length <= longest and bench.has_time(3):
-            bench.attempt(title, "ms", lambda n=length, t=title: _prefill(bench, runner, shape, n, t))  # type: ignore[misc]
+            bench.attempt(title, "ms", partial(_prefill, bench, runner, shape, length, title))
 
 
 def _prefill(bench: Bench, runner: Started, shape: ModelShape, length: int, title: str) -> Row:

@@ -94,7 +94,7 @@ def core_over(
 def serve(
     bench: Bench, core: EngineCore, load: Load, prefix: str, *, is_varied: bool = False
 ) -> tuple[float, dict[str, list[int]]]:
-    """Seconds until all requests are done, and their tokens; varied ones have many lengths, and every other one is drawn.
+    """Seconds until all requests are done, and their tokens; varied ones have many lengths, and half are drawn.
 
     Raises:
         ArithmeticError: Tokens are missing.

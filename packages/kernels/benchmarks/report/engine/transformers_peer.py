@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def _decode(bench: Bench, shape: ModelShape) -> None:
         ):
             title = f"transformers {shape.name} decode, {label}, {point.name}"
             if bench.has_time(10):
-                found = bench.attempt(title, "ms", lambda t=title, p=point, o=options: _step(bench, model, t, p, o))  # type: ignore[misc]
+                found = bench.attempt(title, "ms", partial(_step, bench, model, title, point, options))
                 _beside(bench, f"{shape.name} decode beside transformers' {label}, {point.name}", shape, point, found)
 
 

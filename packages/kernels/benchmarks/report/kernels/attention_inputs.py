@@ -67,7 +67,7 @@ class Batch:
             value_scale=value_scale,
             plan=plan,
             **lists,
-            **options,  # type: ignore[arg-type]  # each is what its keyword takes
+            **options,
         )
 
     def subset(self, indices: Sequence[int]) -> Batch:

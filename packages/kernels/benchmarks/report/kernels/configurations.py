@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -38,7 +39,7 @@ def run(bench: Bench) -> None:
             bench.text("the other layers were left out: no time")
             return
         title = f"cut of {layer.title} {weight_format}"
-        bench.attempt(title, "us", lambda la=layer, f=weight_format, t=title: _sweep(bench, la, f, t))  # type: ignore[misc]
+        bench.attempt(title, "us", partial(_sweep, bench, layer, weight_format, title))
 
 
 def _work() -> Iterator[tuple[str, Layer]]:
@@ -79,5 +80,5 @@ def _measure(bench: Bench, weights: list[Weight], weight_format: str, cut: Confi
     seconds = []
     for num_rows in NUM_ROWS:
         x = make_inputs(bench, num_rows, packed[0].in_features)
-        seconds.append(time_calls(bench, [lambda p=p, x=x: linear(x, p) for p in packed]).median_s)  # type: ignore[misc]
+        seconds.append(time_calls(bench, [partial(linear, x, p) for p in packed]).median_s)
     return Measured(cut, tuple(seconds))

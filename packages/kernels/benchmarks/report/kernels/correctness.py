@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -27,7 +28,7 @@ def run(bench: Bench) -> None:
     num_wrong = num_checked = 0
     for name, check in checks(bench):
         num_checked += 1
-        found = bench.attempt(f"error of {name}", "", lambda n=name, c=check: _row(bench, n, c))  # type: ignore[misc]
+        found = bench.attempt(f"error of {name}", "", partial(_row, bench, name, check))
         # Not `>=`: an error that is no number is one too.
         num_wrong += found is None or found.measured is None or not found.measured < MAX_ERROR
     bench.row(Row(SUMMARY, "wrong", float(num_wrong), note=f"of {num_checked}"))
@@ -54,20 +55,21 @@ def poison(bench: Bench) -> None:
 def checks(bench: Bench) -> Iterator[tuple[str, Check]]:
     """All operations."""
     for shape in MODELS:
-        yield f"decode attention {shape.name}", lambda b, s=shape: _attention(b, s, [1, 17, 300, 1000])
-        yield f"mixed attention {shape.name}", lambda b, s=shape: _attention(b, s, [40, 600], [40, 5])
-    yield "long prefill attention 8B", lambda b: _attention(b, LLAMA_8B, [b.pick(3000, 40)], [b.pick(3000, 40)])
+        yield f"decode attention {shape.name}", partial(_attention, shape=shape, lengths=[1, 17, 300, 1000])
+        mixed = {"lengths": [40, 600], "query_lengths": [40, 5]}
+        yield f"mixed attention {shape.name}", partial(_attention, shape=shape, **mixed)
+    long = [bench.pick(3000, 40)]
+    yield "long prefill attention 8B", partial(_attention, shape=LLAMA_8B, lengths=long, query_lengths=long)
     for shape in (LLAMA_1B, LLAMA_8B):
-        yield (
-            f"decode attention {shape.name}, fp8 KV",
-            lambda b, s=shape: _attention(b, s, [9, 700], dtype=torch.float8_e4m3fn),
-        )
-    yield "windowed attention 8B", lambda b: _attention(b, LLAMA_8B, [700, 90], [1, 33], sliding_window=64)
-    yield "capped attention 8B", lambda b: _attention(b, LLAMA_8B, [700, 90], [1, 33], soft_cap=30.0)
+        narrow = {"lengths": [9, 700], "dtype": torch.float8_e4m3fn}
+        yield f"decode attention {shape.name}, fp8 KV", partial(_attention, shape=shape, **narrow)
+    rows = {"shape": LLAMA_8B, "lengths": [700, 90], "query_lengths": [1, 33]}
+    yield "windowed attention 8B", partial(_attention, **rows, sliding_window=64)
+    yield "capped attention 8B", partial(_attention, **rows, soft_cap=30.0)
     for num_rows in (1, 8, 64, 256):
-        yield f"linear 14336 x 4096, M = {num_rows}", lambda b, n=num_rows: _linear(b, n, None)
-        for scheme in QUANTIZATIONS:
-            yield f"linear 14336 x 4096 {scheme}, M = {num_rows}", lambda b, n=num_rows, s=scheme: _linear(b, n, s)
+        for scheme in (None, *QUANTIZATIONS):
+            name = f"linear 14336 x 4096 {scheme or 'bf16'}, M = {num_rows}"
+            yield name, partial(_linear, num_rows=num_rows, scheme=scheme)
     yield "add + RMSNorm", _rms_norm
     yield "add + LayerNorm", _layer_norm
     yield "SiLU-mul", _silu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +72,7 @@ def _measure(
     def measure() -> Row:
         copies = num_copies(bench, sum(lengths) * kv_bytes_per_token(shape, kv_dtype))
         batch = make_batch(bench, shape, [(1, length) for length in lengths], kv_dtype=kv_dtype, num_copies=copies)
-        calls = [lambda copy=copy: batch.attend(copy) for copy in range(copies)]  # type: ignore[misc]
+        calls = [partial(batch.attend, copy) for copy in range(copies)]
         timing = time_calls(bench, calls, is_headline=is_headline)
         rate = batch.kv_bytes / timing.median_s / 1e9
         note = f"{timing.median_s * 1e6:.1f} us"
@@ -87,10 +88,10 @@ def run_peers(bench: Bench) -> None:
         batch = make_batch(bench, LLAMA_8B, [(1, length) for length in lengths])
         peers: dict[str, Callable[[], Row]] = {}
         if is_even:
-            peers["SDPA over gathered KV"] = lambda b=batch: _sdpa(bench, b)  # type: ignore[misc]
+            peers["SDPA over gathered KV"] = partial(_sdpa, bench, batch)
             if not bench.is_smoke:  # compiling on a CPU needs a C++ compiler
-                peers["FlexAttention over gathered KV"] = lambda b=batch: _flex(bench, b)  # type: ignore[misc]
-        peers["FlashInfer"] = lambda b=batch: _flashinfer(bench, b)  # type: ignore[misc]
+                peers["FlexAttention over gathered KV"] = partial(_flex, bench, batch)
+        peers["FlashInfer"] = partial(_flashinfer, bench, batch)
         for peer, measure in peers.items():
             if bench.has_time(15):
                 _attempt_peer(bench, f"decode attention 8B bf16, {name}, {peer}", measure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -32,7 +33,7 @@ def run(bench: Bench) -> None:
     for num_rows in NUM_ROWS:
         for operation in OPERATIONS:
             title = operation.name.format(num_rows)
-            bench.attempt(title, "GB/s", lambda o=operation, n=num_rows, t=title: _measure(bench, o, n, t))  # type: ignore[misc]
+            bench.attempt(title, "GB/s", partial(_measure, bench, operation, num_rows, title))
 
 
 def _measure(bench: Bench, operation: Operation, num_rows: int, title: str) -> Row:

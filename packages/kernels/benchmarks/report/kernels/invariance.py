@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -28,7 +29,7 @@ def run(bench: Bench) -> None:
     """A row for each operation, and the sum; one that cannot be checked differs."""
     num_differing = num_checked = 0
     for name, check in checks(bench):
-        found = bench.attempt(f"invariance of {name}", "differing", lambda n=name, c=check: _row(bench, n, c))  # type: ignore[misc]
+        found = bench.attempt(f"invariance of {name}", "differing", partial(_row, bench, name, check))
         num_checked += 1
         num_differing += 1 if found is None or found.measured is None else int(found.measured)
     bench.row(Row(SUMMARY, "differing", float(num_differing), note=f"{num_checked} checks"))
@@ -42,13 +43,13 @@ def _row(bench: Bench, name: str, check: Check) -> Row:
 def checks(bench: Bench) -> Iterator[tuple[str, Check]]:
     """All operations whose result a batch could change."""
     for shape in (LLAMA_8B, LLAMA_1B):
-        yield f"decode attention {shape.name}", lambda b, s=shape: _decode(b, s, None)
-        yield f"chunked prefill attention {shape.name}", lambda b, s=shape: _chunks(b, s)
-    yield "decode attention 8B, fp8 KV", lambda b: _decode(b, LLAMA_8B, torch.float8_e4m3fn)
+        yield f"decode attention {shape.name}", partial(_decode, shape=shape)
+        yield f"chunked prefill attention {shape.name}", partial(_chunks, shape=shape)
+    yield "decode attention 8B, fp8 KV", partial(_decode, shape=LLAMA_8B, kv_dtype=torch.float8_e4m3fn)
     for layer in layers(LLAMA_8B)[:-1]:
         for scheme in (None, *QUANTIZATIONS):
             size = bench.pick((layer.out_features, layer.in_features), (48, 128))
-            yield f"{layer.title} {scheme or 'bf16'}", lambda b, s=size, q=scheme: _linear(b, *s, q)
+            yield f"{layer.title} {scheme or 'bf16'}", partial(_linear, size=size, scheme=scheme)
     yield "add + RMSNorm", _norm
     yield "sampling", _sampling
 
@@ -59,7 +60,7 @@ def count_differing(got: torch.Tensor, expected: torch.Tensor) -> int:
     return int(differs.flatten(1).any(1).sum())
 
 
-def _decode(bench: Bench, shape: ModelShape, kv_dtype: torch.dtype | None) -> tuple[int, int]:
+def _decode(bench: Bench, shape: ModelShape, kv_dtype: torch.dtype | None = None) -> tuple[int, int]:
     """The first rows of a batch, in smaller batches and in other slots."""
     lengths = ragged_lengths(bench.pick(max(BATCHES), 5), bench.pick(4096, 40))
     batch = make_batch(bench, shape, [(1, length) for length in lengths], kv_dtype=kv_dtype)
@@ -97,12 +98,12 @@ def _chunk(whole: Batch, start: int, end: int) -> Batch:
     return Batch([(end - start, end)], whole.query[start:end], *caches, start_loc, seq_lens, whole.tables, whole.scales)
 
 
-def _linear(bench: Bench, out_features: int, in_features: int, scheme: str | None) -> tuple[int, int]:
+def _linear(bench: Bench, size: tuple[int, int], scheme: str | None) -> tuple[int, int]:
     """The first rows of many, alone."""
-    weight = 0.02 * torch.randn(out_features, in_features, dtype=bench.dtype, device=bench.device)
+    weight = 0.02 * torch.randn(size, dtype=bench.dtype, device=bench.device)
     packed = pack_linear(weight, None, scheme, is_batch_invariant=True)
     sizes = bench.pick(NUM_ROWS, (1, 2, 18))
-    x = torch.randn(sizes[-1], in_features, dtype=bench.dtype, device=bench.device)
+    x = torch.randn(sizes[-1], size[1], dtype=bench.dtype, device=bench.device)
     expected = linear(x, packed)
     counts = [count_differing(linear(x[:size].contiguous(), packed), expected[:size]) for size in sizes]
     return sum(counts), sum(sizes)

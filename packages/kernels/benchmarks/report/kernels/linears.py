@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,7 @@ def run_quantized(bench: Bench) -> None:
             for layer in layers(shape)[: bench.pick(-1, 1)]:
                 if bench.has_time(3):
                     title = f"{layer.title} {scheme}"
-                    bench.attempt(title, "GB/s", lambda la=layer, s=scheme: _measure_quantized(bench, la, s))  # type: ignore[misc]
+                    bench.attempt(title, "GB/s", partial(_measure_quantized, bench, layer, scheme))
 
 
 def make_weight(bench: Bench, layer: Layer) -> torch.Tensor:
@@ -101,13 +102,13 @@ def _measure_plain(bench: Bench, layer: Layer) -> dict[int, tuple[Timing, Timing
 
     def measure(num_rows: int) -> Row:
         x = make_inputs(bench, num_rows, weights[0].shape[1])
-        ours = time_calls(bench, [lambda p=p: linear(x, p) for p in packed], is_headline=True)  # type: ignore[misc]
-        peer = time_calls(bench, [lambda w=w: F.linear(x, w) for w in weights], is_headline=True)  # type: ignore[misc]
+        ours = time_calls(bench, [partial(linear, x, p) for p in packed], is_headline=True)
+        peer = time_calls(bench, [partial(F.linear, x, w) for w in weights], is_headline=True)
         found[num_rows] = (ours, peer)
         return _row(bench, layer, f"{layer.title} bf16, M = {num_rows}", num_rows, num_bytes, ours, peer)
 
     for num_rows in NUM_ROWS:
-        bench.attempt(f"{layer.title} bf16, M = {num_rows}", "GB/s", lambda n=num_rows: measure(n))  # type: ignore[misc]
+        bench.attempt(f"{layer.title} bf16, M = {num_rows}", "GB/s", partial(measure, num_rows))
     return found
 
 
@@ -118,7 +119,7 @@ def _measure_quantized(bench: Bench, layer: Layer, scheme: str) -> None:
     packed = [pack_linear(weight, None, scheme) for _ in range(copies)]
     for num_rows in NUM_ROWS:
         x = make_inputs(bench, num_rows, weight.shape[1])
-        ours = time_calls(bench, [lambda p=p, x=x: linear(x, p) for p in packed])  # type: ignore[misc]
+        ours = time_calls(bench, [partial(linear, x, p) for p in packed])
         bench.row(_row(bench, layer, f"{layer.title} {scheme}, M = {num_rows}", num_rows, num_bytes, ours))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +23,10 @@ def run(bench: Bench) -> None:
     for shape in (LLAMA_8B, LLAMA_1B):
         for length in LENGTHS:
             title = f"prefill attention {shape.name}, {length // 1024}k"
-            ours = bench.attempt(title, "TFLOP/s", lambda s=shape, n=length, t=title: _ours(bench, s, n, t))  # type: ignore[misc]
+            ours = bench.attempt(title, "TFLOP/s", partial(_ours, bench, shape, length, title))
             chunk_title = f"{title}, the last 2k of them"
             if length > LENGTHS[1]:
-                bench.attempt(chunk_title, "TFLOP/s", lambda s=shape, n=length, t=chunk_title: _chunk(bench, s, n, t))  # type: ignore[misc]
+                bench.attempt(chunk_title, "TFLOP/s", partial(_chunk, bench, shape, length, chunk_title))
             for peer, backend in (
                 ("SDPA flash", SDPBackend.FLASH_ATTENTION),
                 ("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION),
@@ -35,7 +36,7 @@ def run(bench: Bench) -> None:
                     found = bench.attempt(
                         name,
                         "TFLOP/s",
-                        lambda s=shape, n=length, t=name, b=backend: _sdpa(bench, s, n, t, b),  # type: ignore[misc]
+                        partial(_sdpa, bench, shape, length, name, backend),
                     )
                     _beside(bench, shape, length, title, peer, ours, found)
 
@@ -47,7 +48,7 @@ def run_flex(bench: Bench) -> None:
         if bench.is_smoke:
             bench.row(Row(title, "TFLOP/s", note="compiled on a card only"))
         elif bench.has_time(20):
-            bench.attempt(title, "TFLOP/s", lambda n=length, t=title: _flex(bench, n, t))  # type: ignore[misc]
+            bench.attempt(title, "TFLOP/s", partial(_flex, bench, length, title))
 
 
 def _beside(
@@ -57,7 +58,7 @@ def _beside(
     if ours is None or found is None or not ours.measured or not found.measured:
         return
     flops = causal_attention_flops(shape.num_heads, shape.head_dim, bench.pick(length, 40))
-    times = [flops / row.measured / 1e9 for row in (ours, found)]  # type: ignore[operator]
+    times = [flops / row.measured / 1e9 for row in (ours, found)]
     bench.row(Row(f"{title} beside {peer}", "ms", times[0], times[1], ours.spread))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -42,7 +43,7 @@ def run(bench: Bench) -> None:
             for kind in KINDS if num_rows != NUM_ROWS[1] else KINDS[:2]:
                 title = f"sampling, {num_rows} x {vocab_name}{kind.name}"
                 size = bench.pick((num_rows, vocab_size), (1, 70))
-                bench.attempt(title, "us", lambda t=title, s=size, k=kind: _measure(bench, t, *s, k))  # type: ignore[misc]
+                bench.attempt(title, "us", partial(_measure, bench, title, *size, kind))
     size = bench.pick((256, VOCABULARIES["128k"]), (1, 70))
     title = "sampling, 256 x 128k, sort in PyTorch"
     bench.attempt(title, "us", lambda: _row(bench, title, *size, _sorted))
@@ -59,7 +60,7 @@ def make_state(bench: Bench, num_rows: int, vocab_size: int, parameters: RowPara
     outputs = torch.arange(num_rows, dtype=torch.int64)
     counts = torch.randint(0, 3, (num_rows, vocab_size), dtype=torch.int32) if parameters.has_penalties else None
     moved = [None if tensor is None else tensor.to(bench.device) for tensor in (words, outputs, counts)]
-    return SamplingState(moved[0], moved[1], moved[2])  # type: ignore[arg-type]  # the first two are there
+    return SamplingState(moved[0], moved[1], moved[2])
 
 
 def _measure(bench: Bench, title: str, num_rows: int, vocab_size: int, kind: Kind) -> Row:
@@ -85,7 +86,7 @@ def _row(
     """The bound is the time of reading all logits once at the ceiling."""
     num_bytes = 4 * num_rows * vocab_size
     sets = [make_logits(bench, num_rows, vocab_size) for _ in range(min(16, num_copies(bench, num_bytes)))]
-    calls = [lambda logits=logits: choose(logits) for logits in sets]  # type: ignore[misc]
+    calls = [partial(choose, logits) for logits in sets]
     timing = time_calls(bench, calls, is_headline=is_headline)
     rate = bench.read_rate()
     bound = None if rate is None else num_bytes / rate * 1e6
