@@ -203,6 +203,14 @@ def test_float32_is_pytorchs_unless_it_must_not_depend_on_the_number_of_rows(tri
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [64, 65])
+def test_on_a_card_float32_outputs_were_never_rounded_to_16_bits(num_rows: int, triton_device: str) -> None:
+    x, weight, bias = make(768, 1000, num_rows, torch.bfloat16, triton_device)
+    out = kernels.pack_linear(weight, bias)(x, out_dtype=torch.float32)
+    torch.testing.assert_close(out.double(), twin(x, weight, bias, "none", None), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("scheme", [None, *QUANTIZATIONS])
 @pytest.mark.parametrize("shape", [(768, 2304), (4096, 4096), (14336, 4096), (4096, 28672)], ids=str)
 def test_on_a_card_rows_are_bit_equal_whatever_their_number(

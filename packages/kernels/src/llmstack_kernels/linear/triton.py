@@ -278,7 +278,8 @@ class TritonLinear:
         """activation(x Wᵀ + b) + residual."""
         rows = x if x.ndim == 2 else x.reshape(-1, self._in_features)
         if self._max_rows is not None and rows.shape[0] > self._max_rows:
-            return finish(F.linear(x, self.widen(), self._bias), activation, residual, out_dtype)
+            out = self._multiply(rows, out_dtype).view(*x.shape[:-1], self._out_features)
+            return finish(out, activation, residual, out_dtype)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         width = self._out_features // 2 if activation in GATES else self._out_features
@@ -296,6 +297,13 @@ class TritonLinear:
         block_k = CHUNK_SIZES[self._format]
         launch(_widen_kernel, grid, *arguments, FORMAT=self._format, BLOCK_OUT=64, BLOCK_K=block_k)
         return out
+
+    def _multiply(self, rows: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
+        """PyTorch's product; where the output is float32, no number of 16 bits is between."""
+        if out_dtype == torch.float32 and self._dtype in _HALF_DTYPES and rows.is_cuda:
+            out = torch.mm(rows, self.widen().t(), out_dtype=torch.float32)
+            return out if self._bias is None else out + self._bias
+        return F.linear(rows, self.widen(), self._bias)
 
     def _launch(self, rows: torch.Tensor, activation: str, residual: torch.Tensor | None, out: torch.Tensor) -> None:
         cut, num_rows = self._configuration, rows.shape[0]
