@@ -118,6 +118,7 @@ REQUESTS = st.builds(
     EngineCoreRequest,
     request_id=NAME,
     prompt_token_ids=st.lists(TOKEN_ID, min_size=1, max_size=40),
+    output_token_ids=st.lists(TOKEN_ID, max_size=40).map(tuple),
     sampling_params=PARAMS,
     eos_token_ids=tuples(TOKEN_ID),
     arrival_time_s=st.floats(0, 1e9),

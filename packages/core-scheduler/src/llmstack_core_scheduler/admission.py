@@ -26,6 +26,7 @@ def longest_length(request: EngineCoreRequest, max_model_len: int, kv_cache_mana
         raise InvalidRequestError(f"max_tokens must be at least 0, got {max_tokens}.", param="max_tokens")
     if max_tokens is None:
         max_tokens = max(max_model_len - num_prompt_tokens, 1)
+    _check_outputs(request, max_tokens)
     num_tokens = num_prompt_tokens + max_tokens
     if num_tokens > max_model_len:
         raise _too_long("This model's maximum context length is", max_model_len, num_prompt_tokens, max_tokens)
@@ -35,6 +36,15 @@ def longest_length(request: EngineCoreRequest, max_model_len: int, kv_cache_mana
     if num_slots > capacity:
         raise _too_long("The KV cache has room for", capacity, num_prompt_tokens, max_tokens)
     return num_tokens
+
+
+def _check_outputs(request: EngineCoreRequest, max_tokens: int) -> None:
+    token_ids = request.output_token_ids
+    if token_ids and (len(token_ids) >= max_tokens or min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID):
+        raise InvalidRequestError(
+            f"A request of up to {max_tokens} tokens cannot go on from {len(token_ids)}, each in [0, {MAX_TOKEN_ID}].",
+            param="output_token_ids",
+        )
 
 
 def check_kinship(child: EngineCoreRequest, parent: Request) -> None:

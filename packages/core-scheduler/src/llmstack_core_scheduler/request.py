@@ -87,9 +87,9 @@ class Request:
         self.rank = rank
         self.status = RequestStatus.WAITING
         self.on_status = on_status
-        self.token_ids = list(arrival.prompt_token_ids)
+        self.token_ids = [*arrival.prompt_token_ids, *arrival.output_token_ids]
         self.parent = parent
-        self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
+        self.num_prompt_tokens, self.num_tokens = len(arrival.prompt_token_ids), len(self.token_ids)
         self.max_num_tokens = max_num_tokens
         # The last token is sampled but never fed back: it needs no slot.
         self.max_num_slots = max(self.num_prompt_tokens, max_num_tokens - 1)
@@ -110,7 +110,9 @@ class Request:
         self.wants_logprobs = params.logprobs is not None
         pooling_params = arrival.pooling_params
         self.pools_whole_prompt = pooling_params is not None and pooling_params.needs_whole_prompt
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if params.prompt_logprobs is not None else None
+        # Whoever has the first token has these.
+        is_asked_for = params.prompt_logprobs is not None and not arrival.output_token_ids
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if is_asked_for else None
 
     @property
     def needs_whole_prompt(self) -> bool:

@@ -41,6 +41,8 @@ class EngineConfig:
         record_steps: File for the log of all steps; None keeps the last ones in memory.
         step_log_bytes: Size of that memory; 0 keeps nothing.
         shutdown_grace_s: How long a client waits for the process to end by itself before it kills it.
+        max_restarts: How often within a minute a client for an event loop starts another process for one that died,
+            and goes on with its requests; 0 ends them.
     """
 
     model: ModelRunnerConfig
@@ -55,6 +57,7 @@ class EngineConfig:
     max_num_queued_requests: int = 65_536
     start_timeout_s: float = 600.0
     shutdown_grace_s: float = 5.0
+    max_restarts: int = 0
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20
     num_host_blocks: int = 0
@@ -77,7 +80,7 @@ class EngineConfig:
                 raise ValueError(f"{name} must be positive, but is {value}")
         if self.num_host_blocks and self.host_kv_bytes:
             raise ValueError("num_host_blocks and host_kv_bytes both set the host's share of the KV cache; give one")
-        for name in ("step_log_bytes", "num_host_blocks", "host_kv_bytes", "num_recorded_steps"):
+        for name in ("step_log_bytes", "num_host_blocks", "host_kv_bytes", "num_recorded_steps", "max_restarts"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.async_scheduling and self.scheduler.max_num_drafts:

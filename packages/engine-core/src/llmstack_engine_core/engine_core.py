@@ -103,6 +103,7 @@ class EngineCore:
         params = request.sampling_params
         for name, token_ids in (
             ("prompt_token_ids", request.prompt_token_ids),
+            ("output_token_ids", request.output_token_ids),
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids),
             ("logit_bias", params.logit_bias),

@@ -37,6 +37,7 @@ class EchoOptions:
         load_error: Text of the ValueError that `load_model` raises.
         fail_at_step: The step, counted from 1, that raises a RuntimeError.
         exit_at_step: The step that ends the whole process at once.
+        deadly_token_id: Saying this token ends the whole process.
         error_request_id: The row of this request fails in its first step.
         num_available_blocks: What `available_kv_bytes` reports room for.
         is_generative: Whether it pools only, if 0, or generates as well.
@@ -48,6 +49,7 @@ class EchoOptions:
     load_error: str = ""
     fail_at_step: int = 0
     exit_at_step: int = 0
+    deadly_token_id: int = -1
     error_request_id: str = ""
     vocab_size: int = 50_257
     num_available_blocks: int = 16_384
@@ -216,6 +218,8 @@ class EchoModelRunner:
             return
         # For a row that fails too: the next step may be scheduled for it already.
         sampled = _echo(request, drafts, masks)
+        if self.options.deadly_token_id in sampled:
+            os._exit(3)
         if request_id in results.errors:
             results.sampled_token_ids.append([])
             return

@@ -40,6 +40,8 @@ class EngineCoreRequest:
             name its first one, and each gets one of the beams.
         pooling_params: The request ends with its prompt and brings one vector: a completion of no tokens, whose
             `sampling_params` have `max_tokens` 0. None for a completion.
+        output_token_ids: What an engine core that is gone had generated for it: counted as its output, from which it
+            goes on, and not sent again.
     """
 
     request_id: str
@@ -52,6 +54,7 @@ class EngineCoreRequest:
     lora_name: str | None = None
     fork_of: str = ""
     pooling_params: PoolingParams | None = None
+    output_token_ids: Sequence[int] = ()
 
 
 class TokenLogprobs(NamedTuple):

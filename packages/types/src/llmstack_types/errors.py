@@ -56,12 +56,14 @@ class QuarantinedError(RequestFailedError):
     Attributes:
         OUT_OF_MEMORY: What an engine core says of a request that needs more memory than there is.
         NOT_COMPUTABLE: What it says of one that the model fails at.
+        KILLS_ENGINES: What is said of one that an engine core dies of.
         TEXTS: All of these.
     """
 
     OUT_OF_MEMORY: ClassVar = "the device has too little memory left to compute this request"
     NOT_COMPUTABLE: ClassVar = "the model failed at this request"
-    TEXTS: ClassVar = (OUT_OF_MEMORY, NOT_COMPUTABLE)
+    KILLS_ENGINES: ClassVar = "the engine died of this request"
+    TEXTS: ClassVar = (OUT_OF_MEMORY, NOT_COMPUTABLE, KILLS_ENGINES)
 
 
 class ServerOverloadedError(LLMStackError):

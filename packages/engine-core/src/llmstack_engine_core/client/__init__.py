@@ -5,6 +5,7 @@ from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPCli
 from llmstack_engine_core.client.balanced import BalancedClient
 from llmstack_engine_core.client.factory import attach_async_client, engine_configs, make_async_client, make_client
 from llmstack_engine_core.client.inproc import InprocClient
+from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "AsyncMPClient",
     "BalancedClient",
     "InprocClient",
+    "RecoveringClient",
     "SyncMPClient",
     "attach_async_client",
     "engine_configs",

@@ -9,6 +9,7 @@ from typing import Final
 
 from llmstack_engine_core.client.affinity import PrefixAffinity, prefixes_of
 from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -33,7 +34,7 @@ class BalancedClient:
     that dies is the end of all, as where there is only one.
     """
 
-    def __init__(self, clients: Sequence[AsyncClient]) -> None:
+    def __init__(self, clients: Sequence[AsyncClient | RecoveringClient]) -> None:
         self._clients = list(clients)
         self._request_id_to_index: dict[str, int] = {}
         self._num_of_others = [0] * len(self._clients)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from llmstack_engine_core.client.async_inproc import AsyncInprocClient
 from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient
 from llmstack_engine_core.client.balanced import BalancedClient
 from llmstack_engine_core.client.inproc import InprocClient
+from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 from llmstack_engine_core.config import EngineConfig
 
-AnyAsyncClient = AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | BalancedClient
+AnyAsyncClient = AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | RecoveringClient | BalancedClient
 
 
 def make_client(config: EngineConfig, *, multiprocess: bool = False) -> InprocClient | SyncMPClient:
@@ -32,8 +34,14 @@ def make_async_client(config: EngineConfig, *, multiprocess: bool = True) -> Any
         if len(configs) > 1:
             raise ValueError("one process holds one engine core; several need processes of their own")
         return AsyncInprocClient(config)
-    clients = [AsyncMPClient(one) for one in configs]
+    clients = [_start(one) for one in configs]
     return clients[0] if len(clients) == 1 else BalancedClient(clients)
+
+
+def _start(config: EngineConfig) -> AsyncMPClient | RecoveringClient:
+    if not config.max_restarts:
+        return AsyncMPClient(config)
+    return RecoveringClient(partial(AsyncMPClient, config), config.max_restarts)
 
 
 def attach_async_client(

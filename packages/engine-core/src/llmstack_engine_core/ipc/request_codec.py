@@ -38,6 +38,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         request.lora_name,
         request.fork_of,
         _encode_pooling_params(request.pooling_params),
+        fields.pack_uint32(request.output_token_ids, "output_token_ids"),
     ]
 
 
@@ -59,6 +60,7 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             _LORA_NAME(values[7], "lora_name"),
             _FORK_OF(values[8], "fork_of"),
             _decode_pooling_params(values[9]),
+            tuple(fields.unpack_uint32(values[10], "output_token_ids")),
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error

@@ -60,7 +60,8 @@ def unpack_request(packed: bytes) -> EngineCoreRequest:
         named = unpack(packed, dict)
         params = _unpack_params(_known(named.pop(_PARAMS), _PARAMS_DEFAULTS))
         named = _known(named, _REQUEST_DEFAULTS)
-        named["eos_token_ids"] = tuple(named.get("eos_token_ids", ()))
+        for name in ("eos_token_ids", "output_token_ids"):
+            named[name] = tuple(named.get(name, ()))
         if _POOLING in named:
             named[_POOLING] = _pooling_params(_known(named[_POOLING], _POOLING_DEFAULTS))
         return EngineCoreRequest(sampling_params=params, **named)

@@ -1,0 +1,340 @@
+"""An engine core that is started anew when it dies, and goes on with the requests it had."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Final, TypeVar
+
+from llmstack_engine_core.client.async_mp import AsyncMPClient
+from llmstack_engine_core.client.journal import Journal
+from llmstack_engine_core.client.suspects import AfterCrash, Suspects
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineDeadError,
+    EngineReady,
+    EngineStartError,
+    FinishReason,
+    InvalidRequestError,
+    QuarantinedError,
+    SchedulerStats,
+    StepRecording,
+)
+
+logger = logging.getLogger(__name__)
+
+RESTART_WINDOW_S: Final = 60.0
+MAX_BACKOFF_S: Final = 8.0
+_NOT_RESUMABLE: Final = "the engine core died, and a beam search cannot go on in another one"
+
+_T = TypeVar("_T")
+
+
+class RecoveringClient:
+    """Satisfies what an `AsyncClient` offers. Its user sees a pause where the engine core died.
+
+    A request that goes on brings the tokens it has already, and the next ones are drawn by its seed and their places:
+    where the numeric contract holds, nobody can tell its text from one without a pause. One that kills engine cores is
+    found (`Suspects`) and ends with `QuarantinedError`'s text.
+
+    Attributes:
+        num_restarts: So far.
+    """
+
+    def __init__(self, start: Callable[[], AsyncMPClient], max_restarts: int) -> None:
+        """Starts the first engine core.
+
+        Args:
+            start: Starts one.
+            max_restarts: Within a minute; after more of them it is dead. Those that narrow a search do not count.
+
+        Raises:
+            EngineStartError: A process cannot be started.
+        """
+        self.num_restarts = 0
+        self._start = start
+        self._max_restarts = max_restarts
+        self._client = start()
+        self._journal = Journal()
+        self._suspects = Suspects()
+        self._running: dict[str, None] = {}  # in the engine core; a set would forget the order
+        self._own_outputs: deque[EngineCoreOutput] = deque()
+        self._restart_times_s: deque[float] = deque()
+        self._was_ready = False
+        self._recovery: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+        self._death: str | None = None
+        self._has_news = asyncio.Event()
+        self._on_news: Callable[[], None] | None = None
+
+    @property
+    def is_dead(self) -> bool:
+        """True once there will be no other engine core."""
+        return self._death is not None
+
+    @property
+    def engines(self) -> list[EngineReady]:
+        """What the engine core said when it was ready, the last one that was."""
+        return self._client.engines
+
+    @property
+    def pid(self) -> int:
+        """Of the engine core's process."""
+        return self._client.pid
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while the engine core is awake; a new one is."""
+        return self._client.sleep_level
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight."""
+        return len(self._journal)
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Waits for the first engine core; one that cannot start is not tried again.
+
+        Raises:
+            EngineStartError: It could not start; the text says why.
+        """
+        ready = await self._client.wait_until_ready()
+        self._was_ready = True
+        return ready
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Sends one request, now or when there is an engine core for it.
+
+        Raises:
+            EngineDeadError: There will be none.
+            InvalidRequestError: The id is in use.
+            CodecError: A value is outside what the protocol can carry.
+        """
+        self._check_alive()
+        if request.request_id in self._journal:
+            raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
+        self._journal.add(request)
+        try:
+            await self._send(request, is_newcomer=True)
+        except ValueError:
+            self._journal.forget([request.request_id])
+            raise
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; no output follows. Does nothing once the engine core is gone."""
+        known = self._journal.forget(request_ids)
+        running = [request_id for request_id in known if request_id in self._running]
+        for request_id in running:
+            del self._running[request_id]
+        if running and self._recovery is None:
+            await self._client.abort_requests(running)
+        await self._let_go(self._suspects.forget(known))
+
+    async def get_outputs(self) -> EngineCoreOutputs:
+        """Waits for the outputs of the next step.
+
+        Raises:
+            EngineDeadError: There will be none.
+        """
+        self.listen(self._on_news)
+        while True:
+            self._has_news.clear()
+            outputs = self.get_outputs_nowait()
+            if outputs is not None:
+                return outputs
+            await self._has_news.wait()
+
+    def get_outputs_nowait(self) -> EngineCoreOutputs | None:
+        """Outputs that have come, or None.
+
+        Raises:
+            EngineDeadError: There are none, and there will be none.
+        """
+        if self._own_outputs:
+            own, self._own_outputs = list(self._own_outputs), deque()
+            return EngineCoreOutputs(own, monotonic())
+        self._check_alive()
+        if self._recovery is not None:
+            return None
+        try:
+            outputs = self._client.get_outputs_nowait()
+        except EngineDeadError as error:
+            if not self._was_ready:
+                raise
+            self._recover(str(error))
+            return None
+        if outputs is not None:
+            self._note(outputs.outputs)
+        return outputs
+
+    def listen(self, on_news: Callable[[], None] | None) -> None:
+        """Calls `on_news` whenever something has come, and when the engine core is gone."""
+        self._on_news = on_news
+        self._client.listen(self._wake)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return await self._call(lambda client: client.reset_prefix_cache())
+
+    async def sleep(self, level: int) -> bool:
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
+        return await self._call(lambda client: client.sleep(level))
+
+    async def wake_up(self) -> None:
+        """Brings back what `sleep` gave back."""
+        await self._call(lambda client: client.wake_up())
+
+    async def current_sleep_level(self) -> int:
+        """`sleep_level` once all has come that the engine core had sent."""
+        return await self._call(lambda client: client.current_sleep_level())
+
+    async def stats(self) -> SchedulerStats:
+        """The scheduler's state after the last step."""
+        return await self._call(lambda client: client.stats())
+
+    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
+        """The last steps after number `after_step` of this engine core; those of one that died went with it."""
+        return await self._call(lambda client: client.recent_steps(after_step))
+
+    async def shutdown(self) -> None:
+        """Stops the engine core, or the attempt to start one. Idempotent."""
+        self._give_up("the engine core has been shut down")
+        if self._recovery is not None and self._recovery is not asyncio.current_task():
+            self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
+        await self._client.shutdown()
+
+    async def _call(self, call: Callable[[AsyncMPClient], Awaitable[_T]]) -> _T:
+        """Asks the engine core, and if it dies meanwhile, the next one."""
+        while True:
+            self._check_alive()
+            if self._recovery is not None:
+                await asyncio.wait([self._recovery])
+                continue
+            try:
+                return await call(self._client)
+            except EngineDeadError as error:
+                self._recover(str(error))
+
+    async def _send(self, request: EngineCoreRequest, *, is_newcomer: bool = False) -> None:
+        if self._recovery is not None or (is_newcomer and self._suspects.is_searching):
+            self._suspects.hold(request.request_id)
+            return
+        self._running[request.request_id] = None
+        try:
+            await self._client.add_request(request)
+        except EngineDeadError as error:  # it goes with the others that were in it
+            self._recover(str(error))
+        except ValueError:
+            self._running.pop(request.request_id, None)
+            raise
+
+    def _note(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        self._journal.note(outputs)
+        released: list[str] = []
+        for output in outputs:
+            if output.finish_reason is None:
+                released += self._suspects.on_tokens(output.request_id, len(output.new_token_ids))
+            else:
+                self._running.pop(output.request_id, None)
+                released += self._suspects.forget([output.request_id])
+        if released:
+            task = asyncio.get_running_loop().create_task(self._let_go(released))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    def _recover(self, reason: str) -> None:
+        """Begins to start another engine core; what the dead one had sent has been taken already."""
+        if self._recovery is None and self._death is None:
+            self._recovery = asyncio.get_running_loop().create_task(self._restart(reason))
+
+    async def _restart(self, reason: str) -> None:
+        after = self._suspects.on_crash(list(self._running))
+        self._running.clear()
+        is_search = after.is_search
+        try:
+            while not await self._start_another(reason, is_search=is_search):
+                is_search = False
+        except EngineDeadError as error:
+            self._give_up(str(error))
+        finally:
+            self._recovery = None
+            self._wake()
+        if self._death is None:
+            await self._resume(after)
+
+    async def _start_another(self, reason: str, *, is_search: bool) -> bool:
+        """Whether it came up.
+
+        Raises:
+            EngineDeadError: That was tried too often.
+        """
+        await self._client.shutdown()
+        if not self._may_restart(is_search=is_search):
+            raise EngineDeadError(f"{reason}; more than {self._max_restarts} restarts within a minute")
+        logger.error("the engine core died (%s): starting another for %d requests", reason, self.num_requests)
+        await asyncio.sleep(self._backoff_s())
+        self.num_restarts += 1
+        try:
+            self._client = self._start()
+            self._client.listen(self._wake)
+            await self._client.wait_until_ready()
+        except (EngineStartError, EngineDeadError) as error:
+            logger.error("it did not come up: %s", error)
+            return False
+        return True
+
+    async def _resume(self, after: AfterCrash) -> None:
+        if after.quarantined is not None:
+            self._fail(after.quarantined, QuarantinedError.KILLS_ENGINES)
+        await self._let_go(after.resumed)
+        if not self._suspects.is_searching:
+            await self._let_go(self._suspects.release_newcomers())
+
+    async def _let_go(self, request_ids: Sequence[str]) -> None:
+        """Sends requests that were held back, or were in an engine core that is gone."""
+        for request_id in request_ids:
+            if request_id not in self._journal:
+                continue
+            request = self._journal.resumed(request_id)
+            if request is None:
+                self._fail(request_id, _NOT_RESUMABLE)
+            else:
+                await self._send(request)
+
+    def _fail(self, request_id: str, error: str) -> None:
+        if self._journal.forget([request_id]):
+            self._own_outputs.append(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error))
+            self._wake()
+
+    def _may_restart(self, *, is_search: bool) -> bool:
+        now_s = monotonic()
+        while self._restart_times_s and now_s - self._restart_times_s[0] > RESTART_WINDOW_S:
+            self._restart_times_s.popleft()
+        if not is_search:
+            self._restart_times_s.append(now_s)
+        return len(self._restart_times_s) <= self._max_restarts
+
+    def _backoff_s(self) -> float:
+        """None before the first restart; then 1, 2, 4, ... seconds."""
+        num_restarts = len(self._restart_times_s)
+        return 0.0 if num_restarts < 2 else min(MAX_BACKOFF_S, 2.0 ** (num_restarts - 2))
+
+    def _give_up(self, reason: str) -> None:
+        if self._death is None:
+            self._death = reason
+            self._wake()
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+
+    def _wake(self) -> None:
+        self._has_news.set()
+        if self._on_news is not None:
+            self._on_news()

@@ -1,0 +1,115 @@
+"""Finds the request that an engine core dies of, if there is one, among all that were in it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_MAX_NUM_LONE_CRASHES = 2
+NUM_CLEARING_TOKENS = 8
+"""After so many tokens a request is beyond suspicion. One token might be that of a step before the deadly one: the last
+words of an engine core can get lost, so its requests go on from a few steps earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class AfterCrash:
+    """What is to be done with the requests that were in an engine core when it died.
+
+    Attributes:
+        resumed: They go on at once.
+        quarantined: The engine core died twice with this one alone in it: it ends with an error.
+        is_search: Whether it died again of requests that were in it before: each such death narrows the search, so none
+            is in vain.
+    """
+
+    resumed: Sequence[str]
+    quarantined: str | None = None
+    is_search: bool = False
+
+
+class Suspects:
+    """A pure function of deaths and signs of life; knows ids only.
+
+    One death proves nothing: all go on, and whoever brings some tokens then is beyond suspicion, since the first steps
+    after a restart compute what the last one died of. When the engine core dies again with suspects in it, half of
+    them go on alone and all others wait; so a request that kills is found within log2 of their number more deaths and
+    two. The others are held up meanwhile, but lose nothing.
+    """
+
+    def __init__(self) -> None:
+        self._in_test: dict[str, int] = {}  # to the tokens that are missing
+        self._held: deque[list[str]] = deque()
+        self._newcomers: list[str] = []
+        self._num_lone_crashes: dict[str, int] = {}
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether some are held back: newcomers have to wait too, or they would blur what a death says."""
+        return bool(self._held)
+
+    def hold(self, request_id: str) -> None:
+        """A newcomer, which goes on when all the others have been let go."""
+        self._newcomers.append(request_id)
+
+    def release_newcomers(self) -> list[str]:
+        """Those that have been held back; nobody else may be."""
+        newcomers, self._newcomers = self._newcomers, []
+        return newcomers
+
+    def on_crash(self, running: Sequence[str]) -> AfterCrash:
+        """The engine core died with these in it, in the order of their arrival."""
+        suspects = [request_id for request_id in running if request_id in self._in_test]
+        if not suspects:
+            self._test(running)
+            return AfterCrash(running)
+        if len(running) == 1:
+            return self._on_lone_crash(running[0])
+        cleared = [request_id for request_id in running if request_id not in self._in_test]
+        middle = (len(suspects) + 1) // 2
+        tested, others = suspects[:middle], suspects[middle:]
+        self._held = deque(group for group in (others, *self._held, cleared) if group)
+        self._test(tested)
+        return AfterCrash(tested, is_search=True)
+
+    def on_tokens(self, request_id: str, num_tokens: int) -> list[str]:
+        """A request has brought tokens; returns those that may now go on too."""
+        if request_id not in self._in_test:
+            return []
+        self._in_test[request_id] -= num_tokens
+        return [] if self._in_test[request_id] > 0 else self._clear([request_id])
+
+    def forget(self, request_ids: Iterable[str]) -> list[str]:
+        """These have ended; returns those that may now go on too."""
+        gone = set(request_ids)
+        self._newcomers = [one for one in self._newcomers if one not in gone]
+        groups = ([one for one in group if one not in gone] for group in self._held)
+        self._held = deque(group for group in groups if group)
+        return self._clear(gone)
+
+    def _test(self, request_ids: Iterable[str]) -> None:
+        self._in_test = dict.fromkeys(request_ids, NUM_CLEARING_TOKENS)
+
+    def _clear(self, request_ids: Iterable[str]) -> list[str]:
+        for request_id in request_ids:
+            self._in_test.pop(request_id, None)
+            self._num_lone_crashes.pop(request_id, None)
+        return [] if self._in_test else self._release()
+
+    def _on_lone_crash(self, request_id: str) -> AfterCrash:
+        num_crashes = self._num_lone_crashes.get(request_id, 0) + 1
+        if num_crashes < _MAX_NUM_LONE_CRASHES:
+            self._num_lone_crashes[request_id] = num_crashes
+            self._test([request_id])
+            return AfterCrash([request_id], is_search=True)
+        del self._num_lone_crashes[request_id]
+        self._in_test.clear()
+        return AfterCrash(self._release(), request_id, is_search=True)
+
+    def _release(self) -> list[str]:
+        """The next group, which is in test now; after the last one, those who came meanwhile."""
+        if not self._held:
+            return self.release_newcomers()
+        group = self._held.popleft()
+        self._test(group)
+        return group

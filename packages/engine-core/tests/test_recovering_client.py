@@ -1,0 +1,203 @@
+"""A client whose engine core dies goes on with another one: its requests lose nothing but time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmstack_engine_core import EngineConfig
+from llmstack_engine_core.client import RecoveringClient, make_async_client
+from llmstack_types import (
+    EngineCoreRequest,
+    EngineDeadError,
+    EngineStartError,
+    FinishReason,
+    InvalidRequestError,
+    ModelRunnerConfig,
+    QuarantinedError,
+    SamplingParams,
+)
+
+DEADLY = 666
+
+
+def recovering(options: str, **changes: Any) -> RecoveringClient:
+    values = {"runner": "echo", "log_level": "CRITICAL", "shutdown_grace_s": 3.0, "max_restarts": 3, **changes}
+    client = make_async_client(EngineConfig(ModelRunnerConfig(f"echo?{options}"), **values))
+    assert isinstance(client, RecoveringClient)
+    return client
+
+
+def request(request_id: str, max_tokens: int = 8, prompt: tuple[int, ...] = (5, 6, 7)) -> EngineCoreRequest:
+    params = SamplingParams(max_tokens=max_tokens, seed=0, logprobs=1, prompt_logprobs=1)
+    return EngineCoreRequest(request_id, list(prompt), params)
+
+
+def echo(num_tokens: int, prompt: tuple[int, ...] = (5, 6, 7)) -> list[int]:
+    return [prompt[index % len(prompt)] for index in range(num_tokens)]
+
+
+async def restart(client: RecoveringClient) -> None:
+    """Returns when another process has been started."""
+    before = client.num_restarts
+    async with asyncio.timeout(30):
+        while client.num_restarts == before:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.01)
+
+
+class Reader:
+    """Everything that came, by request."""
+
+    def __init__(self, client: RecoveringClient) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.num_logprobs: dict[str, int] = {}
+        self.num_firsts: dict[str, int] = {}
+        self.ends: dict[str, tuple[FinishReason, str | None]] = {}
+        self._client = client
+
+    async def read(self, num_ended: int) -> None:
+        async with asyncio.timeout(60):
+            while len(self.ends) < num_ended:
+                self._note(await self._client.get_outputs())
+
+    def _note(self, outputs: Any) -> None:
+        for output in outputs.outputs:
+            name = output.request_id
+            self.tokens.setdefault(name, []).extend(output.new_token_ids)
+            self.num_logprobs[name] = self.num_logprobs.get(name, 0) + len(output.logprobs or ())
+            self.num_firsts[name] = self.num_firsts.get(name, 0) + (output.prompt_logprobs is not None)
+            if output.finish_reason is not None:
+                assert name not in self.ends
+                self.ends[name] = output.finish_reason, output.error
+
+
+async def test_requests_go_on_where_they_were() -> None:
+    client = recovering("exit_at_step=5")
+    await client.wait_until_ready()
+    first_pid = client.pid
+    for index in range(4):
+        await client.add_request(request(f"r{index}", max_tokens=6 + index))
+    reader = Reader(client)
+    await reader.read(4)
+    assert reader.tokens == {f"r{index}": echo(6 + index) for index in range(4)}
+    assert reader.num_logprobs == {f"r{index}": 6 + index for index in range(4)}
+    assert set(reader.num_firsts.values()) == {1}
+    assert {reason for reason, _ in reader.ends.values()} == {FinishReason.LENGTH}
+    assert client.num_restarts >= 1
+    assert client.pid != first_pid
+    assert client.num_requests == 0
+    assert not client.is_dead
+    await client.shutdown()
+
+
+async def test_one_that_is_killed_while_it_is_idle_is_replaced() -> None:
+    client = recovering("")
+    await client.wait_until_ready()
+    reading = asyncio.ensure_future(client.get_outputs())
+    await asyncio.sleep(0)
+    os.kill(client.pid, signal.SIGKILL)
+    await restart(client)
+    await client.add_request(request("r"))  # comes while the other one starts
+    with pytest.raises(InvalidRequestError, match="in use"):
+        await client.add_request(request("r"))
+    reader = Reader(client)
+    reader._note(await reading)
+    await reader.read(1)
+    assert reader.tokens == {"r": echo(8)}
+    assert (await client.stats()).num_running == 0
+    await client.shutdown()
+
+
+async def test_a_request_that_kills_is_found_and_the_others_are_served() -> None:
+    client = recovering(f"deadly_token_id={DEADLY}", max_restarts=1)
+    await client.wait_until_ready()
+    reader = Reader(client)
+    for index in range(4):
+        await client.add_request(request(f"good{index}"))
+    await client.add_request(request("bad", prompt=(1, 2, DEADLY)))
+    await reader.read(5)
+    assert reader.ends.pop("bad") == (FinishReason.ERROR, QuarantinedError.KILLS_ENGINES)
+    assert reader.tokens.pop("bad") == [1, 2]
+    assert reader.tokens == {f"good{index}": echo(8) for index in range(4)}
+    assert {reason for reason, _ in reader.ends.values()} == {FinishReason.LENGTH}
+    await client.add_request(request("after"))
+    await reader.read(5)
+    assert reader.tokens["after"] == echo(8)
+    await client.shutdown()
+
+
+async def test_a_request_that_is_aborted_meanwhile_is_not_resumed() -> None:
+    client = recovering("exit_at_step=4&load_delay_s=0.3")
+    await client.wait_until_ready()
+    await client.add_request(request("stays"))
+    await client.add_request(request("goes", max_tokens=1000))
+    reader = Reader(client)
+    reading = asyncio.ensure_future(reader.read(1))
+    await restart(client)
+    await client.abort_requests(["goes", "unknown"])
+    await reading
+    assert reader.tokens["stays"] == echo(8)
+    assert len(reader.tokens["goes"]) < 10
+    assert client.num_requests == 0
+    await client.shutdown()
+
+
+async def test_one_that_dies_again_and_again_is_given_up() -> None:
+    client = recovering("", max_restarts=1)
+    await client.wait_until_ready()
+    reading = asyncio.ensure_future(client.get_outputs())
+    await asyncio.sleep(0)
+    os.kill(client.pid, signal.SIGKILL)
+    await restart(client)
+    await client.stats()
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="1 restarts within a minute"):
+        await reading
+    assert client.is_dead
+    with pytest.raises(EngineDeadError):
+        await client.add_request(request("other"))
+    with pytest.raises(EngineDeadError):
+        await client.stats()
+    await client.shutdown()
+
+
+async def test_one_that_cannot_start_is_not_tried_again() -> None:
+    client = recovering("load_error=the+model+is+odd")
+    with pytest.raises(EngineStartError, match="the model is odd"):
+        await client.wait_until_ready()
+    assert client.num_restarts == 0
+    await client.shutdown()
+
+
+async def test_a_beam_search_ends_with_an_error() -> None:
+    client = recovering("exit_at_step=3")
+    await client.wait_until_ready()
+    params = SamplingParams(n=1, max_tokens=8, seed=0, use_beam_search=True, temperature=0.0)
+    await client.add_request(replace(request("search"), sampling_params=params))
+    reader = Reader(client)
+    await reader.read(1)
+    reason, error = reader.ends["search"]
+    assert reason is FinishReason.ERROR
+    assert "beam search" in str(error)
+    await client.shutdown()
+
+
+async def test_shutting_down_ends_a_restart_under_way() -> None:
+    client = recovering("exit_at_step=2&load_delay_s=0.5")
+    await client.wait_until_ready()
+    await client.add_request(request("r", max_tokens=1000))
+    reading = asyncio.ensure_future(Reader(client).read(1))
+    await restart(client)
+    asking = asyncio.ensure_future(client.stats())
+    await client.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await reading
+    with pytest.raises(EngineDeadError):
+        await asking
+    with pytest.raises(ProcessLookupError):
+        os.kill(client.pid, 0)

@@ -1,0 +1,101 @@
+"""Whoever an engine core dies of is found, alone, and nobody else is lost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmstack_engine_core.client.suspects import NUM_CLEARING_TOKENS, Suspects
+
+MAX_NUM_DEATHS = 200
+
+
+class Engine:
+    """Dies at the step after any of the killers has come in; otherwise brings all a token."""
+
+    def __init__(self, killers: set[str]) -> None:
+        self.killers = killers
+        self.running: list[str] = []
+        self.num_deaths = 0
+
+    def dies(self) -> bool:
+        return any(one in self.killers for one in self.running)
+
+
+def serve(names: list[str], killers: set[str], *, newcomers: list[str]) -> tuple[list[str], list[str], int]:
+    """Who was served, who was quarantined, and the deaths; newcomers arrive after the first death."""
+    suspects, engine = Suspects(), Engine(killers)
+    engine.running = list(names)
+    served: list[str] = []
+    quarantined: list[str] = []
+    while engine.running:
+        if engine.dies():
+            engine.num_deaths += 1
+            after = suspects.on_crash(engine.running)
+            engine.running = list(after.resumed)
+            quarantined += [] if after.quarantined is None else [after.quarantined]
+            for newcomer in newcomers:
+                if suspects.is_searching:
+                    suspects.hold(newcomer)
+                else:
+                    engine.running.append(newcomer)
+            newcomers = []
+        else:
+            done, engine.running = engine.running, []
+            served += done
+            for one in done:
+                engine.running += suspects.forget([one])
+        assert engine.num_deaths < MAX_NUM_DEATHS
+    assert suspects.release_newcomers() == []
+    return served, quarantined, engine.num_deaths
+
+
+NAMES = st.integers(1, 40).map(lambda count: [f"r{index}" for index in range(count)])
+
+
+@given(NAMES, st.data())
+def test_killers_are_quarantined_and_all_others_served(names: list[str], data: st.DataObject) -> None:
+    newcomers = [f"n{index}" for index in range(data.draw(st.integers(0, 3)))]
+    killers = data.draw(st.sets(st.sampled_from(names + newcomers), max_size=3))
+    served, quarantined, _ = serve(names, killers, newcomers=newcomers if killers & set(names) else [])
+    known = names + (newcomers if killers & set(names) else [])
+    assert sorted(quarantined) == sorted(killers & set(known))
+    assert sorted(served) == sorted(set(known) - killers)
+
+
+@given(NAMES, st.data())
+def test_one_killer_costs_a_logarithm_of_deaths(names: list[str], data: st.DataObject) -> None:
+    killer = data.draw(st.sampled_from(names))
+    _, _, num_deaths = serve(names, {killer}, newcomers=[])
+    assert num_deaths <= (len(names) - 1).bit_length() + 3
+
+
+def test_one_death_accuses_nobody() -> None:
+    suspects = Suspects()
+    assert suspects.on_crash(["a", "b"]).resumed == ["a", "b"]
+    assert suspects.on_tokens("a", NUM_CLEARING_TOKENS) == suspects.forget(["b"]) == []
+    after = suspects.on_crash(["a", "b"])
+    assert (after.resumed, after.is_search, after.quarantined) == (["a", "b"], False, None)
+
+
+def test_who_has_brought_tokens_since_is_not_tested_again() -> None:
+    suspects = Suspects()
+    suspects.on_crash(["a", "b", "c"])
+    suspects.on_tokens("a", NUM_CLEARING_TOKENS)
+    suspects.on_tokens("b", NUM_CLEARING_TOKENS - 1)
+    after = suspects.on_crash(["a", "b", "c"])
+    assert after.resumed == ["b"]
+    assert suspects.is_searching
+    assert suspects.on_tokens("b", NUM_CLEARING_TOKENS - 1) == []
+    assert suspects.on_tokens("b", 1) == ["c"]
+    assert suspects.on_tokens("c", NUM_CLEARING_TOKENS + 1) == ["a"]
+    assert suspects.forget(["a"]) == []
+
+
+def test_a_request_that_is_given_up_is_waited_for_no_longer() -> None:
+    suspects = Suspects()
+    suspects.on_crash(["a", "b", "c", "d"])
+    suspects.on_crash(["a", "b", "c", "d"])
+    suspects.hold("new")
+    assert suspects.forget(["c", "new"]) == []
+    assert suspects.forget(["a", "b"]) == ["d"]
