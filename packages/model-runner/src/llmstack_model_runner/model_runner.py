@@ -148,6 +148,16 @@ class ModelRunner:
             logger.info("CPU threads: %d", num_threads)
         if config.quantization is not None:
             logger.info("quantization: %s", describe_quantization(config.quantization, dtype, self._device))
+        kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
+        if self._device.type == "cuda":
+            check_capability(kv_dtype, torch.cuda.get_device_capability(self._device))
+        self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype)
+        self._numeric_contract = describe_numeric_contract(
+            model, dtype, self._device, kv_dtype, config.enable_deterministic_inference
+        )
+        logger.info("numeric contract: %s", self._numeric_contract)
+        if config.enable_deterministic_inference:
+            check_deterministic(self._numeric_contract)
         with allocation("the weights do not fit on the device", "use --quantization int8, or a smaller model"):
             load_weights(
                 model,
@@ -160,16 +170,6 @@ class ModelRunner:
                 is_batch_invariant=config.enable_deterministic_inference,
             )
         self._model = model
-        kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
-        if self._device.type == "cuda":
-            check_capability(kv_dtype, torch.cuda.get_device_capability(self._device))
-        self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype)
-        self._numeric_contract = describe_numeric_contract(
-            model, dtype, self._device, kv_dtype, config.enable_deterministic_inference
-        )
-        logger.info("numeric contract: %s", self._numeric_contract)
-        if config.enable_deterministic_inference:
-            check_deterministic(self._numeric_contract)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """Shape of the KV storage; after `load_model`."""

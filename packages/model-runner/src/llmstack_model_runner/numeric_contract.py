@@ -22,7 +22,7 @@ def describe_numeric_contract(
     """`holds`, or `not promised` and why; for logs and `/server_info`.
 
     Args:
-        model: With its weights.
+        model: With or without its weights.
         dtype: What it computes in.
         device: Where.
         kv_cache_dtype: What keys and values are stored in; None is `dtype`.
