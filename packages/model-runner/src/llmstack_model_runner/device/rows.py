@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -43,9 +45,9 @@ class DeviceRows:
         In a steady decode there is nothing to send, but a block id every `block_size` steps.
         """
         self._forget_former_requests(rows)
-        updates = np.concatenate([self._new_blocks(rows), self._new_places(sampling_rows)])
-        if len(updates):
-            (sent,) = self._staging.send([updates])
+        updates = [*self._new_blocks(rows), *self._new_places(sampling_rows)]
+        if updates:
+            (sent,) = self._staging.send([np.concatenate(updates)])
             update_rows(self.state, sent)
 
     def advance(
@@ -79,21 +81,27 @@ class DeviceRows:
             self._generations[rows] = self._batch.generations[rows]
             self.forget(rows[is_other])
 
-    def _new_blocks(self, rows: IntArray) -> npt.NDArray[np.int32]:
+    def _new_blocks(self, rows: IntArray) -> Iterator[npt.NDArray[np.int32]]:
+        is_behind = self._num_blocks[rows] != self._batch.num_row_blocks[rows]
+        if not is_behind.any():
+            return
+        rows = rows[is_behind]
         known, now = self._num_blocks[rows], self._batch.num_row_blocks[rows]
         columns = ragged_aranges(known, now - known)
         rows_of_columns = np.repeat(rows, now - known)
         self._num_blocks[rows] = now
-        return _updates(rows_of_columns, FIRST_BLOCK + columns, self._batch.block_tables[rows_of_columns, columns])
+        yield _updates(rows_of_columns, FIRST_BLOCK + columns, self._batch.block_tables[rows_of_columns, columns])
 
-    def _new_places(self, rows: IntArray) -> npt.NDArray[np.int32]:
+    def _new_places(self, rows: IntArray) -> Iterator[npt.NDArray[np.int32]]:
         """Of rows whose last token the host knows and the device has not computed itself: of new ones, mostly."""
         positions = self._batch.num_tokens[rows] - 1
         is_other = self._positions[rows] != positions
+        if not is_other.any():
+            return
         rows, positions = rows[is_other], positions[is_other]
         self._positions[rows] = positions
-        tokens = self._batch.token_ids[rows, positions]
-        return np.concatenate([_updates(rows, LAST_TOKEN, tokens), _updates(rows, POSITION, positions)])
+        yield _updates(rows, LAST_TOKEN, self._batch.token_ids[rows, positions])
+        yield _updates(rows, POSITION, positions)
 
 
 def _updates(rows: IntArray, columns: IntArray | int, values: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
