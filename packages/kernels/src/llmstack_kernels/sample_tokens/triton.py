@@ -80,12 +80,12 @@ def sample_tokens(
         **chained,
     )  # fmt: skip
     scratch = _Scratch.of(maxima) if has_random else _Scratch()
-    is_plain = counts is None and bitmask is None
+    num_gathered_blocks = 16 if counts is None and bitmask is None else 8
     launch(
         choice_kernel, (num_rows,), *inputs, maxima, sums, scratch.blocks, scratch.candidates, scratch.candidate_ids,
         scratch.largest, scratch.totals, token_ids, is_good, vocab_size, blocks.num_blocks,
         num_warps=8, HAS_RANDOM=has_random, IS_COUNTING=is_counting, BLOCK=blocks.block,
-        TILE_BLOCKS=blocks.tile_blocks if is_plain else max(1, blocks.tile_blocks // 2),
+        TILE_BLOCKS=min(num_gathered_blocks, blocks.tile_blocks),
         NUM_BLOCKS=triton.next_power_of_2(blocks.num_blocks), NUM_CANDIDATES=_NUM_CANDIDATES,
         **chained,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from llmstack_kernels.sample_tokens.triton_values import (
 )
 
 _MAX_RANKED = tl.constexpr(256)  # sets smaller than this, and those of a top-k up to it, are inverted by rank
+_FEW = tl.constexpr(4)
 _RANK_TILE = tl.constexpr(8)
 
 
@@ -45,8 +46,8 @@ def candidate_bound(
     is_nucleus = (top_k >= row.vocab_size) & (sharpness.min_p == 0.0)
     num_needed = tl.minimum(top_k, _MAX_RANKED)
     enough = tl.where(is_nucleus, (top_p_of(row) * total * (1.0 + 1e-5)).to(tl.float32), float("inf"))
-    # A nucleus is worth narrowing down: it may be a few tokens.
-    num_wanted = tl.where(is_nucleus, 4, num_needed * 5 // 4)
+    # A bound of mass is worth raising, since a nucleus may be a few tokens; one of their number is good enough soon.
+    num_wanted = tl.where(is_nucleus, _FEW, num_needed * 5 // 4)
     low = floor.to(tl.int64)
     high = in_order(sharpness.best).to(tl.int64) + 1
     num_above = tl.sum((ordered >= floor).to(tl.int32), axis=0)
@@ -61,7 +62,16 @@ def candidate_bound(
         low = tl.where(is_bound, middle, low)
         high = tl.where(is_bound, high, middle)
         num_above = tl.where(is_bound, num_reached, num_above)
+        num_wanted = tl.where(is_bound, tl.where(mass >= enough, _FEW, num_needed * 5 // 4), num_wanted)
     return low.to(tl.int32)
+
+
+@triton.jit
+def may_suffice(row, sharpness, masses, is_chosen, total):
+    """False where the chosen blocks as a whole do not have the mass of the row's nucleus."""
+    is_nucleus = (top_k_of(row) >= row.vocab_size) & (sharpness.min_p == 0.0)
+    mass = tl.sum(tl.where(is_chosen, masses, 0.0), axis=0)
+    return (is_nucleus == 0) | (mass >= top_p_of(row) * total * (1.0 - 1e-5))
 
 
 @triton.jit

@@ -8,7 +8,13 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.sample_tokens.triton_candidates import candidate_bound, draw_candidate, gather, in_order
+from llmstack_kernels.sample_tokens.triton_candidates import (
+    candidate_bound,
+    draw_candidate,
+    gather,
+    in_order,
+    may_suffice,
+)
 from llmstack_kernels.sample_tokens.triton_values import (
     LOWEST_EXPONENT,
     NUM_WORDS,
@@ -114,7 +120,7 @@ def choice_kernel(
     block_maxima = tl.load(maxima + index * num_blocks + blocks, mask=is_block, other=float("-inf"))
     best = tl.max(block_maxima, axis=0)
     is_good_row = tl.abs(best) < float("inf")
-    token_id = _first_maximum(row, block_maxima, best, BLOCK, NUM_BLOCKS)
+    token_id = tl.where(is_good_row, _first_maximum(row, block_maxima, best, BLOCK, NUM_BLOCKS), 0)
     total = tl.full((), -1.0, tl.float64)
     if HAS_RANDOM:
         if is_good_row & (temperature_of(row) > 0.0):
@@ -129,7 +135,6 @@ def choice_kernel(
         tl.store(largest + index, best)
         tl.store(totals + index, total)
     if total < 0.0:
-        token_id = tl.where(is_good_row, token_id, 0)
         tl.store(token_ids + index, token_id.to(tl.int64))
         tl.store(is_good + index, is_good_row)
         if IS_COUNTING:
@@ -171,10 +176,12 @@ def _draw(
         floor = in_order(_lowest(sharpness))
         ordered = in_order(block_maxima)
         bound = candidate_bound(row, sharpness, ordered, peaks, floor, total)
-        num_candidates = gather(
-            row, ordered >= bound, bound, chosen_blocks, candidates, candidate_ids,
-            BLOCK, TILE_BLOCKS, NUM_BLOCKS, NUM_CANDIDATES,
-        )  # fmt: skip
+        num_candidates = NUM_CANDIDATES + 1
+        if may_suffice(row, sharpness, masses, ordered >= bound, total):
+            num_candidates = gather(
+                row, ordered >= bound, bound, chosen_blocks, candidates, candidate_ids,
+                BLOCK, TILE_BLOCKS, NUM_BLOCKS, NUM_CANDIDATES,
+            )  # fmt: skip
         token_id = 0
         is_settled = False
         if num_candidates <= NUM_CANDIDATES:

@@ -13,12 +13,13 @@ from llmstack_kernels.sample_tokens.triton_values import (
     Row,
     Sharpness,
     count_token,
-    load_values,
+    load_logits,
     min_p_of,
     temperature_of,
     top_k_of,
     top_p_of,
     uniform,
+    values_of,
     weights_of,
 )
 
@@ -103,8 +104,16 @@ def _mass_equal(threshold, num_equal):
 
 
 @triton.jit
-def _load_weights(row, sharpness, columns):
-    return weights_of(load_values(row, columns, columns < row.vocab_size), sharpness)
+def _load_tile(row, start, TILE: tl.constexpr):
+    columns = start + tl.arange(0, TILE)
+    return load_logits(row, columns, columns < row.vocab_size)
+
+
+@triton.jit
+def _weights(row, sharpness, logits, start, TILE: tl.constexpr):
+    """Of a tile of logits."""
+    columns = start + tl.arange(0, TILE)
+    return weights_of(values_of(row, logits, columns, columns < row.vocab_size), sharpness)
 
 
 @triton.jit
@@ -171,8 +180,11 @@ def _probes(low, high, share, is_even):
 def _amounts_reaching(row, sharpness, probes, IS_COUNT: tl.constexpr, TILE: tl.constexpr):
     """How many tokens reach each probe, or their mass: one pass over the row. float64 [_NUM_PROBES]"""
     sums = tl.zeros((_NUM_PROBES, TILE), dtype=tl.float32)
+    # Two tiles are on their way while one is worked on, here and below.
+    logits, following = _load_tile(row, 0, TILE), _load_tile(row, TILE, TILE)
     for start in range(0, row.vocab_size, TILE):
-        weights = _load_weights(row, sharpness, start + tl.arange(0, TILE))
+        weights = _weights(row, sharpness, logits, start, TILE)
+        logits, following = following, _load_tile(row, start + 2 * TILE, TILE)
         bits = weights.to(tl.int32, bitcast=True)
         amounts = weights * 0.0 + 1.0 if IS_COUNT else weights
         sums += tl.where(bits[None, :] >= probes[:, None], amounts[None, :], 0.0)
@@ -183,8 +195,10 @@ def _amounts_reaching(row, sharpness, probes, IS_COUNT: tl.constexpr, TILE: tl.c
 def _gather_between(row, sharpness, candidates, low, high, NUM_CANDIDATES: tl.constexpr, TILE: tl.constexpr):
     """Stores the weights from `low` to before `high`; how many there are."""
     num_found = 0
+    logits, following = _load_tile(row, 0, TILE), _load_tile(row, TILE, TILE)
     for start in range(0, row.vocab_size, TILE):
-        weights = _load_weights(row, sharpness, start + tl.arange(0, TILE))
+        weights = _weights(row, sharpness, logits, start, TILE)
+        logits, following = following, _load_tile(row, start + 2 * TILE, TILE)
         bits = weights.to(tl.int32, bitcast=True)
         is_between = ((bits >= low) & (bits < high)).to(tl.int32)
         num_in_tile = tl.sum(is_between, axis=0)
@@ -216,8 +230,10 @@ def _bisect(
 @triton.jit
 def _mass_above(row, sharpness, threshold, TILE: tl.constexpr):
     sums = tl.zeros((TILE,), dtype=tl.float32)
+    logits, following = _load_tile(row, 0, TILE), _load_tile(row, TILE, TILE)
     for start in range(0, row.vocab_size, TILE):
-        weights = _load_weights(row, sharpness, start + tl.arange(0, TILE))
+        weights = _weights(row, sharpness, logits, start, TILE)
+        logits, following = following, _load_tile(row, start + 2 * TILE, TILE)
         sums += tl.where(weights.to(tl.int32, bitcast=True) > threshold, weights, 0.0)
     return tl.sum(sums.to(tl.float64), axis=0)
 
@@ -231,9 +247,11 @@ def _draw(row, sharpness, threshold, num_equal, mass, TILE: tl.constexpr):
     last = num_seen - 1  # the last token of the set so far
     token_id = last
     start = 0
+    logits, following = _load_tile(row, 0, TILE), _load_tile(row, TILE, TILE)
     while (start < row.vocab_size) & (token_id < 0):
         columns = start + tl.arange(0, TILE)
-        weights = _load_weights(row, sharpness, columns)
+        weights = _weights(row, sharpness, logits, start, TILE)
+        logits, following = following, _load_tile(row, start + 2 * TILE, TILE)
         bits = weights.to(tl.int32, bitcast=True)
         is_equal = (bits == threshold).to(tl.int32)
         is_early = num_seen + tl.cumsum(is_equal, axis=0) <= num_equal

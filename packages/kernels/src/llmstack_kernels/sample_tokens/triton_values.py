@@ -83,8 +83,19 @@ def _is_penalised(row):
 @triton.jit
 def load_values(row, columns, is_inside):
     """Logits that only temperature and the sets are still to be applied to; infinity where there is no number."""
-    raw = tl.load(row.logits + columns, mask=is_inside, other=float("-inf")).to(tl.float32)
-    values = raw
+    return values_of(row, load_logits(row, columns, is_inside), columns, is_inside)
+
+
+@triton.jit
+def load_logits(row, columns, is_inside):
+    return tl.load(row.logits + columns, mask=is_inside, other=float("-inf"))
+
+
+@triton.jit
+def values_of(row, logits, columns, is_inside):
+    """What `load_values` loads, of logits that are there already."""
+    logits = logits.to(tl.float32)
+    values = logits
     if row.bitmask is not None:
         bits = tl.load(row.bitmask + (columns >> 5), mask=is_inside, other=0)
         values = tl.where((bits >> (columns & 31)) & 1 != 0, values, float("-inf"))
@@ -94,7 +105,7 @@ def load_values(row, columns, is_inside):
     if row.counts is not None:  # noqa: SIM102, which is decided when the kernel is compiled
         if _is_penalised(row):
             values = _penalised(row, columns, is_inside, values)
-    return tl.where(raw != raw, float("inf"), values)
+    return tl.where(logits != logits, float("inf"), values)
 
 
 @triton.jit
