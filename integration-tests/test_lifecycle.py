@@ -115,7 +115,7 @@ def test_shutdown_timeout_zero_aborts_running_requests(launch: Callable[..., Any
 
 
 def test_a_dead_engine_core_ends_the_server_with_a_clear_line(launch: Callable[..., Any], runtime_folder: Path) -> None:
-    server = launch(env={"XDG_RUNTIME_DIR": str(runtime_folder)})
+    server = launch("--max-engine-restarts", "0", env={"XDG_RUNTIME_DIR": str(runtime_folder)})
     server.wait_until_ready()
     stream = open_stream(server)
     os.kill(server.engine_pid(), signal.SIGKILL)

@@ -210,7 +210,7 @@ def test_a_signal_drains_all_api_processes_and_a_second_one_does_not_wait(
 def test_a_dead_engine_core_ends_all_with_a_clear_line(
     start: Callable[..., Any], runtime_folder: Path, arguments: list[str]
 ) -> None:
-    server = start(*arguments)
+    server = start(*arguments, "--max-engine-restarts", "0")
     family = psutil.Process(server.process.pid).children(recursive=True)
     stream = open_stream(server)
     os.kill(server.get_json("/server_info")["engines"][-1]["pid"], signal.SIGKILL)

@@ -166,7 +166,7 @@ def test_a_signal_ends_it_with_0_and_no_child_left(folder: Path, tmp_path: Path)
 
 
 def test_a_killed_engine_ends_it_with_1_and_one_clear_line(folder: Path, tmp_path: Path):
-    process = Process(tmp_path / "log", str(folder))
+    process = Process(tmp_path / "log", str(folder), "--max-engine-restarts", "0")
     url = process.wait_for_log(r"is ready on (http://\S+)").group(1)
     with urllib.request.urlopen(f"{url}/server_info") as response:
         os.kill(json.load(response)["engine"]["pid"], signal.SIGKILL)

@@ -54,6 +54,7 @@ _ENGINE_FIELDS = (
     "structured_outputs_config", "runner", "task", "convert", "pooler_config", "logits_processors", "logprobs_mode",
     "max_logprobs", "stream_interval", "max_num_queued_tokens",
     "disable_log_stats", "record_steps", "kv_cache_metrics", "kv_cache_metrics_sample", "data_parallel_size",
+    "max_engine_restarts",
 )  # fmt: skip
 
 

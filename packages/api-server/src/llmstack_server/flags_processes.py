@@ -37,6 +37,14 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--data-parallel-backend", choices=("mp",), default="mp", help="accepted; engine cores are processes")
     add(
+        "--max-engine-restarts",
+        type=at_least(0),
+        default=5,
+        metavar="N",
+        help="times within a minute that a dead engine core is replaced and its requests go on; 0 stops the server "
+        "(default: 5)",
+    )
+    add(
         "--disable-frontend-multiprocessing",
         action="store_true",
         help="run the engine core in the process that answers HTTP",

@@ -16,6 +16,7 @@ def watch(state: ServerState, stat_loggers: Sequence[object]) -> None:
     state.watchdog = StuckWatchdog(state.config.observability.stuck_timeout_s, lambda count: gauge.set(count))
 
     def look() -> None:
+        state.metrics.note_engine_restarts(state.engine.num_restarts)
         try:
             state.watchdog.tick(state.engine)
         except EngineDeadError:  # somebody else's business

@@ -136,6 +136,16 @@ class EngineClient(Protocol):
         """Raises EngineDeadError when the engine core is gone."""
         ...
 
+    @property
+    def is_recovering(self) -> bool:
+        """True while another engine core takes the place of one that died; requests wait for it."""
+        ...
+
+    @property
+    def num_restarts(self) -> int:
+        """How often that has happened."""
+        ...
+
     def default_sampling_params(self) -> SamplingParams:
         """The model's own defaults; `max_tokens` None means what the context has left."""
         ...

@@ -81,7 +81,7 @@ REFUSALS: Mapping[str, Refusal] = {
     "--enable-dbo": _SEVERAL_DEVICES,
     "--enable-eplb": _EXPERTS,
     "--enable-expert-parallel": _EXPERTS,
-    "--enable-fault-tolerance": Refusal("a dead engine core ends the server: let something start it again", _OFF),
+    "--enable-fault-tolerance": Refusal("that is always so; --max-engine-restarts 0 turns it off", _OFF),
     "--enable-layerwise-nvtx-tracing": Refusal("use --trace, or a profiler from outside", _OFF),
     "--enable-lora": _ADAPTERS,
     "--enable-lora-bias": _ADAPTERS,

@@ -63,6 +63,8 @@ class FakeEngineClient:
         script: What it says in place of the prompt, up to its end.
         rendered: The arguments of every `render_chat`.
         sleep_level: What `sleep` has set.
+        is_recovering: What `/ready` is told.
+        num_restarts: What `/server_info` is told.
         recording: What `recent_steps` gives.
         error: Raised by `generate` when `num_tokens_before_error` tokens have come.
     """
@@ -84,6 +86,8 @@ class FakeEngineClient:
         self.is_dead = False
         self.is_shut_down = False
         self.sleep_level = 0
+        self.is_recovering = False
+        self.num_restarts = 0
         self.engines = [READY]
         self.recording = StepRecording(0.0, (), ())
         self.readiness = asyncio.Event()

@@ -89,6 +89,8 @@ class EngineArgs:
         pooler_config: How vectors are pooled by default, in place of what the folder says: a mapping, or the same as
             JSON, with `pooling_type` (`CLS`, `MEAN`, `LAST`) and `normalize`.
         record_steps: File for the log of every step, which `llmstack replay` reads; None keeps the last in memory.
+        max_engine_restarts: How often within a minute an engine core that dies is replaced by one in which its requests
+            go on; 0 ends them. For `AsyncLLM` over processes it has started.
         data_parallel_size: Engine cores that share the requests, each with the whole model and a share of the machine.
         max_num_queued_reqs: Completions in flight at most; None is no limit of the front end's own.
         log_level: Of the engine core's process.
@@ -144,6 +146,7 @@ class EngineArgs:
     convert: str = "auto"
     pooler_config: Mapping[str, Any] | str | None = None
     data_parallel_size: int = 1
+    max_engine_restarts: int = 0
     max_num_queued_reqs: int | None = None
     log_level: str = "INFO"
     record_steps: str | None = None
@@ -175,6 +178,8 @@ class EngineArgs:
             "data_parallel_size",
         ):  # fmt: skip
             _check_positive(name, getattr(self, name))
+        if self.max_engine_restarts < 0:
+            raise EngineArgsError(f"max_engine_restarts {self.max_engine_restarts}: expected 0 or more")
         if self.max_logprobs < -1:
             raise EngineArgsError(f"max_logprobs {self.max_logprobs}: expected -1, or 0 and more")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -256,6 +261,7 @@ class EngineArgs:
             "block_metrics_sample": float(self.kv_cache_metrics_sample) if self.kv_cache_metrics else 0.0,
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
+            "max_restarts": self.max_engine_restarts,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:

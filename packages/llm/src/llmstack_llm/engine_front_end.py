@@ -108,6 +108,16 @@ class EngineFrontEnd:
         self._check_alive()
 
     @property
+    def is_recovering(self) -> bool:
+        """True while another engine core takes the place of one that died; requests wait for it."""
+        return self._client.is_recovering
+
+    @property
+    def num_restarts(self) -> int:
+        """How often that has happened."""
+        return self._client.num_restarts
+
+    @property
     def engines(self) -> Sequence[EngineReady]:
         """What each engine core said when it was ready."""
         return self._client.engines

@@ -24,6 +24,16 @@ class AsyncEngineCoreClient(Protocol):
         """True once the engine core is gone."""
         ...
 
+    @property
+    def is_recovering(self) -> bool:
+        """True while another engine core takes the place of one that died; requests wait for it."""
+        ...
+
+    @property
+    def num_restarts(self) -> int:
+        """How often that has happened."""
+        ...
+
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Sends one request.
 

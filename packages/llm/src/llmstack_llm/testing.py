@@ -183,6 +183,8 @@ class FakeEngineCoreClient:
         self.step_delay_s = 0.0
         self.is_shut_down = False
         self.sleep_level = 0
+        self.is_recovering = False
+        self.num_restarts = 0
         self._is_dead = False
         self._has_work = asyncio.Event()
         self._readiness = asyncio.Event()

@@ -10,6 +10,7 @@ from llmstack_types.engine_core import (
 )
 from llmstack_types.errors import (
     EngineDeadError,
+    EngineLostError,
     EngineStartError,
     InvalidRequestError,
     LLMStackError,
@@ -41,6 +42,7 @@ __all__ = [
     "EngineCoreOutputs",
     "EngineCoreRequest",
     "EngineDeadError",
+    "EngineLostError",
     "EngineReady",
     "EngineStartError",
     "FinishReason",

@@ -66,6 +66,19 @@ class QuarantinedError(RequestFailedError):
     TEXTS: ClassVar = (OUT_OF_MEMORY, NOT_COMPUTABLE, KILLS_ENGINES)
 
 
+class EngineLostError(RequestFailedError):
+    """The engine core died, and this request cannot go on in another one; sent again, it may well succeed.
+
+    Attributes:
+        TEXT: What is said of a request that ends so.
+    """
+
+    TEXT: ClassVar = "the engine core died, and a request of this kind cannot go on in another one"
+
+    def __init__(self) -> None:
+        super().__init__(self.TEXT)
+
+
 class ServerOverloadedError(LLMStackError):
     """A bounded queue is full; the same request may succeed later.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from llmstack_types import (
     EngineDeadError,
+    EngineLostError,
     InvalidRequestError,
     NumericalError,
     QuarantinedError,
@@ -74,6 +75,8 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
         return engine_unavailable("The engine is gone.")
     if isinstance(error, NumericalError):
         return numerical_error()
+    if isinstance(error, EngineLostError):
+        return engine_unavailable("The engine had to be restarted, and this request cannot be resumed.")
     if isinstance(error, QuarantinedError):
         logger.error("request %s failed in the engine: %s", request_id, error)
         return request_quarantined(str(error) if str(error) in QuarantinedError.TEXTS else "it failed")

@@ -61,6 +61,10 @@ class ServerMetrics:
         self.startup_seconds = Gauge(
             f"{PREFIX}startup_seconds", "Duration of each stage of the start.", ("stage",), registry=registry
         )
+        self._engine_restarts = Counter(
+            f"{PREFIX}engine_restarts", "Engine cores that died and were replaced.", registry=registry
+        )
+        self._num_engine_restarts = 0
         self.stuck_requests = Gauge(
             f"{PREFIX}num_requests_stuck", "Requests without any progress for longer than is allowed.",
             registry=registry,
@@ -88,6 +92,11 @@ class ServerMetrics:
     def count_rejection(self, reason: str) -> None:
         """Counts a request that found a queue full."""
         self._rejections.labels(self._model_name, reason).inc()
+
+    def note_engine_restarts(self, total: int) -> None:
+        """Counts engine cores that were replaced; `total` is how many there have been."""
+        self._engine_restarts.inc(total - self._num_engine_restarts)
+        self._num_engine_restarts = total
 
     def set_lifecycle_state(self, state: str) -> None:
         """Notes where the server is."""

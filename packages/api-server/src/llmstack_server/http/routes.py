@@ -72,6 +72,8 @@ def _add_health_routes(router: APIRouter, state: ServerState) -> None:
         """200 while new requests are taken, and get on."""
         if state.watchdog.is_engine_stuck:
             raise HTTPError(engine_unavailable("The server is stuck: the engine core finishes no steps."))
+        if state.opened_engine is not None and state.opened_engine.is_recovering:
+            raise HTTPError(engine_unavailable("The server is recovering: another engine core is being started."))
         return await _health(state, (LifecycleState.READY,))
 
     @router.post("/ping", include_in_schema=False)

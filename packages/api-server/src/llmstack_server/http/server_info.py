@@ -51,6 +51,7 @@ def _process_info(state: ServerState) -> dict[str, Any]:
         "num_engines": 0 if state.opened_engine is None else len(state.opened_engine.engines),
         "engines_in_processes": config.is_multiprocess,
         "attached_to": list(config.engine_addresses),
+        "num_engine_restarts": 0 if state.opened_engine is None else state.opened_engine.num_restarts,
         "sleep_level": 0 if state.opened_engine is None else state.opened_engine.sleep_level,
     }
 

@@ -34,6 +34,16 @@ class AsyncClient(ABC):
         return self._mailbox.death is not None
 
     @property
+    def is_recovering(self) -> bool:
+        """An engine core that dies is not replaced."""
+        return False
+
+    @property
+    def num_restarts(self) -> int:
+        """Likewise."""
+        return 0
+
+    @property
     def engines(self) -> list[EngineReady]:
         """What the engine core said when it was ready; empty before."""
         return [] if self._mailbox.ready is None else [self._mailbox.ready]

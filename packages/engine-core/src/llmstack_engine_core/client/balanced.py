@@ -49,6 +49,16 @@ class BalancedClient:
         return any(client.is_dead for client in self._clients)
 
     @property
+    def is_recovering(self) -> bool:
+        """True while any of them is being replaced."""
+        return any(client.is_recovering for client in self._clients)
+
+    @property
+    def num_restarts(self) -> int:
+        """Of all."""
+        return sum(client.num_restarts for client in self._clients)
+
+    @property
     def engines(self) -> list[EngineReady]:
         """What each said when it was ready, in order."""
         return [

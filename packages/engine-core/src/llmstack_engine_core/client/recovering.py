@@ -17,6 +17,7 @@ from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDeadError,
+    EngineLostError,
     EngineReady,
     EngineStartError,
     FinishReason,
@@ -30,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 RESTART_WINDOW_S: Final = 60.0
 MAX_BACKOFF_S: Final = 8.0
-_NOT_RESUMABLE: Final = "the engine core died, and a beam search cannot go on in another one"
 
 _T = TypeVar("_T")
 
@@ -76,6 +76,11 @@ class RecoveringClient:
     def is_dead(self) -> bool:
         """True once there will be no other engine core."""
         return self._death is not None
+
+    @property
+    def is_recovering(self) -> bool:
+        """True from the death of an engine core until another one is ready."""
+        return self._recovery is not None and self._death is None
 
     @property
     def engines(self) -> list[EngineReady]:
@@ -303,7 +308,7 @@ class RecoveringClient:
                 continue
             request = self._journal.resumed(request_id)
             if request is None:
-                self._fail(request_id, _NOT_RESUMABLE)
+                self._fail(request_id, EngineLostError.TEXT)
             else:
                 await self._send(request)
 

@@ -1,0 +1,105 @@
+"""A server whose engine core dies: streams pause and go on with the text they would have had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 1.0, "seed": 7, "top_p": 0.9},
+    "penalised": {"temperature": 0.8, "seed": 3, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    "constrained": {"temperature": 0.0, "extra_body": {"structured_outputs": {"regex": "[a-z ]{150,160}"}}},
+    "logprobs": {"temperature": 0.0, "logprobs": 2},
+}
+
+
+class Stream(threading.Thread):
+    """Reads one completion to its end."""
+
+    def __init__(self, server: Any, model: str, **settings: Any) -> None:
+        super().__init__(daemon=True)
+        self.text = ""
+        self.chunks: list[Any] = []
+        self.error: Exception | None = None
+        self._create = lambda: server.client.completions.create(
+            model=model, prompt="Once upon a time", max_tokens=140, stream=True, **settings
+        )
+
+    def run(self) -> None:
+        try:
+            for chunk in self._create():
+                self.chunks.append(chunk)
+                self.text += chunk.choices[0].text
+        except openai.OpenAIError as error:
+            self.error = error
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.chunks[-1].choices[0].finish_reason
+
+    @property
+    def num_logprobs(self) -> int:
+        return sum(len(chunk.choices[0].logprobs.tokens) for chunk in self.chunks if chunk.choices[0].logprobs)
+
+
+def read_all(server: Any, model: str, meanwhile: Callable[[list[Stream]], None]) -> dict[str, Stream]:
+    streams = {name: Stream(server, model, **settings) for name, settings in SETTINGS.items()}
+    for stream in streams.values():
+        stream.start()
+    meanwhile(list(streams.values()))
+    for stream in streams.values():
+        stream.join(60)
+        assert not stream.is_alive()
+        assert stream.error is None
+    return streams
+
+
+def test_streams_go_on_with_the_same_text_in_another_engine_core(serve: Callable[..., Any]) -> None:
+    with serve() as server:
+        model = str(server.client.models.list().data[0].id)
+        undisturbed = read_all(server, model, lambda _: None)
+        first_pid = server.engine_pid()
+
+        def kill(streams: list[Stream]) -> None:
+            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
+            os.kill(first_pid, signal.SIGKILL)
+            server.wait_for(lambda: server.get_status("/ready") == 503, "recovering server")
+            assert server.get_status("/health") == 200
+
+        disturbed = read_all(server, model, kill)
+        assert {name: stream.text for name, stream in disturbed.items()} == {
+            name: stream.text for name, stream in undisturbed.items()
+        }
+        assert {name: stream.finish_reason for name, stream in disturbed.items()} == {
+            name: stream.finish_reason for name, stream in undisturbed.items()
+        }
+        assert disturbed["logprobs"].num_logprobs == undisturbed["logprobs"].num_logprobs > 0
+        assert server.engine_pid() != first_pid
+        server.wait_for(lambda: server.get_status("/ready") == 200, "recovered server")
+        info = server.get_json("/server_info")
+        assert info["processes"]["num_engine_restarts"] == 1
+        assert info["engine"]["pid"] == server.engine_pid()
+        server.wait_for(lambda: server.metric("llmstack:engine_restarts_total") == 1, "counted restart")
+        assert server.log.count("the engine core died") == 1
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.full
+def test_each_of_several_engine_cores_is_replaced_by_itself(serve: Callable[..., Any]) -> None:
+    with serve("-dp", "2") as server:
+        model = str(server.client.models.list().data[0].id)
+        undisturbed = read_all(server, model, lambda _: None)
+
+        def kill(streams: list[Stream]) -> None:
+            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
+            os.kill(server.get_json("/server_info")["engines"][1]["pid"], signal.SIGKILL)
+
+        disturbed = read_all(server, model, kill)
+        assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
