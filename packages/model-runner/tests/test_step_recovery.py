@@ -49,7 +49,7 @@ class Faults:
         if model is None:
             raise AssertionError("load the model first")
         self._forward = model.forward
-        model.forward = self.forward  # type: ignore[method-assign]  # the fault
+        model.forward = self.forward  # type: ignore[method-assign, assignment]  # the fault
 
     def forward(self, token_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
         self.num_calls += 1
@@ -303,3 +303,22 @@ def test_a_start_whose_first_step_finds_no_memory_says_what_to_lower(tmp_path: P
     Faults(runner).is_too_much = lambda token_ids: True
     with pytest.raises(EngineStartError, match=r"too little memory.*--gpu-memory-utilization"):
         runner.initialize_kv_cache(8)
+
+
+def test_what_was_not_written_is_followed_to_the_host_and_back_and_forgotten_once_nobody_can_know_it(
+    loaded: tuple[ModelRunner, Faults],
+) -> None:
+    runner, faults = loaded
+    faults.is_too_much = lambda token_ids: False
+    runner.initialize_kv_cache(NUM_BLOCKS, 4)
+    faults.is_too_much = lambda token_ids: 12 in token_ids
+    new = [NewRequest("a", [12, 1], 2, GREEDY), NewRequest("b", [5] * 9, 9, GREEDY)]
+    rows = [ScheduledRequest("a", 0, 2, [0]), ScheduledRequest("b", 0, 9, [1, 2, 3])]
+    assert list(runner.execute_model(SchedulerOutput(1, new, rows, [], 11)).result().errors) == ["a"]
+    runner.execute_model(SchedulerOutput(2, removed_request_ids=["a"], swap_outs=[(0, 3)])).result()
+    row = ScheduledRequest("b", 9, 1, [])
+    spoiled = SchedulerOutput(3, scheduled_requests=[row], total_num_scheduled_tokens=1, swap_ins=[(3, 2)])
+    assert list(runner.execute_model(spoiled).result().errors) == ["b"]
+    for number in range(4, 9):
+        runner.execute_model(SchedulerOutput(number)).result()
+    assert not runner._recovery._unwritten

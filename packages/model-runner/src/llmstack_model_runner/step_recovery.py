@@ -55,7 +55,7 @@ class StepRecovery:
         Raises:
             Exception: As `compute`, where `is_fatal`.
         """
-        if self._unwritten:
+        if self._unwritten.readers(batch, step):
             return SettledStep(_merge(step, self._run_parts(batch, step, compute)))
         started = self._attempt(batch, step, compute)
         if isinstance(started, PendingStep):
