@@ -63,16 +63,14 @@ def make_model(bench: Bench, shape: ModelShape) -> Any:
 
 def _decode(bench: Bench, shape: ModelShape) -> None:
     model = make_model(bench, shape)
-    points = (HEADLINE, Point(8, 1024))
-    for point in points:
-        for label, options in (
-            ("static cache", {"cache_implementation": "static"}),
-            ("eager", {}),
-        ):
+    kinds: dict[str, dict[str, Any]] = {"static cache": {"cache_implementation": "static"}, "eager": {}}
+    for point in bench.pick((HEADLINE, Point(8, 1024)), (HEADLINE,)):
+        for label, options in kinds.items():
             title = f"transformers {shape.name} decode, {label}, {point.name}"
             if bench.has_time(10):
                 found = bench.attempt(title, "ms", partial(_step, bench, model, title, point, options))
                 _beside(bench, f"{shape.name} decode beside transformers' {label}, {point.name}", shape, point, found)
+    torch.compiler.reset()  # what was compiled holds the weights
 
 
 def _step(bench: Bench, model: Any, title: str, point: Point, options: dict[str, Any]) -> Row:
@@ -92,11 +90,12 @@ def _step(bench: Bench, model: Any, title: str, point: Point, options: dict[str,
         )
         bench.synchronize()
 
+    few, many = bench.pick((FEW, MANY), (1, 9))
     for _ in range(bench.pick(2, 1)):
-        generate(MANY)  # the longer one first: it sizes the cache, and compiles
-    seconds = min(_timed(generate, MANY) - _timed(generate, FEW) for _ in range(bench.pick(3, 1)))
+        generate(many)  # the longer one first: it sizes the cache, and compiles
+    seconds = min(_timed(generate, many) - _timed(generate, few) for _ in range(bench.pick(3, 1)))
     note = f"attention {model.config._attn_implementation}"
-    return Row(title, "ms", 1e3 * seconds / (MANY - FEW), note=note)
+    return Row(title, "ms", 1e3 * seconds / (many - few), note=note)
 
 
 def _timed(work: Callable[[int], None], argument: int) -> float:
@@ -143,7 +142,7 @@ def _generate_batch(bench: Bench, shape: ModelShape, title: str) -> Row:
     prompts = [[(7 * place + 13 * row) % 251 for place in range(load.num_in)] for row in range(load.num_requests)]
     settings = GenerationConfig(max_new_tokens=load.num_out, do_sample=False, eos_token_id=-1, pad_token_id=0)
     start_s = time.perf_counter()
-    outputs = model.generate_batch(prompts, generation_config=settings)
+    outputs = model.generate_batch(prompts, generation_config=settings, **(_small_cache() if bench.is_smoke else {}))
     wall_s = time.perf_counter() - start_s
     num_tokens = sum(len(output.generated_tokens) for output in outputs.values())
     if num_tokens != load.num_requests * load.num_out:
@@ -154,6 +153,16 @@ def _generate_batch(bench: Bench, shape: ModelShape, title: str) -> Row:
     )
     seconds, how = _seconds(outputs.values(), wall_s)
     return Row(title, "tok/s", num_tokens / seconds, note=f"attention {used}, {seconds:.1f} s {how}")
+
+
+def _small_cache() -> dict[str, Any]:
+    """Without it, a smoke run would take most of the host's memory."""
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    return {
+        "warmup": False,
+        "continuous_batching_config": ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64),
+    }
 
 
 def _seconds(outputs: Any, wall_s: float) -> tuple[float, str]:
