@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 
+ALLOCATION_STEP = 2 << 20
+"""PyTorch takes memory for large tensors in multiples of this."""
 GRAPH_BYTES_PER_SIZE = 16 << 20
 """Kept free for each number of rows whose steps are recorded, for what CUDA holds of its up to four recordings. Not
 measured on a card yet."""

@@ -33,7 +33,13 @@ from llmstack_model_runner.kv_cache_dtype import check_capability, resolve_kv_ca
 from llmstack_model_runner.kv_cache_spec import make_kv_cache_spec
 from llmstack_model_runner.largest_steps import largest_steps
 from llmstack_model_runner.layers.packing import packed_linears
-from llmstack_model_runner.memory_profile import CudaMemoryProbe, MemoryProfile, graph_bytes, profile_memory
+from llmstack_model_runner.memory_profile import (
+    ALLOCATION_STEP,
+    CudaMemoryProbe,
+    MemoryProfile,
+    graph_bytes,
+    profile_memory,
+)
 from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import choose_model_class
 from llmstack_model_runner.numeric_contract import check_deterministic, describe_numeric_contract
@@ -187,7 +193,8 @@ class ModelRunner:
         needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
         if self._device.type == "cuda":
             share = 1.0 if is_size_given else config.gpu_memory_utilization
-            kv_bytes = self._profile_memory(share).kv_bytes(share) - spec.bytes_per_block  # a block is nobody's
+            lost_bytes = 2 * spec.num_layers * ALLOCATION_STEP + spec.bytes_per_block  # a block is nobody's
+            kv_bytes = self._profile_memory(share).kv_bytes(share) - lost_bytes
             return max(0, kv_bytes if is_size_given else min(needed_bytes, kv_bytes))
         token_bytes = spec.bytes_per_block // spec.block_size
         num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
