@@ -21,6 +21,7 @@ from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.paged_attention.triton_operands import Operands
 from llmstack_kernels.paged_attention.triton_tiles import (
+    PER_STEP_POINTERS,
     attend,
     load_queries,
     nothing_seen,
@@ -84,7 +85,9 @@ def _find(
     return row, num_before
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(
+    do_not_specialize=["num_rows", "max_splits", "table_stride"], do_not_specialize_on_alignment=PER_STEP_POINTERS
+)
 def _decode_kernel(
     query,  # [num_tokens, num_heads, HEAD_DIM]
     key_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
@@ -142,7 +145,7 @@ def _decode_kernel(
             unit = -1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=PER_STEP_POINTERS)
 def _combine_kernel(
     totals,  # [num_rows, num_heads, max_splits, HEAD_DIM] float32
     weights,  # [num_rows, num_heads, max_splits, 2] float32

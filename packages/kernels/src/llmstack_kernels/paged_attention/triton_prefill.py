@@ -18,6 +18,7 @@ from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import launch, supports_dependent_launch
 from llmstack_kernels.paged_attention.triton_operands import Operands
 from llmstack_kernels.paged_attention.triton_tiles import (
+    PER_STEP_POINTERS,
     attend,
     load_queries,
     nothing_seen,
@@ -53,7 +54,7 @@ def _spans(first, last, TILE: tl.constexpr, WINDOW: tl.constexpr):
     return low, start, tl.minimum(full_start, full_end), full_end
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride"], do_not_specialize_on_alignment=PER_STEP_POINTERS)
 def _prefill_kernel(
     query,  # [num_tokens, num_heads, HEAD_DIM]
     key_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
@@ -134,8 +135,9 @@ class Tiles:
 
 
 # Head size, padded, up to which a choice holds. From 64 rows on, an H100 multiplies with whole groups of warps.
-_TILES = {128: Tiles(128, 64, 8, 5), 256: Tiles(64, 32, 8, 5)}
-_WIDE_TILES = {64: Tiles(64, 32, 8, 5), 128: Tiles(64, 16, 8, 3), 256: Tiles(32, 16, 8, 3)}  # float32
+# Up to 64, a stage less leaves room for two programs on a multiprocessor: one multiplies while the other exponentiates.
+_TILES = {64: Tiles(128, 64, 8, 4), 128: Tiles(128, 64, 8, 5), 256: Tiles(64, 32, 8, 5)}
+_WIDE_TILES = {64: Tiles(64, 32, 8, 5), 128: Tiles(32, 16, 8, 3), 256: Tiles(32, 16, 8, 3)}  # float32
 
 
 def choose_tiles(operands: Operands) -> Tiles:

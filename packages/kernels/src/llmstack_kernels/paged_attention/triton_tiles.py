@@ -11,6 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# What is another tensor in every step: kernels are not compiled anew for where it happens to lie.
+PER_STEP_POINTERS = ["query_start_loc", "seq_lens", "block_tables"]
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
