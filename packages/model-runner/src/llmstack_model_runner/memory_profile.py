@@ -110,7 +110,7 @@ class MemoryProfile:
         room = f"{num_blocks} blocks, {num_tokens} tokens, {num_tokens / max_model_len:.1f} requests of {max_model_len}"
         rows = (
             ("device", self.total_bytes, ""),
-            ("share", int(self.total_bytes * utilization), f"--gpu-memory-utilization {utilization:g}"),
+            ("share", int(self.total_bytes * utilization), f"{utilization:.0%} of the device"),
             ("weights", self.weight_bytes, ""),
             ("CUDA and others", self.used_bytes - self.weight_bytes, "other processes included"),
             ("largest step", self.step_bytes, "measured: activations, logits, workspaces"),
