@@ -153,7 +153,7 @@ def slopes(num_heads: int, device: str) -> torch.Tensor:
     return torch.tensor([0.5**head for head in range(num_heads)], device=device)
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [((2, 2), 64), ((8, 1), 80), ((5, 1), 128)], ids=str)
+@pytest.mark.parametrize(("heads", "head_dim"), [((8, 1), 80), ((5, 1), 128)], ids=str)
 def test_decodes_agree_with_their_twin(
     heads: tuple[int, int], head_dim: int, triton_dtype: torch.dtype, triton_device: str
 ) -> None:
@@ -161,7 +161,7 @@ def test_decodes_agree_with_their_twin(
     assert_agrees(make_case(rows, triton_device, heads=heads, head_dim=head_dim, dtype=triton_dtype))
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [((2, 2), 64), ((8, 1), 16), ((3, 1), 40)], ids=str)
+@pytest.mark.parametrize(("heads", "head_dim"), [((8, 1), 16), ((3, 1), 40)], ids=str)
 def test_prompts_chunks_and_decodes_in_one_batch_agree_with_their_twin(
     heads: tuple[int, int], head_dim: int, triton_dtype: torch.dtype, triton_device: str
 ) -> None:
@@ -186,7 +186,7 @@ def test_scores_are_capped_and_slope_with_the_distance(
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning")  # to infinity, as it is meant to be
 def test_caps_bound_scores_that_are_very_large(triton_device: str) -> None:
-    case = make_case([(1, 50), (3, 40)], triton_device, heads=(2, 1), head_dim=16)
+    case = make_case([(1, 50), (3, 40)], triton_device, heads=(2, 2), head_dim=64)
     assert_agrees(replace(case, query=case.query * 1e4, soft_cap=2.0))
 
 
@@ -229,7 +229,7 @@ def test_rows_without_tokens_are_passed_over(triton_device: str) -> None:
     assert_agrees(case)
 
 
-MIXED: Rows = [(1, 200), (3, 3), (1, 1), (20, 150), (1, 129)]
+MIXED: Rows = [(1, 150), (3, 3), (20, 90), (1, 20)]
 
 
 @EACH_BIT
@@ -249,7 +249,7 @@ def test_a_row_has_the_same_bits_in_other_places_and_blocks(dtype: torch.dtype, 
     case = make_case(MIXED, triton_device, head_dim=16, dtype=dtype)
     whole = case.run()
     starts = case.starts
-    order = [4, 2, 3, 0, 1]
+    order = [3, 1, 2, 0]
     shift = torch.roll(torch.arange(case.key_cache.shape[0], device=triton_device), 2)
     tokens = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in order]).to(triton_device)
     moved = replace(
@@ -264,17 +264,16 @@ def test_a_row_has_the_same_bits_in_other_places_and_blocks(dtype: torch.dtype, 
 
 
 @EACH_BIT
-@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize(("window", "ends"), [(None, [2, 9, 73, 100]), (30, [64, 98, 100])], ids=["whole", "window"])
 def test_a_prompt_has_the_same_bits_however_it_is_cut_into_chunks(
-    window: int | None, dtype: torch.dtype, triton_device: str
+    window: int | None, ends: list[int], dtype: torch.dtype, triton_device: str
 ) -> None:
-    whole = make_case([(150, 150)], triton_device, heads=(3, 1), head_dim=16, dtype=dtype)
+    whole = make_case([(100, 100)], triton_device, heads=(3, 1), head_dim=16, dtype=dtype)
     whole = replace(whole, sliding_window=window)
     expected = whole.run()
-    for ends in ([2, 9, 73, 150], [64, 130, 150]):
-        for start, end in pairwise([0, *ends]):
-            chunk = replace(whole, rows=[(end - start, end)], query=whole.query[start:end])
-            assert torch.equal(chunk.run(), expected[start:end]), (start, end)
+    for start, end in pairwise([0, *ends]):
+        chunk = replace(whole, rows=[(end - start, end)], query=whole.query[start:end])
+        assert torch.equal(chunk.run(), expected[start:end]), (start, end)
 
 
 @pytest.mark.parametrize("rows", [MIXED, [(1, 200), (1, 3)]], ids=["mixed", "decodes"])
