@@ -45,6 +45,7 @@ PARTS: dict[str, tuple[Block, ...]] = {
         _kernels("elementwise", 20, "elementwise:run"),
         _kernels("sampling", 20, "sampling:run"),
         _kernels("linears, quantized", 60, "linears:run_quantized"),
+        _kernels("experts", 20, "experts:run"),
         _kernels("decode attention, fp8 KV", 40, "decode_attention:run_fp8"),
         _kernels("linear configurations", 90, "configurations:run"),
         _kernels("decode attention, peers", 60, "decode_attention:run_peers"),

@@ -8,12 +8,14 @@ from functools import partial
 import torch
 
 from llmstack_kernels.activation import gelu_tanh, silu_and_mul
+from llmstack_kernels.grouped_linear import group_rows, grouped_linear, pack_experts
 from llmstack_kernels.layer_norm import fused_add_layer_norm
 from llmstack_kernels.linear import QUANTIZATIONS, linear, pack_linear, quantize
 from llmstack_kernels.rms_norm import fused_add_rms_norm
 from report.bench import Bench
 from report.floors import LLAMA_1B, LLAMA_8B, MODELS, ModelShape
 from report.kernels.attention_inputs import make_batch, reference
+from report.kernels.experts import NUM_EXPERTS, choose_experts
 from report.rows import Row
 
 MAX_ERROR = 1e-2
@@ -70,6 +72,8 @@ def checks(bench: Bench) -> Iterator[tuple[str, Check]]:
         for scheme in (None, *QUANTIZATIONS):
             name = f"linear 14336 x 4096 {scheme or 'bf16'}, M = {num_rows}"
             yield name, partial(_linear, num_rows=num_rows, scheme=scheme)
+    for num_tokens in (1, 64, 500):
+        yield f"experts 8 x 1024 x 2048, {num_tokens} tokens", partial(_experts, num_tokens=num_tokens)
     yield "add + RMSNorm", _rms_norm
     yield "add + LayerNorm", _layer_norm
     yield "SiLU-mul", _silu
@@ -100,6 +104,18 @@ def _linear(bench: Bench, num_rows: int, scheme: str | None) -> tuple[torch.Tens
     x = torch.randn(num_rows, in_features, dtype=bench.dtype, device=bench.device)
     rounded = weight.double() if scheme is None else quantize(weight, scheme).dequantize(torch.float64)
     return linear(x, pack_linear(weight, bias, scheme)), x.double() @ rounded.t() + bias.double()
+
+
+def _experts(bench: Bench, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token through two experts, one row for each."""
+    out_features, in_features, num_tokens = bench.pick((1024, 2048, num_tokens), (64, 64, min(num_tokens, 3)))
+    weights = 0.02 * _random(bench, NUM_EXPERTS, out_features, in_features)
+    x, expert_ids = _random(bench, num_tokens, in_features), choose_experts(bench, num_tokens)
+    got = grouped_linear(x, pack_experts(weights), group_rows(expert_ids, NUM_EXPERTS))
+    rows = x.double().repeat_interleave(expert_ids.shape[1], 0)
+    chosen = expert_ids.flatten()
+    expected = torch.stack([weights[expert].double() @ row for expert, row in zip(chosen, rows, strict=True)])
+    return got, expected
 
 
 def _random(bench: Bench, *shape: int) -> torch.Tensor:

@@ -75,7 +75,7 @@ def _gelu(bench: Bench, num_rows: int) -> tuple[Callable[[], object], int]:
 
 
 def _embedding(bench: Bench, num_rows: int) -> tuple[Callable[[], object], int]:
-    table = _random(bench, bench.pick(128256, 50), bench.pick(4096, 64))
+    table = _random(bench, bench.pick(32768, 50), bench.pick(4096, 64))
     ids = torch.randint(0, len(table), (num_rows,), device=bench.device)
     return lambda: embedding(ids, table), 2 * num_rows * table.shape[1] * table.element_size()
 
