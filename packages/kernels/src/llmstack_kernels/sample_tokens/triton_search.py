@@ -25,6 +25,7 @@ from llmstack_kernels.sample_tokens.triton_values import (
 
 _NUM_PROBES = tl.constexpr(4)
 _LARGEST = tl.constexpr(0x3F800000)  # the bits of the largest weight, 1
+_BINADE = tl.constexpr(1 << 23)  # as many floats as there are from one power of two to the next
 
 
 @triton.jit
@@ -145,8 +146,8 @@ def _search(
         high = tl.minimum(high, tl.min(tl.where(is_reached, _LARGEST + 1, probes), axis=0))
         amount_low = tl.minimum(amount_low, tl.min(tl.where(is_reached, reached, amount_low), axis=0))
         amount_high = tl.maximum(amount_high, tl.max(tl.where(is_reached, amount_high, reached), axis=0))
-        # Where the guess was no good, the next probes do not rely on one.
-        is_even = high - low > width // 4
+        # Amounts are about linear in the bits within one power of two; where a guess was no good, none follows.
+        is_even = (high - low > _BINADE) | (high - low > width // 4)
     if high - low > 1:
         num_between = _gather_between(row, sharpness, candidates, low, high, NUM_CANDIDATES, TILE)
         low, amount_high = _bisect(candidates, num_between, low, high, amount_high, target, IS_COUNT, NUM_CANDIDATES)
