@@ -40,7 +40,7 @@ def no_host_synchronisation() -> Iterator[None]:
     (`nonzero`, an index by a mask), sending values (`torch.tensor`, an index by a list, a move to a device), and
     tensors made with no device named, which are the host's. Triton kernels inside run as ever.
     """
-    with _FunctionGuard(), _OperationGuard(), intercepted(_start_kernel):
+    with _FunctionGuard(), _OperationGuard(), intercepted(start_kernel):
         yield
 
 
@@ -59,7 +59,8 @@ def is_host_standing_in() -> bool:
     return _host_stands_in.get()
 
 
-def _start_kernel(launch: Launch) -> None:
+def start_kernel(launch: Launch) -> None:
+    """Starts a Triton kernel inside the guard; whoever listens to launches there passes them on to this."""
     # Triton's interpreter is such code: it computes on the values of its arguments with NumPy.
     with host_stands_in():
         if 0 not in launch.grid:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmstack_kernels.graph_safety import is_host_standing_in, no_host_synchronisation
+from llmstack_kernels.graph_safety import is_host_standing_in, no_host_synchronisation, start_kernel
+from llmstack_kernels.launch import Launch, intercepted
 from llmstack_model_runner.device.runtime import Fetched, Graph, Transfer
 
 _POISON = 0xA5
@@ -108,13 +109,13 @@ class _TwinGraph:
 
 def _carry_out(work: Callable[[], None]) -> list[tuple[object, ...]]:
     notes = _Notes()
-    with no_host_synchronisation(), notes:
+    with no_host_synchronisation(), notes, intercepted(notes.start_kernel):
         work()
     return notes.operations
 
 
 class _Notes(TorchDispatchMode):
-    """Notes each operation with its numbers, its shapes, and the addresses of all that was there before.
+    """Notes each operation and kernel with its numbers, its shapes, and the addresses of all that was there before.
 
     Memory made inside has other addresses each time on a CPU; a GPU gives a recording memory of its own. Code that
     takes a kernel's place on a CPU is not noted: a kernel would have read lengths on the device.
@@ -141,6 +142,12 @@ class _Notes(TorchDispatchMode):
         if not is_host_standing_in():
             self.operations.append((str(func), *inputs))
         return out
+
+    def start_kernel(self, launch: Launch) -> None:
+        """Numbers that a kernel is started with are recorded as those they were: lengths must come from memory."""
+        arguments = [self._describe(value) for value in (*launch.arguments, *sorted(launch.options.items()))]
+        self.operations.append((launch.kernel.__name__, launch.grid, *arguments))
+        start_kernel(launch)
 
     def _describe(self, value: Any) -> object:
         if isinstance(value, torch.Tensor):
