@@ -67,6 +67,7 @@ class HTTPConfig:
         shutdown_timeout_s: How long running requests may go on after SIGTERM; 0 ends them at once.
         max_body_bytes: Larger bodies are refused unread.
         receive_timeout_s: How long a request may take to arrive.
+        request_timeout_s: How long a request may take from where the engine gets it; None is no limit.
         uds: Path of a unix socket, which takes the place of host and port.
         uds_mode: Its permission bits.
         root_path: Prefix under which a proxy shows the server; empty for none.
@@ -101,6 +102,7 @@ class HTTPConfig:
     has_docs: bool = True
     has_tokenizer_info: bool = False
     request_log: RequestLogConfig = field(default_factory=RequestLogConfig)
+    request_timeout_s: float | None = None
     rate_limits: RateLimits = field(default_factory=RateLimits)
     answers: AnswerConfig = field(default_factory=AnswerConfig)
     response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
@@ -207,6 +209,7 @@ def _http_config(namespace: argparse.Namespace, environment: Environment, given_
         has_docs=not namespace.disable_fastapi_docs,
         has_tokenizer_info=namespace.enable_tokenizer_info_endpoint,
         request_log=request_log_config(namespace),
+        request_timeout_s=namespace.request_timeout or None,
         rate_limits=rate_limits(namespace),
         answers=answer_config(namespace),
         response_store=response_store_config(namespace),

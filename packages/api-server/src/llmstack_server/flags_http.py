@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 
-from llmstack_server.flag_types import at_least, count
+from llmstack_server.flag_types import at_least, count, seconds
 
 Add = Callable[..., argparse.Action]
 
@@ -130,6 +130,13 @@ def _add_limit_arguments(add: Add) -> None:
         type=at_least(1, count),
         metavar="N",
         help="of one API key, or of all clients where there are no keys, in each API process; 429 beyond",
+    )
+    add(
+        "--request-timeout",
+        type=seconds,
+        default=0.0,
+        metavar="S",
+        help="seconds that a request may take; 504 beyond, 0 for no limit (default: 0)",
     )
     add("--max-concurrent-requests-per-key", type=at_least(1, count), metavar="N", help="the same, at one time")
     add(

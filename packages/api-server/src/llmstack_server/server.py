@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from llmstack_server.deadlines import timed_engine
 from llmstack_server.errors import ServeError
 from llmstack_server.http.app import build_app
 from llmstack_server.http.protocol import limited_protocol
@@ -145,7 +146,8 @@ class Server:
     async def _start(self, on_ready: Callable[[], Awaitable[None]]) -> None:
         state = self._state
         if self._opening is not None:
-            state.opened_engine = logged_engine(await asyncio.shield(self._opening), state.config.http.request_log)
+            engine = timed_engine(await asyncio.shield(self._opening), state.config.http.request_timeout_s)
+            state.opened_engine = logged_engine(engine, state.config.http.request_log)
         state.lifecycle.advance(LifecycleState.INITIALIZING_ENGINE)
         try:
             state.ready = await state.engine.wait_until_ready()

@@ -161,6 +161,12 @@ def engine_unavailable(reason: str) -> ErrorAnswer:
     return ErrorAnswer(503, UNAVAILABLE, "engine_unavailable", reason, headers=_RETRY)
 
 
+def deadline_exceeded(limit_s: float) -> ErrorAnswer:
+    """Row 43."""
+    message = f"The request was not done after {limit_s:g} seconds."
+    return ErrorAnswer(504, SERVER_ERROR, "deadline_exceeded", message)
+
+
 def numerical_error() -> ErrorAnswer:
     """Row 44."""
     message = "The model gave no usable probabilities for the next token."
