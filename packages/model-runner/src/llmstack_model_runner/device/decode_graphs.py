@@ -21,7 +21,7 @@ from llmstack_model_runner.ragged import IntArray
 logger = logging.getLogger(__name__)
 
 _MAX_DEFAULT_SIZE = 512
-_COMMON_SIZES = (1, 2, 4, 8)
+_COMMON_SIZES = tuple(2**power for power in range(9))
 _COMMON_VARIANTS = (SamplingVariant.RANDOM, SamplingVariant.GREEDY)
 
 _Key = tuple[int, SamplingVariant | None]
@@ -48,8 +48,8 @@ class DecodeGraphs:
 
     Recording all sizes at the start would take some seconds (35 sizes in two variants, 50 to 100 ms each), for sizes
     that a server under steady load never meets. So the start records the largest, whose memory the others use again,
-    and the smallest ones, which every server meets; any other size delays the first step that has it. Who lists the
-    sizes (`cuda_graph_sizes`) gets these recorded at the start.
+    and the powers of two, between which kernels change their shapes: any other size delays the first step that has it,
+    but finds everything compiled. Who lists the sizes (`cuda_graph_sizes`) gets these recorded at the start.
     """
 
     def __init__(

@@ -78,13 +78,17 @@ class _CudaTransfer:
         self.event.synchronize()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _CudaFetched:
+    """`sources` are kept until the copies are over: their memory would be given to what is started next."""
+
     event: torch.cuda.Event
     tensors: list[torch.Tensor]
+    sources: Sequence[torch.Tensor]
 
     def wait(self) -> list[torch.Tensor]:
         self.event.synchronize()
+        self.sources = ()
         return self.tensors
 
 
@@ -111,13 +115,11 @@ class CudaRuntime:
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
         """Copies into pinned memory, which PyTorch keeps and hands out again once the copy is over."""
         self._results.wait_stream(torch.cuda.current_stream(self.device))
-        hosts = []
+        hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         with torch.cuda.stream(self._results):
-            for tensor in tensors:
-                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                hosts.append(host.copy_(tensor, non_blocking=True))
-                tensor.record_stream(self._results)
-        return _CudaFetched(self._results.record_event(), hosts)
+            for host, tensor in zip(hosts, tensors, strict=True):
+                host.copy_(tensor, non_blocking=True)
+        return _CudaFetched(self._results.record_event(), hosts, tensors)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Carries the work out once, so that everything is compiled and has its workspaces, and then records it."""
