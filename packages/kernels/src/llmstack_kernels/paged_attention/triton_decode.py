@@ -116,33 +116,33 @@ def _decode_kernel(
     MIN_SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    wait_for_previous()
     members = tl.arange(0, PADDED_GROUP)
     is_member = members < GROUP
     unit = tl.program_id(0)
-    while unit >= 0:
+    number, kv_head = unit // num_kv_heads, unit % num_kv_heads
+    # Lengths are older than the kernel before, which wrote keys and values, so they may be read while that one ends.
+    row, num_before = _find(number, query_start_loc, seq_lens, num_rows, WINDOW, MIN_SPLIT, MAX_SPLITS)
+    wait_for_previous()
+    while row < num_rows:
+        seq_len, split = tl.load(seq_lens + row), number - num_before
+        heads, tokens = kv_head * GROUP + members % GROUP, tl.load(query_start_loc + row) + members * 0
+        own = load_queries(query, tokens, heads, is_member, query_stride, HEAD_DIM, key_scale is not None)
+        queries = own, tl.full([1], seq_len - 1, tl.int32), heads
+        caches = key_cache, value_cache, block_tables + row.to(tl.int64) * table_stride, block_stride, kv_head
+        span = _split_span(seq_len, split, WINDOW, MIN_SPLIT, MAX_SPLITS)
+        factor, to_exponent = score_factors(scale, soft_cap, alibi_slopes, key_scale, kv_head)
+        scoring = factor, to_exponent, soft_cap, alibi_slopes
+        softmax = nothing_seen(PADDED_GROUP, HEAD_DIM)
+        maxima, sums, values = attend(
+            softmax, queries, caches, span, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, True, True
+        )
+        places = (row.to(tl.int64) * num_kv_heads * GROUP + heads) * max_splits + split
+        tl.store(weights + places * 2, maxima * to_exponent, mask=is_member)
+        tl.store(weights + places * 2 + 1, sums, mask=is_member)
+        store_heads(totals, places, is_member, values, HEAD_DIM)
+        unit += tl.num_programs(0)
         number, kv_head = unit // num_kv_heads, unit % num_kv_heads
         row, num_before = _find(number, query_start_loc, seq_lens, num_rows, WINDOW, MIN_SPLIT, MAX_SPLITS)
-        unit += tl.num_programs(0)
-        if row < num_rows:
-            seq_len, split = tl.load(seq_lens + row), number - num_before
-            heads, tokens = kv_head * GROUP + members % GROUP, tl.load(query_start_loc + row) + members * 0
-            own = load_queries(query, tokens, heads, is_member, query_stride, HEAD_DIM, key_scale is not None)
-            queries = own, tl.full([1], seq_len - 1, tl.int32), heads
-            caches = key_cache, value_cache, block_tables + row.to(tl.int64) * table_stride, block_stride, kv_head
-            span = _split_span(seq_len, split, WINDOW, MIN_SPLIT, MAX_SPLITS)
-            factor, to_exponent = score_factors(scale, soft_cap, alibi_slopes, key_scale, kv_head)
-            scoring = factor, to_exponent, soft_cap, alibi_slopes
-            softmax = nothing_seen(PADDED_GROUP, HEAD_DIM)
-            maxima, sums, values = attend(
-                softmax, queries, caches, span, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, True, True
-            )
-            places = (row.to(tl.int64) * num_kv_heads * GROUP + heads) * max_splits + split
-            tl.store(weights + places * 2, maxima * to_exponent, mask=is_member)
-            tl.store(weights + places * 2 + 1, sums, mask=is_member)
-            store_heads(totals, places, is_member, values, HEAD_DIM)
-        else:
-            unit = -1
 
 
 @triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=PER_STEP_POINTERS)
@@ -161,12 +161,13 @@ def _combine_kernel(
     MIN_SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    wait_for_previous()
     row, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
     token = tl.load(query_start_loc + row).to(tl.int64)
-    if tl.load(query_start_loc + row + 1) - token != 1:
-        return
+    query_len = tl.load(query_start_loc + row + 1) - token
     _, _, num_splits = _cut(tl.load(seq_lens + row), WINDOW, MIN_SPLIT, MAX_SPLITS)
+    wait_for_previous()
+    if query_len != 1:
+        return
     # As many as a row of this layer can have, whatever the table's width: the order of the sum is then the row's own.
     splits, columns = tl.arange(0, MAX_SPLITS), tl.arange(0, triton.next_power_of_2(HEAD_DIM))
     is_used, is_column = splits < num_splits, columns < HEAD_DIM
