@@ -40,6 +40,13 @@ def _chained_kernel(x, out, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _hasty_kernel(x, out, SIZE: tl.constexpr):
+    columns = tl.arange(0, SIZE)
+    tl.store(out + columns, tl.load(x + columns) * 2)
+    gdc_wait()
+
+
+@triton.jit
 def _product_kernel(x, weight, out, size, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     rows, columns, inner = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     total = tl.zeros((M, N), tl.float32)
@@ -78,6 +85,7 @@ CASES = [
     CompileCase("waits", scale(_chained_kernel, 256, launch_pdl=True), claims={"_chained_kernel": ("pdl",)}),
     CompileCase("starts_late", scale(_chained_kernel, 256), claims={"_chained_kernel": ("pdl",)}),
     CompileCase("never_waits", scale(_scale_kernel, 256, launch_pdl=True)),
+    CompileCase("writes_early", scale(_hasty_kernel, 256, launch_pdl=True)),
     CompileCase("for_newer", scale(_scale_kernel, 256), min_arch=100),
 ]
 

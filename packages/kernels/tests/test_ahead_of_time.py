@@ -86,6 +86,7 @@ def test_every_configuration_compiles_to_what_is_stored() -> None:
         ("single_warps", "claim", "claims products of warp groups (wgmma) and has none"),
         ("grid", "grid", "has 70000 programs along y, 65535 at most"),
         ("starts_late", "claim", "claims to start while the kernel before it ends (pdl), without launch_pdl=True"),
+        ("writes_early", "claim", "writes before it waits for the kernel before"),
         ("never_waits", "claim", "never waits, so it may read what is not yet written"),
     ],
 )

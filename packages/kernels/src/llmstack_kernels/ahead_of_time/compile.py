@@ -27,7 +27,7 @@ class Compiled:
         kernel: Name of the kernel's function; `name#2` for a second configuration within the case.
         target: The kind of GPU.
         launch: What was compiled.
-        binary: Triton's `CompiledKernel`, or what the compiler said against it.
+        binary: Triton's `CompiledKernel`, or a string: what the compiler said against it.
     """
 
     op: str
@@ -35,7 +35,7 @@ class Compiled:
     kernel: str
     target: Target
     launch: Launch
-    binary: Any | str
+    binary: Any
 
     def __str__(self) -> str:
         return f"{self.op} {self.case.name} {self.kernel} sm_{self.target.arch}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,7 @@ from llmstack_kernels.ahead_of_time.target import MAX_GRID, Target
 _AXES = "xyz"
 # What is claimed shows in code for this compute capability; the instructions are not in older ones.
 _CLAIMS_FROM_ARCH = 90
+_WRITE = re.compile(r"\b(?:st\.global|atom\.global|red\.global)")
 
 
 class Kind(StrEnum):
@@ -95,3 +97,10 @@ def _claim_complaints(compiled: Compiled, result: Measurements) -> Iterator[tupl
         yield Kind.CLAIM, "claims to start while the kernel before it ends (pdl), without launch_pdl=True"
     if is_early and not result.pdl_waits:
         yield Kind.CLAIM, "is started with launch_pdl=True and never waits, so it may read what is not yet written"
+    if is_early and _writes_before_waiting(compiled.binary.asm["ptx"]):
+        yield Kind.CLAIM, "writes before it waits for the kernel before, which may still read or write there"
+
+
+def _writes_before_waiting(ptx: str) -> bool:
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    return bool(wait) and _WRITE.search(before) is not None
