@@ -24,6 +24,7 @@ from llmstack_kernels.sample_tokens.triton_values import (
     first_beyond,
     load_values,
     min_p_of,
+    num_barred,
     temperature_of,
     top_k_of,
     top_p_of,
@@ -61,8 +62,8 @@ def block_kernel(
         counts += persistent * vocab_size
     if bitmask is not None:
         bitmask += index * bitmask_words
-    words, num_known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
-    row = Row(logits + index * logits_stride, words, num_known, counts, bitmask, vocab_size)
+    words, known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
+    row = Row(logits + index * logits_stride, words, known, num_barred(words, known), counts, bitmask, vocab_size)
     temperature = temperature_of(row)
     for tile in range(NUM_TILES):
         blocks = (tl.program_id(0) * NUM_TILES + tile) * TILE_BLOCKS + tl.arange(0, TILE_BLOCKS)
@@ -113,8 +114,8 @@ def choice_kernel(
         counts += persistent * vocab_size
     if bitmask is not None:
         bitmask += index * bitmask_words
-    words, num_known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
-    row = Row(logits + index * logits_stride, words, num_known, counts, bitmask, vocab_size)
+    words, known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
+    row = Row(logits + index * logits_stride, words, known, num_barred(words, known), counts, bitmask, vocab_size)
     blocks = tl.arange(0, NUM_BLOCKS)
     is_block = blocks < num_blocks
     block_maxima = tl.load(maxima + index * num_blocks + blocks, mask=is_block, other=float("-inf"))

@@ -15,6 +15,7 @@ from llmstack_kernels.sample_tokens.triton_values import (
     count_token,
     load_logits,
     min_p_of,
+    num_barred,
     temperature_of,
     top_k_of,
     top_p_of,
@@ -57,8 +58,8 @@ def search_kernel(
             counts += persistent * vocab_size
         if bitmask is not None:
             bitmask += index * bitmask_words
-        words, num_known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
-        row = Row(logits + index * logits_stride, words, num_known, counts, bitmask, vocab_size)
+        words, known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
+        row = Row(logits + index * logits_stride, words, known, num_barred(words, known), counts, bitmask, vocab_size)
         sharpness = Sharpness(tl.load(largest + index), temperature_of(row), min_p_of(row))
         candidates += index * 2 * NUM_CANDIDATES
         threshold, num_equal, mass = _set(row, sharpness, candidates, total, NUM_CANDIDATES, TILE)

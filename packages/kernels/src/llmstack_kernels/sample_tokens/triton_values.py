@@ -37,6 +37,8 @@ class Row(NamedTuple):
     words: Any  # [NUM_WORDS]
     num_known: Any
     """Tokens generated so far."""
+    num_barred: Any
+    """Of the ending tokens."""
     counts: Any  # [vocab_size]; None without penalties
     bitmask: Any  # [ceil(vocab_size / 32)]; None where nothing is masked
     vocab_size: Any
@@ -48,6 +50,12 @@ class Sharpness(NamedTuple):
     best: Any
     temperature: Any
     min_p: Any
+
+
+@triton.jit
+def num_barred(words, num_known):
+    """How many tokens would end the row too early."""
+    return tl.where(num_known < tl.load(words + _MIN_TOKENS), tl.load(words + _NUM_ENDINGS), 0).to(tl.int32)
 
 
 @triton.jit
@@ -99,9 +107,8 @@ def values_of(row, logits, columns, is_inside):
     if row.bitmask is not None:
         bits = tl.load(row.bitmask + (columns >> 5), mask=is_inside, other=0)
         values = tl.where((bits >> (columns & 31)) & 1 != 0, values, float("-inf"))
-    if row.num_known < tl.load(row.words + _MIN_TOKENS):
-        for place in range(tl.load(row.words + _NUM_ENDINGS).to(tl.int32)):
-            values = tl.where(columns == tl.load(row.words + _ENDINGS + place), float("-inf"), values)
+    for place in range(row.num_barred):
+        values = tl.where(columns == tl.load(row.words + _ENDINGS + place).to(tl.int32), float("-inf"), values)
     if row.counts is not None:  # noqa: SIM102, which is decided when the kernel is compiled
         if _is_penalised(row):
             values = _penalised(row, columns, is_inside, values)
