@@ -54,6 +54,28 @@ def test_appended_tokens_become_schedulable() -> None:
     batch.update(SchedulerOutput(2, [], [ScheduledRequest("a", 3, 1, [])]))
 
 
+def test_a_token_under_way_has_its_place_before_it_is_known() -> None:
+    batch = make_batch()
+    step = batch.update(SchedulerOutput(1, [new("a", 3)], [ScheduledRequest("a", 0, 3, [0])]))
+    reservation = batch.reserve(step.rows)
+    batch.update(SchedulerOutput(2, [], [ScheduledRequest("a", 3, 1, [])]))
+    later = batch.reserve(step.rows)
+    batch.fill(reservation, np.array([42]))
+    batch.fill(later, np.array([43]))
+    assert batch.request_token_ids("a") == [0, 1, 2, 42, 43]
+
+
+@pytest.mark.parametrize("other", [[], [new("b", 6)]], ids=["freed", "reused"])
+def test_a_row_that_has_changed_hands_is_not_filled(other: list[NewRequest]) -> None:
+    batch = make_batch(max_num_rows=1)
+    step = batch.update(SchedulerOutput(1, [new("a", 3)], [ScheduledRequest("a", 0, 3, [0])]))
+    reservation = batch.reserve(step.rows)
+    batch.update(SchedulerOutput(2, other, [], ["a"]))
+    before = batch.token_ids.copy()
+    batch.fill(reservation, np.array([42]))
+    assert np.array_equal(batch.token_ids, before)
+
+
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
