@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from llmstack_kernels.float8_cache import STORED_TYPE
-
 
 @dataclass(frozen=True, slots=True)
 class Operands:
@@ -86,8 +84,3 @@ class Operands:
     def is_wide(self) -> bool:
         """Whether products are of float32, which takes twice the room."""
         return self.query.dtype == torch.float32
-
-    @property
-    def is_float8(self) -> bool:
-        """Whether the caches hold 8 bits."""
-        return self.key_cache.dtype == STORED_TYPE

@@ -1,7 +1,8 @@
 """What decode and prefill on a GPU share: the walk over tiles of keys and values, with a running softmax.
 
 What a query gets out of a walk does not depend on the queries beside it: tiles begin at multiples of their size in the
-row's context, and keys that a query does not see leave its running softmax as it was, to the bit.
+row's context, and keys that a query does not see leave its running softmax as it was, to the bit. Multiplications that
+end in an addition are spelled out as one: left to the compiler, loops with and without a mask could round otherwise.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -132,16 +133,13 @@ def _scores(own, keys, distances, heads, scoring):
         # tanh(x) = 1 - 2 / (exp(2x) + 1), which neither overflows nor divides infinities.
         scores = soft_cap * (1 - 2 / (tl.exp2(scores / soft_cap * (2 * _LOG2_E)) + 1))
     if alibi_slopes is not None:
-        scores = scores + tl.load(alibi_slopes + heads)[:, None] * distances.to(tl.float32)
+        scores = tl.fma(tl.load(alibi_slopes + heads)[:, None], distances.to(tl.float32), scores)
     return scores
 
 
 @triton.jit
 def _softmax_step(scores, values, maxima, sums, totals, to_exponent):
-    """The running softmax with a tile more.
-
-    The fused multiplication is spelled out: left to the compiler, loops with and without a mask could round otherwise.
-    """
+    """The running softmax with a tile more."""
     higher = tl.maximum(maxima, tl.max(scores, 1))
     # Of a query that has seen no key yet: infinities must not be subtracted from each other.
     pivots = tl.where(higher == float("-inf"), 0.0, higher)
