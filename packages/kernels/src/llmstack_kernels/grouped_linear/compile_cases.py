@@ -10,6 +10,8 @@ import torch
 from llmstack_kernels.ahead_of_time.case import Claim, CompileCase
 from llmstack_kernels.grouped_linear import triton as kernels
 from llmstack_kernels.linear.configurations import CHUNK_SIZES
+from llmstack_kernels.linear.packed_formats import pack_chunks
+from llmstack_kernels.linear.quantization import empty_quantized
 
 _CLAIMS: dict[str, tuple[Claim, ...]] = {
     "_find_tiles_kernel": ("pdl",),
@@ -48,10 +50,6 @@ def _run(name: str, num_tokens: int, weight_format: str = "plain", dtype: torch.
 def _experts(shape: tuple[int, int, int], weight_format: str, dtype: torch.dtype) -> kernels.TritonExperts:
     if weight_format == "plain":
         return kernels.TritonExperts(shape, torch.empty(shape, dtype=dtype, device="meta"), None, "plain")
-    num_experts, num_outs, in_features = shape
-    chunk_size = CHUNK_SIZES[weight_format]
-    num_chunks, num_bytes = -(-in_features // chunk_size), chunk_size // (2 if weight_format == "int4" else 1)
-    weight = torch.empty(num_experts, num_chunks, num_outs, num_bytes, dtype=torch.int8, device="meta")
-    scale_dtype = torch.int32 if weight_format == "int4" else torch.float32
-    scales = torch.empty(num_experts, num_chunks, num_outs, dtype=scale_dtype, device="meta")
+    one = pack_chunks(empty_quantized(torch.empty(shape[1:], dtype=dtype, device="meta"), weight_format))
+    weight, scales = (torch.empty((shape[0], *part.shape), dtype=part.dtype, device="meta") for part in one)
     return kernels.TritonExperts(shape, weight, scales, weight_format)

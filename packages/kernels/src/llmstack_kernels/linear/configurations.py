@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 FORMATS = ("plain", "int8", "int4", "fp8")
-CHUNK_SIZES: Mapping[str, int] = {"int8": 128, "int4": 64, "fp8": 128}
-"""Inputs that a packed format stores together: one group of int8's scales, two of int4's."""
+CHUNK_SIZES: Mapping[str, int] = {"int8": 128, "int4": 128, "fp8": 128}
+"""Inputs that a packed format stores together: one group of int8's scales, four of int4's."""
 
 _WANTED_PROGRAMS: Mapping[str, int] = {"plain": 264, "int8": 264, "int4": 528, "fp8": 264}
 """Two for each of an H200's 132 multiprocessors; four of int4's, whose tiles are small."""
@@ -62,15 +62,15 @@ class Tile:
 TUNED: Mapping[tuple[str, int, int], Configuration] = {}
 
 # What the rule gives, to be read beside a report of a card (predicted, not tuned). All with 64 outputs a tile, 4 warps
-# and 6 stages; 64 inputs a block of plain weights and int4, 128 of int8 and fp8, which is cut like int8.
+# and 6 stages; 64 inputs a block of plain weights, 128 of the others; fp8 is cut like int8.
 #
 #          inputs    outputs   plain: split, programs; int8: split, programs; int4: split, programs
-#   GPT-2    768 ->   2304       6       216       3       108       6       216
-#            768 ->    768       6        72       3        36       6        72
-#            768 ->   3072       6       288       3       144       6       288
-#           3072 ->    768      16       192      12       144      24       288
-#   1B      2048 ->   3072       6       288       6       288      11       528
-#           2048 ->   2048       8       256       8       256      16       512
+#   GPT-2    768 ->   2304       6       216       3       108       3       108
+#            768 ->    768       6        72       3        36       3        36
+#            768 ->   3072       6       288       3       144       3       144
+#           3072 ->    768      16       192      12       144      12       144
+#   1B      2048 ->   3072       6       288       6       288       8       384
+#           2048 ->   2048       8       256       8       256       8       256
 #           2048 ->  16384       2       512       2       512       3       768
 #           8192 ->   2048       9       288       8       256      16       512
 #   8B      4096 ->   6144       3       288       3       288       6       576

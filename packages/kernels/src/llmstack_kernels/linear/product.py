@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
 
+from llmstack_kernels.linear.widening import widen_fp8, widen_int4, widen_int8
+
 
 @triton.jit
 def tile_product(
@@ -72,7 +74,7 @@ def _plain(
 
 @triton.jit
 def _bytes(
-    weight,  # int8 [num_chunks, num_outs, BLOCK_K]: integers, or the bits of float8 e4m3
+    weight,  # int16 [num_chunks, num_outs, BLOCK_K / 2]: pairs of integers, or of the bits of float8 e4m3
     scales,  # float32 [num_chunks, num_outs] of integers; the one scale of an fp8 output is left to the caller
     outs,
     row_starts,
@@ -85,26 +87,32 @@ def _bytes(
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    inputs = tl.arange(0, BLOCK_K)
-    weights = weight + outs[:, None] * BLOCK_K + inputs[None, :]
-    chunk_size = num_outs.to(tl.int64) * BLOCK_K
+    HALF: tl.constexpr = BLOCK_K // 2
+    places = tl.arange(0, HALF)
+    weights = weight + outs[:, None] * HALF + places[None, :]
+    chunk_size = num_outs.to(tl.int64) * HALF
     sums = tl.zeros((outs.shape[0], row_starts.shape[0]), tl.float32)
     for chunk in tl.range(first, last, num_stages=NUM_STAGES):
-        left = tl.load(weights + chunk * chunk_size)
-        right = _load_rows(row_starts, chunk * BLOCK_K + inputs, in_features, HAS_TAIL)
+        words = tl.load(weights + chunk * chunk_size)
+        right0 = _load_rows(row_starts, chunk * BLOCK_K + places, in_features, HAS_TAIL)
+        right1 = _load_rows(row_starts, chunk * BLOCK_K + HALF + places, in_features, HAS_TAIL)
         if FORMAT == "fp8":
-            sums = tl.dot(widen_fp8(left).to(right.dtype), right, sums, input_precision="ieee")
+            left0, left1 = widen_fp8(words, right0.dtype)
+            sums = tl.dot(left0, right0, sums, input_precision="ieee")
+            sums = tl.dot(left1, right1, sums, input_precision="ieee")
         else:
             # Integers are exact in the type of the rows; the scale enters where sums are float32.
+            left0, left1 = widen_int8(words, right0.dtype)
             scale = tl.load(scales + chunk * num_outs + outs)
-            sums += tl.dot(left.to(right.dtype), right, input_precision="ieee") * scale[:, None]
+            part = tl.dot(left0, right0, input_precision="ieee")
+            sums += tl.dot(left1, right1, part, input_precision="ieee") * scale[:, None]
     return sums
 
 
 @triton.jit
 def _int4(
-    weight,  # int8 [num_chunks, num_outs, BLOCK_K / 2]
-    scales,  # int32 [num_chunks, num_outs]
+    weight,  # int16 [num_chunks, num_outs, BLOCK_K / 4]: four integers each
+    scales,  # int32 [num_chunks, 2, num_outs]: two of bfloat16 each
     outs,
     row_starts,
     first,
@@ -115,48 +123,20 @@ def _int4(
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    HALF: tl.constexpr = BLOCK_K // 2
-    inputs = tl.arange(0, HALF)
-    weights = weight + outs[:, None] * HALF + inputs[None, :]
-    chunk_size = num_outs.to(tl.int64) * HALF
+    GROUP: tl.constexpr = BLOCK_K // 4
+    places = tl.arange(0, GROUP)
+    weights = weight + outs[:, None] * GROUP + places[None, :]
+    chunk_size = num_outs.to(tl.int64) * GROUP
     sums = tl.zeros((outs.shape[0], row_starts.shape[0]), tl.float32)
     for chunk in tl.range(first, last, num_stages=NUM_STAGES):
-        pairs = tl.load(weights + chunk * chunk_size)
-        scale = tl.load(scales + chunk * num_outs + outs)
-        low, high = widen_int4(pairs, scale[:, None], row_starts.dtype.element_ty)
-        right = _load_rows(row_starts, chunk * BLOCK_K + inputs, in_features, HAS_TAIL)
-        sums = tl.dot(low, right, sums, input_precision="ieee")
-        right = _load_rows(row_starts, chunk * BLOCK_K + HALF + inputs, in_features, HAS_TAIL)
-        sums = tl.dot(high, right, sums, input_precision="ieee")
+        words = tl.load(weights + chunk * chunk_size)
+        own_scales = scales + chunk * 2 * num_outs + outs
+        scales0, scales1 = tl.load(own_scales), tl.load(own_scales + num_outs)
+        lefts = widen_int4(words, scales0[:, None], scales1[:, None], row_starts.dtype.element_ty)
+        for group in tl.static_range(4):
+            right = _load_rows(row_starts, chunk * BLOCK_K + group * GROUP + places, in_features, HAS_TAIL)
+            sums = tl.dot(lefts[group], right, sums, input_precision="ieee")
     return sums
-
-
-@triton.jit
-def widen_int4(
-    pairs,  # int8: an integer of the chunk's first half of inputs in the low bits, one of its second half in the high
-    scales,  # int32: the bits of two bfloat16, for the first half in the low bits
-    DTYPE: tl.constexpr,
-):
-    """Both halves' weights: integer times scale, rounded to `DTYPE` once."""
-    low_scale = (scales << 16).to(tl.float32, bitcast=True)  # a bfloat16 is the upper half of a float32
-    high_scale = (scales & -65536).to(tl.float32, bitcast=True)
-    wide = pairs.to(tl.int32)
-    # Conversions of integers have a sixteenth of the rate of this: 2 ** 23 + n has n in its lowest bits.
-    low = ((wide & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
-    high = (((wide >> 4) & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
-    return (low * low_scale).to(DTYPE), (high * high_scale).to(DTYPE)
-
-
-@triton.jit
-def widen_fp8(
-    bits,  # int8: the bits of float8 e4m3
-):
-    """The numbers / 256, exactly, in float16: its exponent has one bit more, whose bias makes the factor.
-
-    Without the compiler's own type, which compute capability 8.0 and the interpreter's rounding lack.
-    """
-    wide = bits.to(tl.int16)
-    return (((wide << 7) & 0x3F80) | (wide & -32768)).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -173,14 +153,14 @@ def prefetch(weight, outs, first, in_features, num_outs, FORMAT: tl.constexpr, B
     """Brings the first chunks of a tile's weights into the L2 cache while the kernel before still runs."""
     if not cuda_capability_geq(9, 0):
         return
-    NUM_BYTES: tl.constexpr = BLOCK_K // 2 if FORMAT == "int4" else BLOCK_K
+    NUM_WORDS: tl.constexpr = BLOCK_K // 4 if FORMAT == "int4" else BLOCK_K // 2
     for chunk in tl.static_range(4):
         if FORMAT == "plain":
             inputs = tl.minimum((first + chunk) * BLOCK_K, in_features - 1)
             lines = weight + outs.to(tl.int64) * in_features + inputs
         else:
             known = tl.minimum(first + chunk, tl.cdiv(in_features, BLOCK_K) - 1)
-            lines = weight + known.to(tl.int64) * num_outs * NUM_BYTES + outs * NUM_BYTES
+            lines = weight + known.to(tl.int64) * num_outs * NUM_WORDS + outs * NUM_WORDS
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; // $0", "=r,l", [lines.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
         )

@@ -23,9 +23,10 @@ from llmstack_kernels.linear.configurations import CHUNK_SIZES, MAX_SPLIT_ROWS, 
 from llmstack_kernels.linear.epilogue import activate_or_gate, tile_outputs
 from llmstack_kernels.linear.gates import GATES
 from llmstack_kernels.linear.packed_formats import pack_chunks
-from llmstack_kernels.linear.product import prefetch, tile_product, widen_fp8, widen_int4
+from llmstack_kernels.linear.product import prefetch, tile_product
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
 from llmstack_kernels.linear.reference import PlainLinear, finish
+from llmstack_kernels.linear.widening import widen_fp8, widen_int4, widen_int8
 
 __all__ = [
     "QUANTIZED_DTYPES",
@@ -115,7 +116,7 @@ def _add_parts(
 ):  # fmt: skip
     """Leaves a part for the last program of its tile to be done; that one gets the sum of all, in order, and True."""
     SIZE: tl.constexpr = BLOCK_OUT * BLOCK_ROWS
-    UNROLL: tl.constexpr = 128 // BLOCK_ROWS  # as many loads at once as registers allow
+    UNROLL: tl.constexpr = 128 // BLOCK_ROWS  # as many loads at once as registers allow: a trip to memory each time
     places = tl.arange(0, BLOCK_ROWS)[None, :] * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[:, None]
     parts = partials + tile.to(tl.int64) * (SPLIT_K * SIZE) + places
     tl.store(parts + split * SIZE, sums, mask=is_row)
@@ -174,7 +175,7 @@ def _store(
 
 @triton.jit
 def _widen_kernel(
-    weight,  # [num_chunks, num_outs, bytes]
+    weight,  # [num_chunks, num_outs, words]
     scales,
     out,  # [num_outs, in_features]
     in_features,
@@ -185,23 +186,27 @@ def _widen_kernel(
 ):
     chunk, outs = tl.program_id(0), tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     outs = tl.minimum(outs, num_outs - 1)
-    NUM_BYTES: tl.constexpr = BLOCK_K // 2 if FORMAT == "int4" else BLOCK_K
-    start = weight + chunk.to(tl.int64) * num_outs * NUM_BYTES
-    packed = tl.load(start + outs[:, None] * NUM_BYTES + tl.arange(0, NUM_BYTES)[None, :])
-    inputs = chunk * BLOCK_K + tl.arange(0, NUM_BYTES)
-    places = out + outs.to(tl.int64)[:, None] * in_features
+    NUM_WORDS: tl.constexpr = BLOCK_K // 4 if FORMAT == "int4" else BLOCK_K // 2
+    places = tl.arange(0, NUM_WORDS)
+    words = tl.load(weight + chunk.to(tl.int64) * num_outs * NUM_WORDS + outs[:, None] * NUM_WORDS + places[None, :])
     dtype: tl.constexpr = out.dtype.element_ty
+    starts = out + outs.to(tl.int64)[:, None] * in_features
     if FORMAT == "int4":
-        low, high = widen_int4(packed, tl.load(scales + chunk * num_outs + outs)[:, None], dtype)
-        tl.store(places + inputs[None, :], low, mask=(inputs < in_features)[None, :])
-        inputs += NUM_BYTES
-        tl.store(places + inputs[None, :], high, mask=(inputs < in_features)[None, :])
+        own_scales = scales + chunk * 2 * num_outs + outs
+        scales0, scales1 = tl.load(own_scales)[:, None], tl.load(own_scales + num_outs)[:, None]
+        parts = widen_int4(words, scales0, scales1, dtype)
     elif FORMAT == "fp8":
-        wide = widen_fp8(packed).to(tl.float32) * tl.load(scales + outs)[:, None]
-        tl.store(places + inputs[None, :], wide.to(dtype), mask=(inputs < in_features)[None, :])
+        parts = widen_fp8(words, dtype)
     else:
-        wide = packed.to(tl.float32) * tl.load(scales + chunk * num_outs + outs)[:, None]
-        tl.store(places + inputs[None, :], wide.to(dtype), mask=(inputs < in_features)[None, :])
+        parts = widen_int8(words, dtype)
+    for part in tl.static_range(BLOCK_K // NUM_WORDS):
+        wide = parts[part]
+        if FORMAT == "fp8":
+            wide = (wide.to(tl.float32) * tl.load(scales + outs)[:, None]).to(dtype)
+        elif FORMAT == "int8":
+            wide = (wide.to(tl.float32) * tl.load(scales + chunk * num_outs + outs)[:, None]).to(dtype)
+        inputs = chunk * BLOCK_K + part * NUM_WORDS + places
+        tl.store(starts + inputs[None, :], wide, mask=(inputs < in_features)[None, :])
 
 
 class TritonLinear:

@@ -1,0 +1,162 @@
+"""Small numbers made 16 bits wide in registers: exactly, and two at once where a processor can.
+
+Words of 16 bits hold numbers of several *planes*: runs of inputs that are apart in a chunk. So two neighbouring words
+in a register of 32 bits are neighbours in each plane, which is what the tensor cores take, and nothing is moved.
+
+For each format there is plain arithmetic, which Triton's interpreter runs too, and for bfloat16 the same in four
+instructions for two numbers, without which unpacking would take longer than reading: a multiprocessor reads 18 bytes
+per clock and starts 128 operations. Both give the same bits; tests hold both to all codes.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
+
+# In these, `lop3` is (a & b) | c (0xea) or (a & b) ^ c (0x6a), and halves with 0x43 on top are bfloat16 from 128 to
+# 255, whose low seven bits count.
+
+# 128 + the low seven bits, less 128, or 256 where the sign is set.
+_INT8_ASSEMBLY = tl.constexpr("""
+{
+    .reg .b32 word<2>, low<2>, sign<2>, minus_one;
+    mov.b32 minus_one, 0xbf80bf80;
+    mov.b32 word0, $2;
+    shr.u32 word1, word0, 8;
+    lop3.b32 low0, word0, 0x007f007f, 0x43004300, 0xea;
+    lop3.b32 low1, word1, 0x007f007f, 0x43004300, 0xea;
+    lop3.b32 sign0, word0, 0x00800080, 0x43004300, 0xea;
+    lop3.b32 sign1, word1, 0x00800080, 0x43004300, 0xea;
+    fma.rn.bf16x2 $0, sign0, minus_one, low0;
+    fma.rn.bf16x2 $1, sign1, minus_one, low1;
+}
+""")
+
+# The bits of e4m3 are those of a bfloat16 that is 2 ** 120 times as small; the factor is 2 ** 112.
+_FP8_ASSEMBLY = tl.constexpr("""
+{
+    .reg .b32 low<2>, sign, factor, minus_zero;
+    mov.b32 factor, 0x77807780;
+    mov.b32 minus_zero, 0x80008000;
+    shl.b32 low0, $2, 4;
+    and.b32 low0, low0, 0x07f007f0;
+    shl.b32 sign, $2, 8;
+    lop3.b32 low0, sign, 0x80008000, low0, 0xea;
+    shr.u32 low1, $2, 4;
+    and.b32 low1, low1, 0x07f007f0;
+    lop3.b32 low1, $2, 0x80008000, low1, 0xea;
+    fma.rn.bf16x2 $0, low0, factor, minus_zero;
+    fma.rn.bf16x2 $1, low1, factor, minus_zero;
+}
+""")
+
+# 128 + (n ^ 8), less 136, times the scale: rounded once, by the last.
+_INT4_ASSEMBLY = tl.constexpr("""
+{
+    .reg .b32 plane<4>, one, minus_136, minus_zero;
+    mov.b32 one, 0x3f803f80;
+    mov.b32 minus_136, 0xc308c308;
+    mov.b32 minus_zero, 0x80008000;
+    mov.b32 plane0, $4;
+    shr.u32 plane1, plane0, 4;
+    shr.u32 plane2, plane0, 8;
+    shr.u32 plane3, plane0, 12;
+    lop3.b32 plane0, plane0, 0x000f000f, 0x43084308, 0x6a;
+    lop3.b32 plane1, plane1, 0x000f000f, 0x43084308, 0x6a;
+    lop3.b32 plane2, plane2, 0x000f000f, 0x43084308, 0x6a;
+    lop3.b32 plane3, plane3, 0x000f000f, 0x43084308, 0x6a;
+    fma.rn.bf16x2 plane0, plane0, one, minus_136;
+    fma.rn.bf16x2 plane1, plane1, one, minus_136;
+    fma.rn.bf16x2 plane2, plane2, one, minus_136;
+    fma.rn.bf16x2 plane3, plane3, one, minus_136;
+    fma.rn.bf16x2 $0, plane0, $5, minus_zero;
+    fma.rn.bf16x2 $1, plane1, $6, minus_zero;
+    fma.rn.bf16x2 $2, plane2, $7, minus_zero;
+    fma.rn.bf16x2 $3, plane3, $8, minus_zero;
+}
+""")
+
+
+@triton.jit
+def widen_int8(
+    words,  # int16: a number of the chunk's first half of inputs in the low byte, one of its second half in the high
+    DTYPE: tl.constexpr,
+):
+    """Both halves' numbers in `DTYPE`."""
+    if DTYPE == tl.bfloat16 and cuda_capability_geq(8, 0):
+        return tl.inline_asm_elementwise(
+            _INT8_ASSEMBLY, "=r,=r,r", [words], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    else:
+        wide = words.to(tl.int32)
+        return ((wide << 24) >> 24).to(DTYPE), (wide >> 8).to(DTYPE)
+
+
+@triton.jit
+def widen_fp8(
+    words,  # int16: the bits of float8 e4m3, two as above
+    DTYPE: tl.constexpr,
+):
+    """Both halves' numbers / 256 in `DTYPE`: float16's exponent has one bit more than e4m3's, whose bias is the factor.
+
+    Without the compiler's own type, which compute capability 8.0 and the interpreter's rounding lack.
+    """
+    if DTYPE == tl.bfloat16 and cuda_capability_geq(8, 0):
+        return tl.inline_asm_elementwise(
+            _FP8_ASSEMBLY, "=r,=r,r", [words], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    else:
+        wide = words.to(tl.int32)
+        low = ((wide << 7) & 0x3F80) | ((wide << 8) & 0x8000)
+        high = ((wide >> 1) & 0x3F80) | (wide & 0x8000)
+        return _as_float16(low).to(DTYPE), _as_float16(high).to(DTYPE)
+
+
+@triton.jit
+def widen_int4(
+    words,  # int16: numbers of the chunk's four quarters of inputs, those of the first in the lowest bits
+    first_scales,  # int32: the bits of two bfloat16, for the first quarter in the low bits
+    last_scales,  # int32: the same of the last two quarters
+    DTYPE: tl.constexpr,
+):
+    """The four quarters' weights: number times scale, rounded to `DTYPE` once."""
+    if DTYPE == tl.bfloat16 and cuda_capability_geq(8, 0):
+        scale0, scale1 = _as_bfloat16(first_scales), _as_bfloat16(first_scales >> 16)
+        scale2, scale3 = _as_bfloat16(last_scales), _as_bfloat16(last_scales >> 16)
+        return tl.inline_asm_elementwise(
+            _INT4_ASSEMBLY,
+            "=r,=r,=r,=r,r,r,r,r,r",
+            [words, scale0, scale1, scale2, scale3],
+            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        wide = words.to(tl.int32)
+        weight0 = _small_integer(wide) * (first_scales << 16).to(tl.float32, bitcast=True)
+        weight1 = _small_integer(wide >> 4) * (first_scales & -65536).to(tl.float32, bitcast=True)
+        weight2 = _small_integer(wide >> 8) * (last_scales << 16).to(tl.float32, bitcast=True)
+        weight3 = _small_integer(wide >> 12) * (last_scales & -65536).to(tl.float32, bitcast=True)
+        return weight0.to(DTYPE), weight1.to(DTYPE), weight2.to(DTYPE), weight3.to(DTYPE)
+
+
+@triton.jit
+def _small_integer(bits):
+    """What the four lowest bits stand for, in float32: 2 ** 23 + n has n in its lowest bits.
+
+    A conversion would have a sixteenth of the rate.
+    """
+    return ((bits & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
+
+
+@triton.jit
+def _as_float16(bits):
+    return bits.to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _as_bfloat16(bits):
+    return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
