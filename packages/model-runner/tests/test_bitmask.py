@@ -71,6 +71,16 @@ def test_masks_find_their_rows_and_places() -> None:
     assert bitmask.bits.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
+def test_masks_of_some_rows_move_with_them() -> None:
+    bits = np.array([[1], [2], [3]], dtype=np.int32)
+    bitmask = TokenBitmask(np.array([0, 3, 4]), bits)
+    chosen = bitmask.select(np.array([1, 3, 4]))
+    assert chosen is not None
+    assert chosen.rows.tolist() == [1, 2]
+    assert chosen.bits.tolist() == [[2], [3]]
+    assert bitmask.select(np.array([1, 2])) is None
+
+
 def test_masks_that_fit_no_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="does not sample"):
         TokenBitmask.of(TokenMasks(["x"], bytearray(4)), ["a"], np.array([1]))

@@ -13,6 +13,7 @@ from llmstack_kernels.native import library
 from llmstack_model_runner.device.runtime import DeviceRuntime
 from llmstack_model_runner.device.testing import AheadDriver, play
 from llmstack_model_runner.device.twin import CpuTwin
+from llmstack_model_runner.input_batch import InputBatchError
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
 from llmstack_types import ModelRunnerConfig, NumericalError, SamplingParams, TokenMasks
@@ -159,9 +160,17 @@ def test_results_come_a_step_later_without_the_host_having_waited(device: ModelR
     assert waits[0] == 0.0  # nothing to read yet
 
 
-def test_drafts_are_verified_before_anything_follows(device: ModelRunner, host: ModelRunner) -> None:
+def test_drafts_that_were_not_announced_are_refused(device: ModelRunner) -> None:
+    driver = StepDriver(device, NUM_BLOCKS)
+    driver.add("a", [1, 2, 3], GREEDY)
+    driver.step({"a": 3})
+    with pytest.raises(InputBatchError, match="max_num_drafts is 0"):
+        driver.step({"a": 1}, {"a": [5]})
+
+
+def test_drafts_are_verified_before_anything_follows(folder: Path, host: ModelRunner) -> None:
     outputs = []
-    for runner in (host, device):
+    for runner in (host, start(folder, CpuTwin(), max_num_drafts=2)):
         driver = StepDriver(runner, NUM_BLOCKS)
         driver.add("a", [1, 2, 3], SamplingParams(temperature=1.0, seed=3, presence_penalty=0.5))
         driver.add("b", [4, 5], GREEDY)
@@ -187,10 +196,33 @@ def test_the_host_samples_from_all_tokens_that_came_before(device: ModelRunner, 
     judge.check(driver)
 
 
-def test_masks_are_asked_for_once_and_kept_to(device: ModelRunner, judge: Judge) -> None:
+def test_who_samples_depends_on_the_request_alone(
+    device: ModelRunner, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    driver.add("host", [1, 2, 3], SamplingParams(temperature=1.0, seed=1, typical_p=0.9, logprobs=3))
+    driver.add("device", [4, 5, 6], SamplingParams(temperature=1.0, seed=2, logprobs=1))
+    sizes: list[int] = []
+    sampler: Any = device._steps._device_sampler  # type: ignore[union-attr]  # who samples is the point
+    sample = sampler.sample
+
+    def note_and_sample(logits: torch.Tensor, *arguments: Any) -> Any:
+        sizes.append(len(logits))
+        return sample(logits, *arguments)
+
+    monkeypatch.setattr(sampler, "sample", note_and_sample)
+    decodes(driver, ["device", "host"], 6)
+    driver.land()
+    assert sizes == [1] * 6
+    judge.check(driver)
+    assert all(len(request.logprobs) == 6 for request in driver.requests.values())
+
+
+@pytest.mark.parametrize("changes", [{}, {"typical_p": 0.9}], ids=["by the device", "by the host"])
+def test_masks_are_asked_for_once_and_kept_to(device: ModelRunner, judge: Judge, changes: dict[str, Any]) -> None:
     driver = AheadDriver(device, NUM_BLOCKS)
     driver.add("free", [1, 2, 3], GREEDY)
-    driver.add("bound", [1, 2, 3], SamplingParams(temperature=1.0, seed=1))
+    driver.add("bound", [1, 2, 3], SamplingParams(temperature=1.0, seed=1, **changes))
     num_calls = 0
 
     def masks() -> TokenMasks:

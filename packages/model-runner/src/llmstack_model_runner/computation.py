@@ -54,13 +54,15 @@ def sample_on_host(
     step: StepRows,
     sampling_indices: IntArray,
     logits: torch.Tensor,
-    token_masks: MakeTokenMasks | None,
+    bitmask: TokenBitmask | None,
 ) -> SamplerOutput:
-    """A token for each row of the logits, by parameters and tokens that the host knows."""
+    """A token for each row of the logits, by parameters and tokens that the host knows.
+
+    `sampling_indices` are the rows of the step that the logits belong to.
+    """
     rows = step.rows[sampling_indices]
     num_places = step.num_drafts[sampling_indices] + 1
     output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
-    bitmask = make_bitmask(step, sampling_indices, token_masks)
     metadata = batch.sampling.metadata(np.repeat(rows, num_places), output_indices, bitmask)
     return sampler.sample(logits, metadata)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmstack_model_runner.computation import Computed, MakeTokenMasks, compute, sample_on_host
+from llmstack_model_runner.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
 from llmstack_model_runner.graph_runner import DecodeOutput, GraphRunner
 from llmstack_model_runner.input_batch import InputBatch, StepRows
 from llmstack_model_runner.models import CausalLM, Model
@@ -72,7 +72,8 @@ class HostSteps:
                 sampled = decoded.greedy_choice()
             elif computed.logits is not None:
                 indices = inputs.sampling_indices
-                sampled = sample_on_host(self._sampler, batch, step, indices, computed.logits, token_masks)
+                bitmask = make_bitmask(step, indices, token_masks)
+                sampled = sample_on_host(self._sampler, batch, step, indices, computed.logits, bitmask)
         self._timing.note_step(len(inputs.token_ids))
         return PendingStep(batch, step, inputs.sampling_indices, sampled, computed.prompt_logprobs, computed.pooled)
 

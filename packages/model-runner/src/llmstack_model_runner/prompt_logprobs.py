@@ -51,17 +51,4 @@ def compute_prompt_logprobs(
                 row_hidden.split(_MAX_POSITIONS), targets.split(_MAX_POSITIONS), strict=True
             )
         ]
-        yield PromptLogprobs(step.request_ids[index], _concatenate(parts))
-
-
-def _concatenate(parts: list[LogprobsTensors]) -> LogprobsTensors:
-    if len(parts) == 1:
-        return parts[0]
-    return LogprobsTensors(
-        chosen_token_ids=torch.cat([part.chosen_token_ids for part in parts]),
-        chosen_logprobs=torch.cat([part.chosen_logprobs for part in parts]),
-        ranks=torch.cat([part.ranks for part in parts]),
-        top_token_ids=torch.cat([part.top_token_ids for part in parts]),
-        top_logprobs=torch.cat([part.top_logprobs for part in parts]),
-        num_top=[num for part in parts for num in part.num_top],
-    )
+        yield PromptLogprobs(step.request_ids[index], LogprobsTensors.concatenate(parts))

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llmstack_model_runner.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
@@ -13,15 +14,15 @@ from llmstack_model_runner.device.decode_graphs import DecodeGraphs, decode_size
 from llmstack_model_runner.device.inputs import prepare_device_inputs
 from llmstack_model_runner.device.rows import DeviceRows
 from llmstack_model_runner.device.runtime import DeviceRuntime, Fetched
-from llmstack_model_runner.device.sampler import DeviceChoice, DeviceSampler
+from llmstack_model_runner.device.sampler import DeviceSampler, merge
 from llmstack_model_runner.device.sampling_rows import DeviceSamplingRows
 from llmstack_model_runner.device.staging import Staging
-from llmstack_model_runner.input_batch import InputBatch, StepRows
+from llmstack_model_runner.input_batch import InputBatch, InputBatchError, StepRows
 from llmstack_model_runner.models import CausalLM
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.prepare_inputs import find_sampling_rows
 from llmstack_model_runner.ragged import IntArray
-from llmstack_model_runner.sampling import LogprobsTensors, Sampler, SamplerOutput
+from llmstack_model_runner.sampling import LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
 from llmstack_model_runner.step_output import PendingOutput, PendingStep
 from llmstack_model_runner.step_timing import StepTiming
 from llmstack_types import ModelRunnerConfig, SchedulerOutput
@@ -84,8 +85,10 @@ class DeviceSteps:
             self._staging,
             has_processors=bool(config.logits_processors),
             is_raw=config.logprobs_mode == "raw_logprobs",
+            has_drafts=bool(config.max_num_drafts),
         )
         self._unread: deque[PendingOutput] = deque()
+        self._max_num_drafts = config.max_num_drafts
         self._lists_sizes = bool(config.cuda_graph_sizes)
         self._graphs, self._reason_for_none = None, _reason_against_graphs(model, config)
         sizes = decode_sizes(config.max_num_seqs, config.cuda_graph_sizes)
@@ -94,8 +97,14 @@ class DeviceSteps:
             self._graphs = DecodeGraphs(*parts, sizes, batch.block_size)
 
     def settle(self, scheduled: SchedulerOutput) -> None:
-        """Waits for the step before the last one, and for that too where the next one begins at what it says."""
+        """Waits for the step before the last one, and for that too where the next one begins at what it says.
+
+        Raises:
+            InputBatchError: There are drafts, but none were announced: the device samples, and cannot verify them.
+        """
         has_drafts = any(row.draft_token_ids for row in scheduled.scheduled_requests)
+        if has_drafts and not self._max_num_drafts:
+            raise InputBatchError("a step has draft tokens, but max_num_drafts is 0")
         self._read(0 if has_drafts or self._is_length_unknown() else _MAX_NUM_UNREAD)
 
     def follow(self, pending: PendingOutput) -> None:
@@ -137,23 +146,27 @@ class DeviceSteps:
         indices = find_sampling_rows(self._batch, step)
         rows = step.rows[indices]
         with self._timing.phase("prepare"):
-            is_for_host = bool(step.num_drafts.any()) or self._device_sampler.is_refused(rows)
-            if is_for_host or self._device_sampler.needs_known_tokens(rows):
-                self._read(0)
+            is_refused = self._device_sampler.refused(rows)
+            if is_refused.any():
+                self._read(0)  # the host samples from all tokens that came before
             self._rows.bring_up(step.rows, rows)
         self._timing.note_step(int(step.num_scheduled_tokens.sum()))
         is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
         if is_decode and self._graphs is not None:
-            pending = self._repeat_decode(self._graphs, step, is_for_host, token_masks)
+            pending = self._repeat_decode(self._graphs, step, is_refused, token_masks)
             if pending is not None:
                 return pending
-        return self._run_eagerly(step, is_for_host, token_masks)
+        return self._run_eagerly(step, is_refused, token_masks)
 
     def _repeat_decode(
-        self, graphs: DecodeGraphs, step: StepRows, is_for_host: bool, token_masks: MakeTokenMasks | None
+        self,
+        graphs: DecodeGraphs,
+        step: StepRows,
+        is_refused: npt.NDArray[np.bool_],
+        token_masks: MakeTokenMasks | None,
     ) -> PendingStep | None:
         rows, indices = step.rows, np.arange(len(step.rows))
-        if not is_for_host and token_masks is None and not self._device_sampler.has_logprobs(rows):
+        if token_masks is None and not is_refused.any() and not self._device_sampler.has_logprobs(rows):
             with self._timing.phase("forward"):
                 results = graphs.sample(rows, self._device_sampler.bring_up(rows))
             return None if results is None else self._finish(step, indices, results)
@@ -161,15 +174,17 @@ class DeviceSteps:
             decoded = graphs.compute_logits(rows)
         if decoded is None:
             return None
-        return self._sample(step, indices, Computed(decoded[0]), decoded[1], is_for_host, token_masks)
+        return self._sample(step, indices, Computed(decoded[0]), decoded[1], is_refused, token_masks)
 
-    def _run_eagerly(self, step: StepRows, is_for_host: bool, token_masks: MakeTokenMasks | None) -> PendingStep:
+    def _run_eagerly(
+        self, step: StepRows, is_refused: npt.NDArray[np.bool_], token_masks: MakeTokenMasks | None
+    ) -> PendingStep:
         with self._timing.phase("prepare"):
             inputs = prepare_device_inputs(self._batch, step, self._rows.state, self._staging)
         with self._timing.phase("forward"):
             computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, None)
         indices = inputs.model.sampling_indices
-        return self._sample(step, indices, computed, inputs.sampling_rows, is_for_host, token_masks)
+        return self._sample(step, indices, computed, inputs.sampling_rows, is_refused, token_masks)
 
     def _sample(
         self,
@@ -177,35 +192,52 @@ class DeviceSteps:
         indices: IntArray,
         computed: Computed,
         device_rows: torch.Tensor,
-        is_for_host: bool,
+        is_refused: npt.NDArray[np.bool_],
         token_masks: MakeTokenMasks | None,
     ) -> PendingStep:
         """Samples for the rows of the step that `indices` name; `device_rows` are their numbers on the device."""
-        rows, logits = step.rows[indices], computed.logits
-        if logits is None:
+        if computed.logits is None:
             empty = np.zeros(0, dtype=np.int64)
             return PendingStep(self._batch, step, empty, None, computed.prompt_logprobs, computed.pooled)
         with self._timing.phase("sample"):
-            choice: DeviceChoice | SamplerOutput
-            if is_for_host:
-                choice = sample_on_host(self._sampler, self._batch, step, indices, logits, token_masks)
-                self._device_sampler.note_host_choice(rows)
-            else:
-                bitmask = make_bitmask(step, indices, token_masks)
-                variant = self._device_sampler.bring_up(rows)
-                choice = self._device_sampler.sample(logits, rows, device_rows, variant, bitmask)
+            bitmask = make_bitmask(step, indices, token_masks)
+            choice = self._choose(step, indices, computed.logits, device_rows, is_refused, bitmask)
             if step.num_drafts.any():
                 results = torch.where(choice.is_good, choice.token_ids, -1).int()
             else:
-                results = self._rows.advance(rows, device_rows, choice.token_ids, choice.is_good)
+                results = self._rows.advance(step.rows[indices], device_rows, choice.token_ids, choice.is_good)
         return self._finish(step, indices, results, choice, computed)
+
+    def _choose(
+        self,
+        step: StepRows,
+        indices: IntArray,
+        logits: torch.Tensor,
+        device_rows: torch.Tensor,
+        is_refused: npt.NDArray[np.bool_],
+        bitmask: TokenBitmask | None,
+    ) -> SamplerOutput:
+        """Each row's token by the device's sampler, or by the host's where that refuses."""
+        rows = step.rows[indices]
+        if is_refused.all():
+            return sample_on_host(self._sampler, self._batch, step, indices, logits, bitmask)
+        if not is_refused.any():
+            return self._device_sampler.sample(logits, rows, device_rows, bitmask)
+        on_host, on_device = np.flatnonzero(is_refused), np.flatnonzero(~is_refused)
+        host_index, device_index = self._staging.send([on_host, on_device])
+        masks = [None if bitmask is None else bitmask.select(part) for part in (on_host, on_device)]
+        host_logits, device_logits = logits.index_select(0, host_index), logits.index_select(0, device_index)
+        by_host = sample_on_host(self._sampler, self._batch, step, indices[on_host], host_logits, masks[0])
+        part_rows = device_rows.index_select(0, device_index)
+        by_device = self._device_sampler.sample(device_logits, rows[on_device], part_rows, masks[1])
+        return merge([(on_host, host_index, by_host), (on_device, device_index, by_device)])
 
     def _finish(
         self,
         step: StepRows,
         indices: IntArray,
         results: torch.Tensor,
-        choice: DeviceChoice | SamplerOutput | None = None,
+        choice: SamplerOutput | None = None,
         computed: Computed | None = None,
     ) -> PendingStep:
         """Sends the results on their way to the host, and makes room for them in the batch."""

@@ -150,7 +150,7 @@ _PARAMS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "frequency_penalty": 0.4, "min_tokens": 4, "stop_token_ids": (1, 2, 3)},
     {"temperature": 1.0, "logprobs": 2},
     # The host samples for these.
-    {"temperature": 1.0, "typical_p": 0.8},
+    {"temperature": 1.0, "typical_p": 0.8, "logprobs": 3},
     {"temperature": 0.0, "logit_bias": {6: 1.0}, "frequency_penalty": 2.0, "repetition_penalty": 2.0},
     {"temperature": 0.0, "logit_bias": {5: 3.0}, "bad_words_token_ids": ((7, 8), (9,))},
 )

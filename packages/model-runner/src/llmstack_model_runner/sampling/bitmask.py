@@ -50,6 +50,13 @@ class TokenBitmask:
             raise ValueError(f"{4 * len(words)} bytes are no token masks for {len(rows)} places")
         return TokenBitmask(rows, words.reshape(len(rows), -1))
 
+    def select(self, logits_rows: npt.NDArray[np.int64]) -> TokenBitmask | None:
+        """The masks of some rows of the logits, ascending, which become rows 0, 1, ...; None where they have none."""
+        is_chosen = np.isin(self.rows, logits_rows)
+        if not is_chosen.any():
+            return None
+        return TokenBitmask(np.searchsorted(logits_rows, self.rows[is_chosen]), self.bits[is_chosen])
+
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: TokenBitmask) -> None:
     """Sets the tokens whose bit is 0 to minus infinity, in place; bits beyond the vocabulary mean nothing.

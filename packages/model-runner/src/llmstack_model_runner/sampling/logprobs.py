@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +39,18 @@ class LogprobsTensors:
         """The same with copies of its tensors, in the order of the fields."""
         chosen_token_ids, chosen_logprobs, ranks, top_token_ids, top_logprobs = tensors
         return LogprobsTensors(chosen_token_ids, chosen_logprobs, ranks, top_token_ids, top_logprobs, self.num_top)
+
+    @staticmethod
+    def concatenate(parts: Sequence[LogprobsTensors]) -> LogprobsTensors:
+        """The positions of all parts, in order; narrow ones are filled up with what nobody asked for."""
+        if len(parts) == 1:
+            return parts[0]
+        width = max(part.top_token_ids.shape[1] for part in parts)
+        columns = [
+            torch.cat([_widened(tensor, width) for tensor in tensors])
+            for tensors in zip(*[part.tensors for part in parts], strict=True)
+        ]
+        return replace(parts[0].elsewhere(columns), num_top=[num for part in parts for num in part.num_top])
 
     def to_lists(self) -> list[TokenLogprobs]:
         """One entry per position; waits for the device."""
@@ -77,6 +89,10 @@ def gather_logprobs(logits: torch.Tensor, chosen_token_ids: torch.Tensor, num_to
         top_logprobs=_finite(top_logprobs),
         num_top=num_top,
     )
+
+
+def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    return tensor if tensor.ndim == 1 else torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
 
 
 def _finite(logprobs: torch.Tensor) -> torch.Tensor:
