@@ -101,7 +101,8 @@ def choose_tile(cut: Configuration, weight_format: str, num_rows: int, row_bits:
     Integers are widened in registers, which leaves room for 64 rows, and float32 has no tensor cores.
     """
     if weight_format == "plain" and row_bits == 16 and num_rows > 64:
-        block_rows = 256 if cut.split_k == 1 and num_rows > MAX_SPLIT_ROWS else 128
+        is_widest = cut.split_k == 1 and cut.block_k <= 64 and num_rows > MAX_SPLIT_ROWS
+        block_rows = 256 if is_widest else 128
         num_stages = _num_stages(cut, 128, block_rows, weight_format, row_bits, _WIDE_TILE_BYTES)
         return Tile(block_out=128, block_rows=block_rows, num_stages=num_stages, num_warps=8)
     widths = (16, 32, 64) if row_bits == 16 else (16,)
