@@ -86,7 +86,7 @@ def widen_int8(
     DTYPE: tl.constexpr,
 ):
     """Both halves' numbers in `DTYPE`."""
-    if DTYPE == tl.bfloat16 and cuda_capability_geq(8, 0):
+    if DTYPE.is_bf16() and cuda_capability_geq(8, 0):
         return tl.inline_asm_elementwise(
             _INT8_ASSEMBLY, "=r,=r,r", [words], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
@@ -104,7 +104,7 @@ def widen_fp8(
 
     Without the compiler's own type, which compute capability 8.0 and the interpreter's rounding lack.
     """
-    if DTYPE == tl.bfloat16 and cuda_capability_geq(8, 0):
+    if DTYPE.is_bf16() and cuda_capability_geq(8, 0):
         return tl.inline_asm_elementwise(
             _FP8_ASSEMBLY, "=r,=r,r", [words], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
@@ -123,7 +123,7 @@ def widen_int4(
     DTYPE: tl.constexpr,
 ):
     """The four quarters' weights: number times scale, rounded to `DTYPE` once."""
-    if DTYPE == tl.bfloat16 and cuda_capability_geq(8, 0):
+    if DTYPE.is_bf16() and cuda_capability_geq(8, 0):
         scale0, scale1 = _as_bfloat16(first_scales), _as_bfloat16(first_scales >> 16)
         scale2, scale3 = _as_bfloat16(last_scales), _as_bfloat16(last_scales >> 16)
         return tl.inline_asm_elementwise(
