@@ -18,7 +18,7 @@ _NUM_BLOCKS = 256
 _NUM_ROWS = 128
 
 
-# The number of updates differs from step to step: it must not decide which of several kernels is compiled.
+# Numbers of updates and of rows differ from step to step: they must not decide which of several kernels is compiled.
 @triton.jit(do_not_specialize=["num_updates"])
 def _update_rows_kernel(
     state,  # [num_state_rows, width]
@@ -68,7 +68,7 @@ def _decode_inputs_kernel(
         start += BLOCK_SIZE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _advance_rows_kernel(
     state,  # [num_state_rows, width]
     rows,  # [num_rows]
