@@ -96,7 +96,7 @@ def test_the_table_adds_up_and_says_how_many_requests_fit() -> None:
 def test_the_largest_steps_are_as_large_as_steps_may_be(
     max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int
 ) -> None:
-    prefill, decode, end = largest_steps(max_num_batched_tokens, max_num_seqs, max_model_len, block_size)
+    decode, prefill, end = largest_steps(max_num_batched_tokens, max_num_seqs, max_model_len, block_size)
     num_rows = min(max_num_seqs, max_num_batched_tokens)
     assert prefill.total_num_scheduled_tokens == min(max_num_batched_tokens, num_rows * max_model_len)
     assert len(prefill.scheduled_requests) == len(decode.scheduled_requests) == num_rows
@@ -105,8 +105,9 @@ def test_the_largest_steps_are_as_large_as_steps_may_be(
     ):
         assert row.num_computed_tokens + row.num_scheduled_tokens == len(new.token_ids) <= max_model_len
         assert len(row.new_block_ids) * block_size >= len(new.token_ids)
-    assert decode.removed_request_ids == [row.request_id for row in prefill.scheduled_requests]
-    assert end.removed_request_ids == [row.request_id for row in decode.scheduled_requests]
+    # What the decode is recorded in takes its memory before the prefill does, as it is in service.
+    assert prefill.removed_request_ids == [row.request_id for row in decode.scheduled_requests]
+    assert end.removed_request_ids == [row.request_id for row in prefill.scheduled_requests]
 
 
 @pytest.mark.parametrize("runner_class", [ModelRunner, TwinModelRunner])
@@ -141,7 +142,7 @@ def test_a_runner_computes_its_largest_steps_and_leaves_nothing_behind(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "forward", counting)
         kv_bytes = runner.run_largest_steps()
-    assert num_tokens[-2:] == [48, 5]
+    assert num_tokens[-2:] == [5, 48]
     assert kv_bytes % runner.kv_cache_spec().bytes_per_block == 0
     assert runner._kv_caches == []
     runner.initialize_kv_cache(8)

@@ -25,19 +25,21 @@ _POOLING = PoolingParams(PoolingType.MEAN, normalize=True, task=PoolingTask.EMBE
 def largest_steps(
     max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int, *, is_generative: bool = True
 ) -> Iterator[SchedulerOutput]:
-    """A prefill of all tokens that ends as many prompts as may run, a decode of as many contexts, and their removal.
+    """A decode of as many contexts as may run, a prefill of all tokens that ends as many prompts, and their removal.
+
+    The decode comes first: what it is recorded in is kept, and in service a prefill finds no room there.
 
     All rows share block 0, so the storage needs no other: what they write and read there means nothing.
     """
     num_rows = min(max_num_seqs, max_num_batched_tokens)
-    lengths = _lengths(max_num_batched_tokens, num_rows, max_model_len)
-    yield _step(0, [0] * len(lengths), lengths, block_size, is_generative)
-    removed = [f"{_PREFIX}0-{index}" for index in range(len(lengths))]
+    removed: list[str] = []
     if is_generative:
         context = max(1, min(max_model_len, _MAX_CONTEXT_TOKENS // num_rows))
-        yield _step(1, [context - 1] * num_rows, [1] * num_rows, block_size, is_generative, removed)
-        removed = [f"{_PREFIX}1-{index}" for index in range(num_rows)]
-    yield SchedulerOutput(step=2, removed_request_ids=removed)
+        yield _step(0, [context - 1] * num_rows, [1] * num_rows, block_size, is_generative)
+        removed = [f"{_PREFIX}0-{index}" for index in range(num_rows)]
+    lengths = _lengths(max_num_batched_tokens, num_rows, max_model_len)
+    yield _step(1, [0] * len(lengths), lengths, block_size, is_generative, removed)
+    yield SchedulerOutput(step=2, removed_request_ids=[f"{_PREFIX}1-{index}" for index in range(len(lengths))])
 
 
 def _lengths(num_tokens: int, num_rows: int, max_model_len: int) -> list[int]:
