@@ -21,6 +21,7 @@ from llmstack_types import (
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
+    TokenMasks,
 )
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton` of llmstack-kernels)")
@@ -115,6 +116,24 @@ def test_so_do_steps_under_all_options(tmp_path: Path, name: str) -> None:
 def test_so_does_the_sampler_of_the_host(tmp_path: Path) -> None:
     with fake_gpu():
         generate(start(tmp_path, GPT | {"architectures": ["GPT2LMHeadModel"]}), HOST_PARAMS)
+
+
+def test_so_do_drafts_and_masks_of_tokens(tmp_path: Path) -> None:
+    with fake_gpu():
+        runner = start(tmp_path, GPT | {"architectures": ["GPT2LMHeadModel"]}, max_num_drafts=2)
+        driver = StepDriver(runner, 32)
+        for index, params in enumerate(PARAMS):
+            driver.add(f"{index}", [1] * 9, SamplingParams(**params))
+        driver.run(2)
+        driver.step({f"{index}": 1 for index in range(3)}, {f"{index}": [0, 5] for index in range(3)})
+        assert driver.errors == {}
+        assert driver.outputs["0"] == [0] * 4  # one draft was right
+        allowed = TokenMasks(["masked"], bytearray(b"\xff" * 12))
+        new = [NewRequest("masked", [1] * 9, 9, SamplingParams(seed=1))]
+        for scheduled in (ScheduledRequest("masked", 0, 9, [31]), ScheduledRequest("masked", 9, 1, [])):
+            output = runner.execute_model(SchedulerOutput(9, new, [scheduled]), lambda: allowed).result()
+            assert output.sampled_token_ids == [[0]]
+            new = []
 
 
 def test_so_do_swaps_and_sleep(tmp_path: Path) -> None:
