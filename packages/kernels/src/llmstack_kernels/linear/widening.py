@@ -128,7 +128,7 @@ def widen_int4(
         scale2, scale3 = _as_bfloat16(last_scales), _as_bfloat16(last_scales >> 16)
         return tl.inline_asm_elementwise(
             _INT4_ASSEMBLY,
-            "=r,=r,=r,=r,r,r,r,r,r",
+            "=&r,=&r,=&r,=&r,r,r,r,r,r",  # outputs are written before the last input is read
             [words, scale0, scale1, scale2, scale3],
             (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
