@@ -20,6 +20,7 @@ class FakeServer(ThreadingHTTPServer):
         requests: Path, headers and decoded body of every POST.
         refusal: Status and body of every answer, in place of an answer.
         tail: What ends a stream; without `[DONE]` it breaks off.
+        answers: What is said to a text, in place of the text itself.
         gate: Cleared, a stream stops after its first word until it is set.
     """
 
@@ -32,6 +33,7 @@ class FakeServer(ThreadingHTTPServer):
         self.tail = b"data: [DONE]\n\n"
         self.models: Any = MODELS
         self.reasoning = ""
+        self.answers: dict[str, str] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.has_lost_reader = threading.Event()
@@ -70,6 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _events(self, body: dict[str, Any]) -> Iterator[bytes]:
         is_chat = "messages" in body
         said = body["messages"][-1]["content"] if is_chat else body["prompt"]
+        said = self.server.answers.get(said, said)
         yield b": a comment\n\n"
         if self.server.reasoning:
             yield self._event({"delta": {"reasoning_content": self.server.reasoning}})

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 RESTART_WINDOW_S: Final = 60.0
 MAX_BACKOFF_S: Final = 8.0
+# What finding one among 500 requests takes. An engine core that dies of something else looks like a search without end.
+MAX_SEARCH_RESTARTS: Final = 12
 
 _T = TypeVar("_T")
 
@@ -51,7 +53,7 @@ class RecoveringClient:
 
         Args:
             start: Starts one.
-            max_restarts: Within a minute; after more of them it is dead. Those that narrow a search do not count.
+            max_restarts: Within a minute; after more of them it is dead. Those that narrow a search are counted apart.
 
         Raises:
             EngineStartError: A process cannot be started.
@@ -65,6 +67,7 @@ class RecoveringClient:
         self._running: dict[str, None] = {}  # in the engine core; a set would forget the order
         self._own_outputs: deque[EngineCoreOutput] = deque()
         self._restart_times_s: deque[float] = deque()
+        self._search_times_s: deque[float] = deque()
         self._was_ready = False
         self._recovery: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
@@ -281,7 +284,7 @@ class RecoveringClient:
         """
         await self._client.shutdown()
         if not self._may_restart(is_search=is_search):
-            raise EngineDeadError(f"{reason}; more than {self._max_restarts} restarts within a minute")
+            raise EngineDeadError(f"{reason}; it was restarted too often within a minute")
         logger.error("the engine core died (%s): starting another for %d requests", reason, self.num_requests)
         await asyncio.sleep(self._backoff_s())
         self.num_restarts += 1
@@ -319,11 +322,13 @@ class RecoveringClient:
 
     def _may_restart(self, *, is_search: bool) -> bool:
         now_s = monotonic()
-        while self._restart_times_s and now_s - self._restart_times_s[0] > RESTART_WINDOW_S:
-            self._restart_times_s.popleft()
-        if not is_search:
-            self._restart_times_s.append(now_s)
-        return len(self._restart_times_s) <= self._max_restarts
+        times_s, limit = (
+            (self._search_times_s, MAX_SEARCH_RESTARTS) if is_search else (self._restart_times_s, self._max_restarts)
+        )
+        while times_s and now_s - times_s[0] > RESTART_WINDOW_S:
+            times_s.popleft()
+        times_s.append(now_s)
+        return len(times_s) <= limit
 
     def _backoff_s(self) -> float:
         """None before the first restart; then 1, 2, 4, ... seconds."""
