@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -57,7 +58,7 @@ from llmstack_model_runner.start_checks import architecture, check_max_model_len
 from llmstack_model_runner.step_output import PendingOutput
 from llmstack_model_runner.step_recovery import SettledStep, StepRecovery
 from llmstack_model_runner.step_timing import StepTiming
-from llmstack_model_runner.warm_up import check_warm_up, warm_up_steps
+from llmstack_model_runner.warm_up import MASKED_STEP, allow_all, check_warm_up, warm_up_steps
 from llmstack_model_runner.weights import (
     describe_quantization,
     load_weights,
@@ -186,21 +187,22 @@ class ModelRunner:
     def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
         """Memory that KV storage may take on the device.
 
-        All there is where the user has given a size; else a share, and never more than all rows at full length need.
+        All there is where the user has given a size; else a share, and on a CPU, whose memory others need too, never
+        more than all rows at full length need.
         """
         config, spec = self._config, self.kv_cache_spec()
-        num_row_blocks = -(-config.max_model_len // config.block_size)
-        needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
         if self._device.type == "cuda":
             share = 1.0 if is_size_given else config.gpu_memory_utilization
             lost_bytes = 2 * spec.num_layers * ALLOCATION_STEP + spec.bytes_per_block  # a block is nobody's
             kv_bytes = self._profile_memory(share).kv_bytes(share) - lost_bytes
-            return max(0, kv_bytes if is_size_given else min(needed_bytes, kv_bytes))
+            return max(0, kv_bytes)
         token_bytes = spec.bytes_per_block // spec.block_size
         num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
         step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
         if is_size_given:
             return obtainable_host_kv_bytes(step_bytes) // config.num_engines
+        num_row_blocks = -(-config.max_model_len // config.block_size)
+        needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
         return min(needed_bytes, available_host_kv_bytes() // config.num_engines)
 
     def run_largest_steps(self) -> int:
@@ -242,7 +244,8 @@ class ModelRunner:
         if not spec.is_generative:
             warm_up = pooling_warm_up_steps(num_blocks, spec.block_size, max_num_tokens)
         for step in warm_up:
-            check_warm_up(self.execute_model(step).result())
+            masks = partial(allow_all, step, spec.vocab_size) if step.step == MASKED_STEP else None
+            check_warm_up(self.execute_model(step, masks).result())
         steps.finish_warm_up()
         self.timing.reset()
 
