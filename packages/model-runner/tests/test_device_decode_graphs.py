@@ -84,21 +84,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_start_records_the_largest_size_and_powers_of_two_and_others_wait_for_their_first_step(
     folder: Path,
 ) -> None:
-    runner = start(folder, CpuTwin(), max_num_seqs=30)  # 1, 2, 4, 8, 16, 30, each of two kinds; not 24
-    assert runner.backends()["decode"] == "12 recordings of up to 30 rows take 0 MB"
+    runner = start(folder, CpuTwin(), max_num_seqs=30)  # 1, 2, 4, 8, 16, 30 of two kinds; 2 with masks
+    assert runner.backends()["decode"] == "13 recordings of up to 30 rows take 0 MB"
     driver = AheadDriver(runner, NUM_BLOCKS)
     for index in range(17):
         driver.add(f"{index}", [1, 2], GREEDY)
     for _ in range(2):
         driver.step({name: request.num_left for name, request in driver.requests.items()})
     driver.land()
-    assert runner.backends()["decode"].startswith("13 recordings")
+    assert runner.backends()["decode"].startswith("14 recordings")
 
 
 @needs_native_kernels
 def test_sizes_that_are_given_are_recorded_at_the_start(folder: Path) -> None:
     runner = start(folder, CpuTwin(), cuda_graph_sizes=(3, 4))
-    assert runner.backends()["decode"].startswith("4 recordings of up to 4 rows")
+    assert runner.backends()["decode"].startswith("5 recordings of up to 4 rows")
 
 
 @needs_native_kernels
@@ -106,7 +106,7 @@ def test_sizes_that_are_given_are_recorded_at_the_start(folder: Path) -> None:
 def test_where_there_is_no_memory_to_record_steps_run_operation_by_operation(folder: Path, first: int) -> None:
     runner = start(folder, Refusing(torch.OutOfMemoryError("CUDA out of memory"), first))
     assert generate(runner) == generate(start(folder, CpuTwin()))
-    assert f"no room for {6 - first} more" in runner.backends()["decode"]
+    assert f"no room for {7 - first} more" in runner.backends()["decode"]
 
 
 @needs_native_kernels
@@ -144,3 +144,14 @@ def test_steps_that_are_not_recorded_do_not_wait_for_the_device_either(
     guard(steps._rows, "advance")
     generate(runner, 3)
     assert guarded == ["forward", "compute_logits", "sample", "advance"] * 3
+
+
+@needs_native_kernels
+def test_recordings_go_where_memory_is_short_and_come_back_with_the_next_step(folder: Path) -> None:
+    expected = generate(start(folder, CpuTwin()))
+    runner = start(folder, CpuTwin())
+    runner._make_room()
+    steps: Any = runner._steps
+    assert not steps._graphs._graphs
+    assert generate(runner) == expected
+    assert steps._graphs._graphs

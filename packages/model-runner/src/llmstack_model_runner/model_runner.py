@@ -343,6 +343,8 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def _make_room(self) -> None:
+        if isinstance(self._steps, DeviceSteps):
+            self._steps.make_room()
         return_freed_memory(self._device)
 
     def _release_kv_cache(self) -> None:

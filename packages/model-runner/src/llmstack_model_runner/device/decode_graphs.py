@@ -113,6 +113,13 @@ class DecodeGraphs:
             return None
         return self._logits[: len(rows)], self._row_numbers[: len(rows)]
 
+    def drop(self) -> None:
+        """Gives the recordings' memory back; what is needed again is recorded again. No step may be under way."""
+        self._graphs.clear()
+        self._refused.clear()
+        self._logits = None
+        self._runtime.graph_bytes = 0
+
     def describe(self) -> str:
         """For logs."""
         if self._reason_for_none:

@@ -130,6 +130,12 @@ class DeviceSteps:
         if self._graphs is not None:
             self._graphs.record_common(all_sizes=self._lists_sizes)
 
+    def make_room(self) -> None:
+        """Gives back the memory of recorded steps."""
+        self._read(0)
+        if self._graphs is not None:
+            self._graphs.drop()
+
     def describe(self) -> str:
         """How steps that only decode are run."""
         return f"not recorded: {self._reason_for_none}" if self._graphs is None else self._graphs.describe()
