@@ -12,6 +12,8 @@ from llmstack_types import EngineStartError
 
 # Of PyTorch's allocators on either device, CUDA's and Triton's own, cuBLAS's workspaces, C++.
 _ALLOCATION_TEXTS = ("out of memory", "can't allocate memory", "alloc_failed", "bad_alloc", "bad allocation")
+# Older versions of PyTorch raise a plain RuntimeError where the device has failed.
+_FATAL_ERRORS = (InputBatchError, getattr(torch, "AcceleratorError", InputBatchError))
 _DEVICE_TEXTS = ("CUDA error", "[CUDA]", "CUBLAS_STATUS", "cuDNN error")
 
 
@@ -30,7 +32,7 @@ def is_fatal(error: BaseException) -> bool:
     """
     if is_out_of_memory(error):
         return False
-    if isinstance(error, InputBatchError | torch.AcceleratorError):
+    if isinstance(error, _FATAL_ERRORS):
         return True
     return isinstance(error, RuntimeError) and any(part in str(error) for part in _DEVICE_TEXTS)
 
