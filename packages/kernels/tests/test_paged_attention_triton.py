@@ -292,7 +292,8 @@ def test_what_the_kernels_cannot_compute_the_reference_does(
     )
     assert_agrees(make_case([(1, 20), (3, 9)], triton_device, block_size=12))
     assert_agrees(make_case([(1, 20), (3, 9)], triton_device, head_dim=8))
-    assert len(calls) == 2
+    assert_agrees(make_case([(1, 20)], triton_device, heads=(65, 1), head_dim=256))
+    assert len(calls) == 3
 
 
 def test_memory_that_is_laid_out_otherwise_is_refused(triton_device: str) -> None:

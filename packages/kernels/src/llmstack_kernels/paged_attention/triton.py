@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+import triton
 
 from llmstack_kernels.launch import describe, is_available
 from llmstack_kernels.paged_attention import reference
@@ -22,13 +23,18 @@ __all__ = ["describe", "is_available", "paged_attention", "supports"]
 
 _HEAD_DIMS = range(9, 257)  # as tiles, of a power of two: 16 to 256
 _MAX_GROUP = 128
+# Padded numbers of a token's queries that share a KV head, by their bytes: they must fit beside keys and values.
+_MAX_QUERY_SIZE = {2: 128 * 256, 4: 128 * 64}
 
 
 def supports(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
     """Whether the kernels compute these shapes; elsewhere the reference does."""
     _, num_kv_heads, block_size, head_dim = key_cache.shape
-    is_power_of_2 = block_size & (block_size - 1) == 0
-    return is_power_of_2 and head_dim in _HEAD_DIMS and query.shape[1] // num_kv_heads <= _MAX_GROUP
+    if block_size & (block_size - 1) or head_dim not in _HEAD_DIMS:
+        return False
+    group = query.shape[1] // num_kv_heads
+    query_size = triton.next_power_of_2(group) * triton.next_power_of_2(head_dim)
+    return bool(group <= _MAX_GROUP and query_size <= _MAX_QUERY_SIZE.get(query.element_size(), 0))
 
 
 def paged_attention(

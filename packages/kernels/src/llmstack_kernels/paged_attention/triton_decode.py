@@ -34,6 +34,8 @@ from llmstack_kernels.paged_attention.triton_tiles import (
 _MAX_PROGRAMS = 4096
 # Three tiles of keys and values on their way: each takes two stages, since its place is loaded from the block table.
 _NUM_STAGES = 7
+# Two of them where tiles that are widened from 8 bits are wide or masked, for which registers would not suffice.
+_NUM_WIDENED_STAGES = 5
 _ROWS_AT_ONCE = tl.constexpr(128)
 
 
@@ -267,8 +269,8 @@ def _attend_splits(
         max_splits,
         num_rows,
         operands.num_kv_heads,
-        num_warps=4 if rows <= 32 else 8,
-        num_stages=_NUM_STAGES,
+        num_warps=_num_warps(operands, rows),
+        num_stages=_num_stages(operands),
         launch_pdl=supports_dependent_launch(operands.out.device),
         BLOCK_SIZE=operands.block_size,
         PADDED_GROUP=rows,
@@ -280,3 +282,16 @@ def _attend_splits(
 def _tile(operands: Operands) -> int:
     """Keys of a tile: 8 KB of 16 bits, so that four programs of a multiprocessor have three tiles on their way each."""
     return max(16, min(128, (2048 if operands.is_wide else 4096) // operands.padded_dim))
+
+
+def _num_warps(operands: Operands, rows: int) -> int:
+    """So many that the registers of all hold a tile of queries, its scores and its sums."""
+    if rows <= 32:
+        return 4
+    return 16 if operands.is_wide and rows > 64 else 8
+
+
+def _num_stages(operands: Operands) -> int:
+    is_masked = operands.padded_dim != operands.head_dim
+    is_widened = operands.key_scale is not None and (is_masked or operands.padded_dim > 128)
+    return _NUM_WIDENED_STAGES if is_widened else _NUM_STAGES

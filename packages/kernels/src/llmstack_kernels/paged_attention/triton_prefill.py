@@ -144,7 +144,10 @@ def choose_tiles(operands: Operands) -> Tiles:
     """Tile sizes for a layer; a token's query heads of one KV head always fit."""
     table = _WIDE_TILES if operands.is_wide else _TILES
     tiles = next(tiles for head_dim, tiles in table.items() if operands.padded_dim <= head_dim)
-    return replace(tiles, num_rows=max(tiles.num_rows, triton.next_power_of_2(operands.group)))
+    num_rows = max(tiles.num_rows, triton.next_power_of_2(operands.group))
+    # Without tensor cores a tile that so many heads make high takes the registers of more warps.
+    num_warps = 16 if operands.is_wide and num_rows > 64 else tiles.num_warps
+    return replace(tiles, num_rows=num_rows, num_warps=num_warps)
 
 
 def attend_prefills(operands: Operands, *, has_decodes: bool = False) -> None:

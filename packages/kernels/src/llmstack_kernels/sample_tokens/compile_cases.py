@@ -15,13 +15,17 @@ _NUM_PERSISTENT_ROWS = 256
 
 
 def cases() -> Iterator[CompileCase]:
-    """Vocabularies of GPT-2 and Llama 3, many rows and one, with what rows may ask for."""
+    """Vocabularies of GPT-2 and Llama 3, many rows and one, with what rows may ask for; the largest there are."""
     for name, vocab_size in (("gpt2", 50_257), ("llama", 128_256)):
         logits = _empty(torch.float32, 64, vocab_size)
         yield CompileCase(f"greedy_{name}", _call(logits, has_random=False))
         yield CompileCase(f"random_{name}", _call(logits), name == "llama")
         yield CompileCase(f"penalties_masked_{name}", _call(logits, has_penalties=True, is_masked=True))
         yield CompileCase(f"random_{name}_bf16_alone", _call(_empty(torch.bfloat16, 1, vocab_size)))
+    for name, vocab_size in (("qwen", 151_936), ("gemma", 256_000)):
+        logits = _empty(torch.float32, 64, vocab_size)
+        yield CompileCase(f"penalties_{name}", _call(logits, has_penalties=True))
+        yield CompileCase(f"penalties_masked_{name}", _call(logits, has_penalties=True, is_masked=True))
 
 
 def _call(

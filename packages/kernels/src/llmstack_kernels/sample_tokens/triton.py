@@ -28,6 +28,8 @@ _NUM_CANDIDATES = 512
 """Twice the largest set that is inverted by rank: a bound taken from maxima of blocks lets some more tokens pass."""
 _TILE = 2048
 """Logits that a program has in registers; more of them spill where rows are masked and penalised at once."""
+_GATHERED = 2048
+"""The same of blocks that hold candidates; half as many of rows that are masked or penalised."""
 _MAX_TILES = 4
 _MANY_ROWS = 32
 """From here on a program of the first kernel reads several tiles: it looks its row's parameters up but once."""
@@ -80,12 +82,12 @@ def sample_tokens(
         **chained,
     )  # fmt: skip
     scratch = _Scratch.of(maxima) if has_random else _Scratch()
-    num_gathered_blocks = 16 if counts is None and bitmask is None else 8
+    gathered = _GATHERED if counts is None and bitmask is None else _GATHERED // 2
     launch(
         choice_kernel, (num_rows,), *inputs, maxima, sums, scratch.blocks, scratch.candidates, scratch.candidate_ids,
         scratch.largest, scratch.totals, token_ids, is_good, vocab_size, blocks.num_blocks,
         num_warps=8, HAS_RANDOM=has_random, IS_COUNTING=is_counting, BLOCK=blocks.block,
-        TILE_BLOCKS=min(num_gathered_blocks, blocks.tile_blocks),
+        TILE_BLOCKS=min(gathered // max(128, blocks.block), blocks.tile_blocks),
         NUM_BLOCKS=triton.next_power_of_2(blocks.num_blocks), NUM_CANDIDATES=_NUM_CANDIDATES,
         **chained,
     )  # fmt: skip
