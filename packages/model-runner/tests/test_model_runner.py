@@ -245,6 +245,14 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> N
         make_runner(tmp_path, device=device)
 
 
+def test_a_gpu_that_the_kernels_are_not_made_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(ValueError, match=r"capability 7\.5, and 8\.0 is needed"):
+        make_runner(tmp_path, device="auto")
+    assert make_runner(tmp_path, device="cpu").backends()
+
+
 @pytest.mark.parametrize("architectures", [None, [], [7], "GPT2LMHeadModel"])
 def test_a_configuration_without_architecture_is_refused(tmp_path: Path, architectures: object) -> None:
     write_gpt2_config(tmp_path, architectures=architectures)

@@ -7,19 +7,33 @@ from typing import Any
 
 import torch
 
+_LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores, and copies that a kernel does not wait for
+
 
 def resolve_device(name: str) -> torch.device:
     """The device that `name` means; `auto` prefers a GPU.
 
     Raises:
-        ValueError: Unknown, or not at hand.
+        ValueError: Unknown, not at hand, or a GPU that the kernels are not made for.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device {name!r} is unknown; use auto, cpu or cuda")
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise ValueError("device cuda is not available: torch finds no GPU")
-    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+    if name == "cpu" or not has_gpu:
+        return torch.device("cpu")
+    _check_capability(torch.cuda.get_device_capability())
+    return torch.device("cuda")
+
+
+def _check_capability(capability: tuple[int, int]) -> None:
+    if capability < _LEAST_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (_LEAST_CAPABILITY, capability))
+        raise ValueError(
+            f"the GPU has compute capability {found}, and {needed} is needed; "
+            "CUDA_VISIBLE_DEVICES= (empty) hides it, then the processor computes"
+        )
 
 
 def check_max_model_len(max_model_len: int, num_positions: int) -> None:
