@@ -34,8 +34,9 @@ from llmstack_kernels.paged_attention.triton_tiles import (
 _MAX_PROGRAMS = 4096
 # Three tiles of keys and values on their way: each takes two stages, since its place is loaded from the block table.
 _NUM_STAGES = 7
-# Two of them where tiles that are widened from 8 bits are wide or masked, for which registers would not suffice.
-_NUM_WIDENED_STAGES = 5
+# Two of them where tiles that are widened from 8 bits are wide or masked, for which registers would not suffice, and
+# where wide ones are of float32, for which the 99 KB of shared memory of compute capability 8.9 would not.
+_NUM_STAGES_OF_WIDE = 5
 _ROWS_AT_ONCE = tl.constexpr(128)
 
 
@@ -292,6 +293,7 @@ def _num_warps(operands: Operands, rows: int) -> int:
 
 
 def _num_stages(operands: Operands) -> int:
-    is_masked = operands.padded_dim != operands.head_dim
-    is_widened = operands.key_scale is not None and (is_masked or operands.padded_dim > 128)
-    return _NUM_WIDENED_STAGES if is_widened else _NUM_STAGES
+    is_masked, is_large = operands.padded_dim != operands.head_dim, operands.padded_dim > 128
+    is_widened = operands.key_scale is not None
+    is_short = (is_widened and (is_masked or is_large)) or (operands.is_wide and is_large)
+    return _NUM_STAGES_OF_WIDE if is_short else _NUM_STAGES

@@ -136,7 +136,8 @@ class Tiles:
 
 # Head size, padded, up to which a choice holds. From 64 rows on, an H100 multiplies with whole groups of warps.
 # Up to 64, a stage less leaves room for two programs on a multiprocessor: one multiplies while the other exponentiates.
-_TILES = {64: Tiles(128, 64, 8, 4), 128: Tiles(128, 64, 8, 5), 256: Tiles(64, 32, 8, 5)}
+# Up to 256, one leaves room on GPUs whose blocks have 99 KB of shared memory (compute capability 8.6, 8.9 and 12.0).
+_TILES = {64: Tiles(128, 64, 8, 4), 128: Tiles(128, 64, 8, 5), 256: Tiles(64, 32, 8, 4)}
 _WIDE_TILES = {64: Tiles(64, 32, 8, 5), 128: Tiles(32, 16, 8, 3), 256: Tiles(32, 16, 8, 3)}  # float32
 
 
