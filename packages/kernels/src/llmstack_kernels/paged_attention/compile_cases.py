@@ -76,7 +76,7 @@ _LAYERS = {
     "phi_bf16_fp8_cache": _Layer(32, 32, 80, cache_dtype=torch.float8_e4m3fn),
 }
 
-# Its prefill spills 112 bytes of registers per thread, whatever the tiles, and is not held to the rule.
+# Its prefill spills some registers whatever the tiles, and is not held to the rule.
 _GEMMA_FLOAT8 = _Layer(16, 8, 256, cache_dtype=torch.float8_e4m3fn, sliding_window=4096, soft_cap=50.0)
 
 
