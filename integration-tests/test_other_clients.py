@@ -210,7 +210,7 @@ def test_langchain(install: Install, place: list[object], tmp_path: Path) -> Non
     assert said["streamed"] == said["both"][0] == said["whole"]
     assert said["both"][1] != said["whole"]
     assert said["finish_reason"] == "length"
-    assert said["num_chunks"] > 6
+    assert said["num_chunks"] > 2  # how many depends on how fast it reads
     assert said["whole_usage"]["output_tokens"] == said["streamed_usage"]["output_tokens"] == 12
 
 

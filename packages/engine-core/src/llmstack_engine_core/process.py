@@ -22,7 +22,7 @@ from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
 from llmstack_engine_core.ipc.sockets import bind_engine_socket, remove_places
 from llmstack_engine_core.start_order import StartOrder, receive_start_order
-from llmstack_types import LLMStackError
+from llmstack_types import EngineStartError, LLMStackError
 
 logger = logging.getLogger("llmstack_engine_core.process")  # `__name__` is `__main__` here
 
@@ -42,7 +42,10 @@ def main(arguments: list[str]) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _exit_on_signal)
     lifeline = socket.socket(fileno=int(arguments[0]))
-    order = receive_start_order(lifeline)
+    try:
+        order = receive_start_order(lifeline)
+    except EngineStartError:  # whoever started it has ended meanwhile: there is nobody to tell
+        return 1
     _configure_logging(order.config.log_level)
     # Not in a `finally`, which a signal of its own could leave before it is done.
     atexit.register(remove_places, order.directory, order.address)

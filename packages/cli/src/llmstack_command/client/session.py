@@ -82,9 +82,9 @@ def show_answer(terminal: Terminal, events: Generator[dict[str, Any], None, None
         with contextlib.closing(events):  # which tells the server that nobody reads on
             for event in events:
                 for text, is_aside in _texts(event):
-                    terminal.write(text, is_aside=is_aside)
                     if not is_aside:
-                        said.append(text)
+                        said.append(text)  # first: what a person has seen, and then stopped, was said
+                    terminal.write(text, is_aside=is_aside)
     except KeyboardInterrupt:
         if not terminal.is_interactive:
             raise
