@@ -71,6 +71,7 @@ class RecoveringClient:
         self._was_ready = False
         self._recovery: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
+        self._deferred: list[str] = []  # let go while there was no engine core
         self._death: str | None = None
         self._has_news = asyncio.Event()
         self._on_news: Callable[[], None] | None = None
@@ -230,8 +231,11 @@ class RecoveringClient:
                 self._recover(str(error))
 
     async def _send(self, request: EngineCoreRequest, *, is_newcomer: bool = False) -> None:
-        if self._recovery is not None or (is_newcomer and self._suspects.is_searching):
+        if is_newcomer and (self._recovery is not None or self._suspects.is_searching):
             self._suspects.hold(request.request_id)
+            return
+        if self._recovery is not None:
+            self._deferred.append(request.request_id)
             return
         self._running[request.request_id] = None
         try:
@@ -299,26 +303,34 @@ class RecoveringClient:
 
     async def _resume(self, after: AfterCrash) -> None:
         if after.quarantined is not None:
-            self._fail(after.quarantined, QuarantinedError.KILLS_ENGINES)
-        await self._let_go(after.resumed)
+            await self._let_go(self._fail(after.quarantined, QuarantinedError.KILLS_ENGINES))
+        deferred, self._deferred = self._deferred, []
+        await self._let_go([*after.resumed, *deferred])
         if not self._suspects.is_searching:
             await self._let_go(self._suspects.release_newcomers())
 
     async def _let_go(self, request_ids: Sequence[str]) -> None:
         """Sends requests that were held back, or were in an engine core that is gone."""
-        for request_id in request_ids:
+        waiting = deque(request_ids)
+        while waiting:
+            request_id = waiting.popleft()
             if request_id not in self._journal:
                 continue
             request = self._journal.resumed(request_id)
             if request is None:
-                self._fail(request_id, EngineLostError.TEXT)
-            else:
+                waiting += self._fail(request_id, EngineLostError.TEXT)
+                continue
+            try:
                 await self._send(request)
+            except ValueError:  # with its tokens it has become too large for a message
+                waiting += self._fail(request_id, EngineLostError.TEXT)
 
-    def _fail(self, request_id: str, error: str) -> None:
+    def _fail(self, request_id: str, error: str) -> list[str]:
+        """Ends a request; returns those that waited for it."""
         if self._journal.forget([request_id]):
             self._own_outputs.append(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error))
             self._wake()
+        return self._suspects.forget([request_id])
 
     def _may_restart(self, *, is_search: bool) -> bool:
         now_s = monotonic()
