@@ -1,6 +1,6 @@
 # Thin over hatch: each target is one line; the scripts themselves are in pyproject.toml.
 .DEFAULT_GOAL := setup
-.PHONY: setup serve test test-full check bench clean
+.PHONY: setup serve test test-lowest wheels distributions test-full test-avx2 test-reference check bench docs clean
 
 PYTHON ?= python3
 KERNELS := $(wildcard packages/kernels/src/llmstack_kernels/*/*.cpp packages/kernels/src/llmstack_kernels/*/*.h)
@@ -13,10 +13,16 @@ HATCH := .hatch/bin/hatch
 setup: .venv/.synced
 serve: setup ; @exec .venv/bin/llmstack serve $(ARGS)
 test: setup ; $(HATCH) run test $(ARGS)
+test-lowest: $(HATCH) ; $(HATCH) run lowest:test $(ARGS)
 test-full: setup ; $(HATCH) run test-full $(ARGS)
+test-avx2: setup ; $(HATCH) run test-avx2 $(ARGS)
+test-reference: setup ; $(HATCH) run test-reference $(ARGS)
 check: setup ; $(HATCH) run check
+docs: setup ; $(HATCH) run docs $(ARGS)
+wheels: $(HATCH) ; $(HATCH) run release:wheels
+distributions: $(HATCH) ; $(HATCH) run release:distributions $(TAG)
 bench: setup ; $(HATCH) run bench $(ARGS)
-clean: ; rm -rf .venv .hatch .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks dist packages/*/dist
+clean: ; rm -rf .venv .venv-lowest .hatch .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .site-check site dist packages/*/dist
 
 $(HATCH): ; $(PYTHON) -m venv .hatch && .hatch/bin/python -m pip install --quiet "hatch>=1.18,<2"
 .venv/.synced: $(PROJECTS) $(KERNELS) | $(HATCH) ; $(HATCH) run sync && touch $@

@@ -69,6 +69,9 @@ CASES = {
     "Gemma2ForCausalLM": GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
     "Gemma3ForCausalLM": GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 2},
 }
+NUM_GROUPS = {"Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 3}
+"""Groups of layers with block tables of their own; 1 for models without sliding windows, or with one for all layers."""
+
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tiny chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
@@ -120,6 +123,8 @@ def test_greedy_tokens_equal_transformers(checkpoint: tuple[Path, list[list[int]
     params = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
     counter = PreemptionCounter()
     options = {"skip_tokenizer_init": True, "stat_loggers": [counter], **ENGINES[engine]}
+    if "num_kv_blocks" in options:  # a block is one of a group of layers
+        options["num_kv_blocks"] *= NUM_GROUPS.get(folder.name.rstrip("0"), 1)
     with LLM(str(folder), dtype="float32", **options) as llm:
         for _ in range(2):  # the second time with prefix hits
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)

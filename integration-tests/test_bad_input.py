@@ -1,4 +1,4 @@
-"""Bad requests get the contract's answer, leak nothing, and disturb nobody else's stream."""
+"""Bad requests get the contract's answer, leak nothing, and disturb no other stream."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ BAD: list[tuple[str, str, Any, int, str | None, str | None]] = [
     ("duplicate keys", COMPLETIONS, b'{"prompt": "a", "prompt": "b"}', 400, None, None),
     ("lone surrogate", COMPLETIONS, b'{"prompt": "\\ud800"}', 400, None, None),
     ("deep nesting", COMPLETIONS, b'{"prompt": ' + b"[" * 100 + b"]" * 100 + b"}", 400, None, None),
+    ("long integer, malformed", COMPLETIONS, b'{"prompt": ' + b"1" * 5000 + b"} x", 400, None, None),
+    ("infinite float", COMPLETIONS, b'{"prompt": "a", "temperature": 1e400}', 400, "decimal_above_max_value", None),
+    ("million arrays", COMPLETIONS, b'{"x": [' + b"[]," * 10**6 + b"[]]}", 400, "request_budget_exceeded", None),
+    ("many members", COMPLETIONS, b'{"x": {' + b'"":0,' * 10**5 + b'"":0}}', 400, "request_budget_exceeded", None),
     ("not an object", COMPLETIONS, b"[1]", 400, "invalid_type", None),
     ("unknown model", COMPLETIONS, completion(model="x"), 404, "model_not_found", "model"),
     ("no prompt", COMPLETIONS, {"max_tokens": 1}, 400, "missing_required_parameter", "prompt"),

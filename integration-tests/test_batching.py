@@ -36,10 +36,10 @@ def alone(serve: Callable[..., Any]) -> list[str]:
     "flags",
     [
         (),
-        ("--max-num-batched-tokens", "16", "--max-num-seqs", "16"),
+        pytest.param(("--max-num-batched-tokens", "16", "--max-num-seqs", "16"), marks=pytest.mark.full),
         ("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8"),
         ("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8", "--num-host-blocks", "64"),
-        ("--no-enable-prefix-caching", "--no-enable-chunked-prefill"),
+        pytest.param(("--no-enable-prefix-caching", "--no-enable-chunked-prefill"), marks=pytest.mark.full),
         ("--async-scheduling", "--max-num-partial-prefills", "2", "--long-prefill-token-threshold", "8"),
     ],
     ids=["plain", "tiny chunks", "preemption", "swap", "whole prompts", "scheduling ahead"],

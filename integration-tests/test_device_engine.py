@@ -14,11 +14,11 @@ from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
 
 testing = pytest.importorskip("llmstack_model_runner.testing")
 native = pytest.importorskip("llmstack_kernels.native")
-twins = pytest.importorskip("llmstack_model_runner.device.testing")
+stand_ins = pytest.importorskip("model_runner_helpers.cpu_stand_in")
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="equality to the bit needs the native kernels")
 
-TWIN = "llmstack_model_runner.device.testing:TwinModelRunner"
+STAND_IN = "model_runner_helpers.cpu_stand_in:StandInModelRunner"
 LIMITS: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 5, "max_num_batched_tokens": 32}
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 48, "intermediate_size": 56,
@@ -58,35 +58,35 @@ def build(model_path: str, runner: str, speculative: SpeculativeConfig | None = 
 
 def run(core: EngineCore) -> dict[str, list[object]]:
     """Tokens and log-probabilities of all requests; one of them is aborted in the midst of its decode."""
-    told: dict[str, list[object]] = {}
+    generated: dict[str, list[object]] = {}
     for number in range(2):
         prompt = [11, 22, 33, 44 + number, 55] * 3 + [11, 22]
         for name, params in PARAMS.items():
-            told[f"{name}-{number}"] = []
+            generated[f"{name}-{number}"] = []
             core.add_request(EngineCoreRequest(f"{name}-{number}", prompt[: 17 - 6 * number], params))
     while core.has_unfinished_requests():
         for output in core.step().outputs:
             assert output.error is None, output.error
-            told[output.request_id] += [*output.new_token_ids, *(output.logprobs or ())]
-        if len(told["greedy-1"]) == 5:
+            generated[output.request_id] += [*output.new_token_ids, *(output.logprobs or ())]
+        if len(generated["greedy-1"]) == 5:
             core.abort_requests(["greedy-1"])
     core.shutdown()
-    return {name: values[:5] if name == "greedy-1" else values for name, values in told.items()}
+    return {name: values[:5] if name == "greedy-1" else values for name, values in generated.items()}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_scheduling_ahead_of_a_device_changes_no_output(model_path: str, variant: str) -> None:
     waiting = run(build(model_path, "default", **VARIANTS[variant]))
-    ahead = run(build(model_path, TWIN, async_scheduling=True, **VARIANTS[variant]))
+    ahead = run(build(model_path, STAND_IN, async_scheduling=True, **VARIANTS[variant]))
     assert ahead == waiting
     assert sum(map(len, ahead.values())) > 150
 
 
 def test_drafts_on_a_device_change_no_output(model_path: str) -> None:
     lookup = SpeculativeConfig("ngram", 3, prompt_lookup_max=3, prompt_lookup_min=1)
-    assert run(build(model_path, TWIN, lookup)) == run(build(model_path, "default"))
+    assert run(build(model_path, STAND_IN, lookup)) == run(build(model_path, "default"))
 
 
 def test_a_runner_on_a_device_does_what_the_engine_core_asks_of_one(model_path: str) -> None:
     config = ModelRunnerConfig(model_path, max_model_len=64, max_num_seqs=4, block_size=4, device="cpu")
-    check_model_runner(lambda: twins.TwinModelRunner(config))
+    check_model_runner(lambda: stand_ins.StandInModelRunner(config))

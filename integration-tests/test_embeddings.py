@@ -17,7 +17,7 @@ import transformers
 from llmstack_engine_core.replay import verify
 from llmstack_engine_core.step_log import read_step_log
 from llmstack_llm import LLM, EngineArgs, LLMEngine, PoolingParams, PoolingRequestOutput, SamplingParams
-from llmstack_llm.stats import IterationStats
+from llmstack_llm.outputs.stats import IterationStats
 from llmstack_llm.testing import byte_tokenizer
 from llmstack_types import EngineReady, InvalidRequestError, PoolingType, SchedulerStats
 

@@ -1,4 +1,4 @@
-"""The README's examples are run as they stand, against the server it tells its reader to start."""
+"""Examples of the README and of the first pages are run as they stand, against the server that they start."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from typing import Any
 
 import pytest
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "packages.md", "coming-from-vllm.md"))]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(language: str, opening: str = "") -> list[Any]:
+    """The examples of all pages in one language that start with `opening`, each once."""
+    found: dict[str, Any] = {}
+    for page in PAGES:
+        examples = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        for number, code in enumerate(examples):
+            if code.startswith(opening):
+                found.setdefault(code, pytest.param(code, id=f"{page.stem}-{number}"))
+    return list(found.values())
+
+
+def test_every_page_has_examples() -> None:
+    assert [page.name for page in PAGES if "```python" not in page.read_text()] == []
 
 
 def run(arguments: list[str], folder: Path) -> str:
@@ -26,14 +38,14 @@ def run(arguments: list[str], folder: Path) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.strip().splitlines()[0][:50])
+@pytest.mark.parametrize("code", blocks("python"))
 def test_python_examples_run(code: str, demo_server: Any, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(code.replace("http://127.0.0.1:8000", demo_server.url))
     assert run([sys.executable, str(script)], tmp_path).strip()
 
 
-@pytest.mark.parametrize("code", [b for b in blocks("bash") if b.startswith("curl")])
+@pytest.mark.parametrize("code", blocks("bash", "curl"))
 def test_curl_examples_answer(code: str, demo_server: Any, tmp_path: Path) -> None:
     answer = run(["bash", "-c", code.replace("http://127.0.0.1:8000", demo_server.url)], tmp_path)
     assert '"error"' not in answer

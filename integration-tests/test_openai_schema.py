@@ -1,7 +1,7 @@
 """What the server sends, checked against the types of the `openai` package, which OpenAI's schema generates.
 
 Pydantic in strict mode checks names, types and literals. Two things its models do not say: which nullable keys must be
-there all the same (the table below, from the schema's `required`), and which keys are nobody's (the set of our own).
+there all the same (the table below, from the schema's `required`), and which keys are not in the schema (our own).
 """
 
 from __future__ import annotations

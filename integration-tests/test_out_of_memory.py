@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ RUNNERS = '''
 
 import torch
 
-from llmstack_model_runner.device.testing import TwinModelRunner
+from model_runner_helpers.cpu_stand_in import StandInModelRunner
 from llmstack_model_runner.model_runner import ModelRunner
 
 
@@ -42,7 +44,7 @@ class FaultyHost(Faulty, ModelRunner):
     pass
 
 
-class FaultyTwin(Faulty, TwinModelRunner):
+class FaultyStandIn(Faulty, StandInModelRunner):
     pass
 '''
 BODY = {"model": "llmstack-demo", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
@@ -53,7 +55,7 @@ BODY = {"model": "llmstack-demo", "max_tokens": 40, "temperature": 0, "ignore_eo
     [
         pytest.param("FaultyHost", [], marks=pytest.mark.full),
         pytest.param("FaultyHost", ["--async-scheduling"], marks=pytest.mark.full),
-        ("FaultyTwin", ["--async-scheduling"]),
+        ("FaultyStandIn", ["--async-scheduling"]),
     ],
 )
 def test_one_request_dies_with_500_while_streams_go_on(
@@ -61,7 +63,7 @@ def test_one_request_dies_with_500_while_streams_go_on(
 ) -> None:
     (tmp_path / "faulty_runners.py").write_text(RUNNERS, encoding="utf-8")
     flags = ["--runner", f"faulty_runners:{runner}", "--enforce-eager", *arguments]
-    with serve(*flags, env={"PYTHONPATH": str(tmp_path)}) as server:
+    with serve(*flags, env={"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}) as server:
         prompts = [[300, 301, 302], [40] * 50, [90, 91]]
         expected = [server.post("/v1/completions", {**BODY, "prompt": prompt})[1] for prompt in prompts]
         streams = [start_stream(server.client, prompt) for prompt in prompts]
@@ -75,7 +77,7 @@ def test_one_request_dies_with_500_while_streams_go_on(
         for index, stream in enumerate(streams):
             texts[index] += "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
         assert texts == [answer["choices"][0]["text"] for answer in expected]
-        # Nobody finds what the failed request was to write, and its room is free again.
+        # No request finds what the failed request was to write, and its blocks are free again.
         status, again, _ = server.post("/v1/completions", {**BODY, "prompt": prompts[0]})
         assert (status, again["choices"][0]["text"]) == (200, texts[0])
         assert server.get_status("/health") == 200

@@ -32,7 +32,7 @@ def runtime_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def slow_echo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[float], list[str]]:
-    """Arguments for a model that starts at once and takes as long per token as it is told."""
+    """Arguments for a model that starts at once and takes the given time per token."""
 
     def arguments(step_delay_s: float) -> list[str]:
         folder = tmp_path_factory.mktemp("models") / f"echo?step_delay_s={step_delay_s}"
@@ -145,7 +145,7 @@ def test_two_api_processes_share_one_port_one_engine_and_their_metrics(start: Ca
     api_pids(server)
     engine_pid = server.engine_pid()  # there is but one
     complete_all(server)
-    for _ in range(6):  # whoever answers
+    for _ in range(6):  # any process may answer
         assert server.metric("llmstack:request_success_total") == len(PROMPTS)
         assert server.metric("vllm:generation_tokens_total") == 12 * len(PROMPTS)
         assert server.metric("llmstack:num_requests_running") == 0
@@ -244,18 +244,18 @@ def test_a_taken_port_fails_before_any_process_starts(launch: Callable[..., Any]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    ("arguments", "exit_code", "part"),
     [
-        (["/nowhere/at/all"], "/nowhere/at/all"),
-        (["--runner", "nonesuch"], "there is no model runner 'nonesuch'"),
-        pytest.param(["--runner", "echo", "--num-kv-blocks", "100000000"], "out of memory", marks=pytest.mark.full),
+        (["/nowhere/at/all"], 2, "/nowhere/at/all"),
+        (["--runner", "nonesuch"], 1, "there is no model runner 'nonesuch'"),
+        pytest.param(["--runner", "echo", "--num-kv-blocks", "100000000"], 1, "out of memory", marks=pytest.mark.full),
     ],
 )
 def test_a_start_that_fails_is_one_line_however_many_processes_there_are(
-    launch: Callable[..., Any], runtime_folder: Path, arguments: list[str], part: str
+    launch: Callable[..., Any], runtime_folder: Path, arguments: list[str], exit_code: int, part: str
 ) -> None:
     server = launch("--api-server-count", "2", *arguments, env={"XDG_RUNTIME_DIR": str(runtime_folder)})
-    assert server.process.wait(60) == 1
+    assert server.process.wait(60) == exit_code
     assert part in server.log.splitlines()[-1]
     assert "Traceback" not in server.log
     assert list(runtime_folder.iterdir()) == []
@@ -282,7 +282,7 @@ def test_api_processes_that_end_again_and_again_end_the_server(start: Callable[.
     server = start("--api-server-count", "2")
     for _ in range(6):
         for child in psutil.Process(server.process.pid).children():
-            if "llmstack_server.api_worker" in child.cmdline():
+            if "llmstack_server.serving.api_worker" in child.cmdline():
                 child.kill()
                 child.wait(10)
                 break
@@ -379,7 +379,7 @@ def test_a_sleeping_engine_refuses_in_every_process_and_says_the_same_when_awake
     server.wait_for(lambda: server.metric("llmstack:num_requests_running") == 0, "abort")
     for level in (1, 2):
         assert post(server, f"/sleep?level={level}") == 200
-        for _ in range(4):  # whoever answers
+        for _ in range(4):  # any process may answer
             assert server.get_json("/is_sleeping") == {"is_sleeping": True}
             assert server.get_status("/health") == 200
             status, body, _ = server.post("/v1/completions", {"model": "llmstack-demo", "prompt": "x"})

@@ -32,10 +32,10 @@ def requirements_of(folder: Path, *, with_extras: bool = False) -> list[Requirem
     return [Requirement(text) for group in (project["dependencies"], *extras) for text in group]
 
 
-def imported_siblings(folder: Path) -> set[str]:
-    """Import names of the other packages that the sources of `folder` import anywhere."""
+def imported_siblings(folder: Path, *patterns: str) -> set[str]:
+    """Import names of the other packages that files of `folder` import anywhere; by default, its sources."""
     names: set[str] = set()
-    for path in folder.glob("src/**/*.py"):
+    for path in [path for pattern in patterns or ("src/**/*.py",) for path in folder.glob(pattern)]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names |= {alias.name.split(".")[0] for alias in node.names}
@@ -44,6 +44,49 @@ def imported_siblings(folder: Path) -> set[str]:
     return {name for name in names if name.startswith("llmstack_")} - {import_name_of(folder)}
 
 
+def packages_below(folder: Path) -> set[str]:
+    """Import names of what the package requires, directly or through another, extras included."""
+    names: set[str] = set()
+    pending = [folder]
+    while pending:
+        for requirement in requirements_of(pending.pop(), with_extras=True):
+            name = SIBLING_TO_IMPORT.get(requirement.name)
+            if name is not None and name not in names:
+                names.add(name)
+                pending.append(IMPORT_TO_FOLDER[name])
+    return names
+
+
+def packages_above(folder: Path) -> set[str]:
+    """Import names of the packages that require this one, and of those that the layers put above it."""
+    name = import_name_of(folder)
+    names = {import_name_of(other) for other in FOLDERS if name in packages_below(other)}
+    ranks = {part.strip(): rank for rank, layer in enumerate(layers()) for part in layer.split("|")}
+    if name in ranks:
+        names |= {other for other, rank in ranks.items() if rank < ranks[name]}
+    else:  # the command, the benchmarks and the demo model are in no layer: all that they do not require is above
+        names |= set(ranks)
+    return names - packages_below(folder) - {name}
+
+
+def layers() -> list[str]:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    contracts = tool["importlinter"]["contracts"]
+    return next(list(contract["layers"]) for contract in contracts if contract["id"] == "layers")
+
+
+def sets_of_words(text: str) -> set[frozenset[str]]:
+    """Tuples, lists, sets and `Literal` types of three or more words that a source writes out, in lower case."""
+    return {
+        frozenset(str(ast.literal_eval(word)).lower() for word in node.elts)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set)
+        and len(node.elts) >= 3
+        and all(isinstance(word, ast.Constant) and isinstance(word.value, str) for word in node.elts)
+    }
+
+
+IMPORT_TO_FOLDER = {import_name_of(folder): folder for folder in FOLDERS}
 SIBLING_TO_IMPORT = {project_of(folder)["name"]: import_name_of(folder) for folder in FOLDERS}
 
 each_package = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -85,7 +128,7 @@ def test_requirements_are_our_names_in_ranges(folder: Path) -> None:
     assert OTHER_PEOPLES_NAMES.isdisjoint(requirement.name for requirement in requirements)
     ours = [requirement for requirement in requirements if requirement.name.startswith("llmstack-")]
     assert {requirement.name for requirement in ours} <= set(SIBLING_TO_IMPORT)
-    assert {requirement.name for requirement in ours if requirement.specifier != SpecifierSet(">=0.1,<0.2")} == set()
+    assert {requirement.name for requirement in ours if requirement.specifier != SpecifierSet(">=0.2,<0.3")} == set()
 
 
 @each_package
@@ -98,9 +141,43 @@ def test_a_package_imports_exactly_the_siblings_it_requires(folder: Path) -> Non
 
 
 @each_package
+def test_benchmarks_and_tests_import_nothing_above_their_package(folder: Path) -> None:
+    imported = imported_siblings(folder, "benchmarks/**/*.py", "tests/**/*.py", "train/**/*.py")
+    assert imported & packages_above(folder) == set()
+
+
+def test_the_packages_above_a_leaf_are_those_that_use_it() -> None:
+    above_the_kernels = packages_above(ROOT / "packages" / "kernels")
+    assert above_the_kernels >= {"llmstack_model_runner", "llmstack_engine_core", "llmstack_llm", "llmstack_server"}
+    assert above_the_kernels.isdisjoint({"llmstack_types", "llmstack_kv_cache"})
+    assert packages_above(ROOT / "packages" / "bench") >= {"llmstack_server", "llmstack_model_runner"}
+
+
+@each_package
 def test_every_module_opens_with_what_it_is_for(folder: Path) -> None:
     paths = [path for path in folder.glob("src/**/*.py") if path.stat().st_size]
     assert [path for path in paths if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) is None] == []
+
+
+def test_no_two_packages_write_out_the_same_set_of_words() -> None:
+    packages: dict[frozenset[str], set[str]] = {}
+    for folder in FOLDERS:
+        for path in folder.glob("src/**/*.py"):
+            for words in sets_of_words(path.read_text(encoding="utf-8")):
+                packages.setdefault(words, set()).add(folder.name)
+    assert frozenset({"int8", "int4", "fp8"}) in packages
+    assert {tuple(sorted(words)): names for words, names in packages.items() if len(names) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    "text", ['("a", "b", "c")', '["A", "B", "C"]', 'frozenset({"c", "b", "a"})', 'Literal["a", "b", "c"]']
+)
+def test_a_set_of_words_is_the_same_in_any_form(text: str) -> None:
+    assert sets_of_words(f"from typing import Literal\nWORDS = {text}\n") == {frozenset("abc")}
+
+
+def test_two_words_or_values_that_are_no_words_are_not_a_set_of_words() -> None:
+    assert sets_of_words('A = ("a", "b")\nB = ("a", "b", 1)\nC = {"a": 1, "b": 2, "c": 3}\n') == set()
 
 
 @each_package
@@ -108,8 +185,8 @@ def test_only_what_owns_a_process_configures_logging(folder: Path) -> None:
     pattern = re.compile(r"logging\.(basicConfig|config)|\.addHandler\(|getLogger\((?!__name__\))")
     found = {path for path in folder.glob("src/**/*.py") if pattern.search(path.read_text(encoding="utf-8"))}
     owners = {
-        "api-server/src/llmstack_server/logs.py",
-        "api-server/src/llmstack_server/api_worker.py",
+        "api-server/src/llmstack_server/observability/logs.py",
+        "api-server/src/llmstack_server/serving/api_worker.py",
         "engine-core/src/llmstack_engine_core/process.py",
     }
     assert found <= {ROOT / "packages" / owner for owner in owners}

@@ -1,4 +1,4 @@
-"""Every layer is useful alone: in somebody else's engine, over a fake, without its neighbours, without torch."""
+"""Every layer is useful alone: in another engine, over a fake, without its neighbours, without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmstack_types import (
 
 
 class ForeignEngine:
-    """Somebody else's engine in forty lines: one sequence at a time, a dictionary as memory, our KV-cache manager."""
+    """Another engine in forty lines: one sequence at a time, a dictionary as memory, our KV-cache manager."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.cache = KVCacheManager(num_blocks=num_blocks, block_size=block_size)

@@ -121,7 +121,7 @@ def ask(server: Any, script: str, **fields: Any) -> Any:
 
 
 def plain(completion: Any) -> Any:
-    """The choices without what is drawn anew each time."""
+    """The choices without their random ids."""
     choices = completion.model_dump()["choices"]
     for choice in choices:
         message = {key: value for key, value in choice["message"].items() if value not in (None, "", [])}

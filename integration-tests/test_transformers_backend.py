@@ -86,7 +86,10 @@ def checkpoint(
 @pytest.mark.parametrize("engine", ENGINES)
 def test_greedy_tokens_equal_transformers_generate(checkpoint: tuple[Path, list[list[int]]], engine: str) -> None:
     folder, continuations = checkpoint
-    assert generate(folder, model_impl="transformers", **ENGINES[engine]) == continuations
+    options = dict(ENGINES[engine])
+    if "num_kv_blocks" in options and folder.name.startswith("Cohere2"):
+        options["num_kv_blocks"] *= 2  # each of its two groups of layers has blocks of its own
+    assert generate(folder, model_impl="transformers", **options) == continuations
 
 
 def test_our_llama_and_theirs_write_the_same(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reports source files and functions that no longer read in one sitting."""
+"""Source files and functions that are too long, and packages with too many fragments."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_SOURCE_LINES = 400
 MAX_TEST_LINES = 600
 MAX_FUNCTION_LINES = 60
+MIN_SOURCE_LINES = 40
+# A module is a thing with a name: in these packages at most a tenth of them have fewer lines than that.
+FEW_FRAGMENTS = ("api-server", "llm", "model-runner")
 SOURCES = ("packages/*/src/**/*.py", "packages/*/train/**/*.py", "tools/*.py")
-TESTS = ("packages/*/tests/**/*.py", "packages/*/benchmarks/**/*.py", "integration-tests/**/*.py")
+TESTS = ("packages/*/tests/**/*.py", "packages/*/benchmarks/**/*.py", "benchmarks/**/*.py", "integration-tests/**/*.py")
 
 
 def function_complaints(path: Path, text: str) -> Iterator[str]:
@@ -36,7 +39,18 @@ def file_complaints(path: Path, text: str, max_lines: int) -> Iterator[str]:
         yield f"{path.relative_to(ROOT)}:1: {num_lines} lines, {max_lines} at most"
 
 
+def fragment_complaints(package: str) -> Iterator[str]:
+    """One line if more than a tenth of a package's modules are shorter than `MIN_SOURCE_LINES`."""
+    paths = [path for path in ROOT.glob(f"packages/{package}/src/**/*.py") if path.name != "__init__.py"]
+    short = [path for path in paths if path.read_text(encoding="utf-8").count("\n") < MIN_SOURCE_LINES]
+    if 10 * len(short) > len(paths):
+        names = ", ".join(sorted(path.name for path in short))
+        yield f"packages/{package}: {len(short)} of {len(paths)} modules have under {MIN_SOURCE_LINES} lines: {names}"
+
+
 def complaints() -> Iterator[str]:
+    for package in FEW_FRAGMENTS:
+        yield from fragment_complaints(package)
     for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
         text = path.read_text(encoding="utf-8")
         yield from file_complaints(path, text, MAX_SOURCE_LINES)

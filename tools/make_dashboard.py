@@ -70,7 +70,7 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("of those looked up", f"{rate('prefix_cache_hits_total')} / {rate('prefix_cache_queries_total')}"),
     ]),
     ("Preemptions per second", "short", [("preemptions", rate("num_preemptions_total"))]),
-    ("Drafts that were right", "percentunit", [
+    ("Accepted draft tokens", "percentunit", [
         ("of those computed",
          f"{rate('spec_decode_num_accepted_tokens_total')} / {rate('spec_decode_num_draft_tokens_total')}"),
     ]),

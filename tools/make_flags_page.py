@@ -1,20 +1,36 @@
-"""Writes docs/server-flags.md from the parser of `llmstack serve`; with --check, says whether it is current."""
+"""Writes docs/server-flags.md from the declared options; with --check, says whether it is current."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from llmstack_server.commands import ServeCommand
-from llmstack_server.refused_flags import REFUSALS
+from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.options.command_line import help_text, value_text
+from llmstack_llm.options.option import Option, options_of
+from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "server-flags.md"
 HEAD = """# Flags of `llmstack serve`
 
-Names and defaults are vLLM's where it has them. `-` and `_` mean the same, JSON may be given key by key
-(`--speculative-config.method ngram`), and `--config FILE` reads flags from YAML; those on the line win:
+Names and defaults are vLLM's where it has them. An option has four forms:
+
+| form | example |
+|---|---|
+| flag | `--max-model-len 4096` |
+| environment variable | `LLMSTACK_MAX_MODEL_LEN=4096` |
+| key in a file for `--config` | `max_model_len: 4096` |
+| keyword in Python | `LLM(model, max_model_len=4096)`, for options marked with `py` |
+
+The command line overrides the environment, the environment overrides the file, and the file overrides the default.
+`llmstack serve --dry-run` checks all options, prints each with its source, and exits. Errors are reported together, one
+line each, with exit code 2.
+
+- `-` and `_` are the same in names.
+- A switch has a `--no-` form, such as `--no-enforce-eager`. In variables and files it is `true` or `false`.
+- An option with several values (`...`) takes them one by one, or as a JSON array.
+- A JSON object may be given key by key: `--speculative-config.method ngram`.
 
 ```yaml
 model: gpt2
@@ -25,59 +41,67 @@ allowed-origins: [https://chat.example]
 speculative-config: {method: ngram, num_speculative_tokens: 5}
 ```
 
-A flag that is not listed is an error that names the nearest one. This page is written by `tools/make_flags_page.py`.
+`tools/make_flags_page.py` writes this page.
+"""
+KEYWORD_HEAD = """
+## Keywords without a flag
+
+| keyword | |
+|---|---|
 """
 REFUSED_HEAD = """
-## Refused
+## Flags of vLLM that are refused
 
-Flags of vLLM that have no meaning here end the start with the sentence below and exit code 2, unless their value
-changes nothing.
+These flags end the start with the sentence below and exit code 2, unless their value is an accepted one.
 
-| flag | why, and what to use | accepted values |
+| flag | reason, and what to use | accepted values |
 |---|---|---|
 """
 
 
 def page() -> str:
-    """The whole page."""
-    parser = argparse.ArgumentParser()
-    ServeCommand().add_arguments(parser)
-    parts = [HEAD]
-    for group in parser._action_groups:  # argparse shows its groups under no public name
-        rows = [_row(action) for action in group._group_actions if _is_shown(action)]
-        if rows:
-            parts.append(f"\n## {_title(group.title or '')}\n\n| flag | |\n|---|---|\n" + "".join(rows))
-    return "".join([*parts, REFUSED_HEAD, *_refused_rows()])
+    """The text of the whole page."""
+    return "".join(
+        [HEAD, *_option_tables(SERVE_OPTIONS), KEYWORD_HEAD, *_keyword_rows(), REFUSED_HEAD, *_foreign_rows()]
+    )
 
 
-def _title(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _option_tables(options: Iterable[Option]) -> Iterator[str]:
+    title_to_rows: dict[str, list[str]] = {}
+    for option in options:
+        title_to_rows.setdefault(option.title, []).append(_row(option))
+    for title, rows in title_to_rows.items():
+        yield f"\n## {title}\n\n| flag | | |\n|---|---|---|\n" + "".join(rows)
 
 
-def _is_shown(action: argparse.Action) -> bool:
-    return action.help != argparse.SUPPRESS and action.dest != "help"
-
-
-def _row(action: argparse.Action) -> str:
-    negative = [name for name in action.option_strings if name.startswith("--no-")]
-    positive = [name for name in action.option_strings if name not in negative]
-    names = [*positive, *negative[:1]] or [str(action.metavar)]
-    value = "" if action.nargs == 0 or not action.option_strings else f" {_value(action)}"
+def _row(option: Option) -> str:
+    value = "" if option.is_switch else f" {_value(option)}"
+    has_pair = option.is_switch and option.command_default in (None, option.declared.sets)
+    names = [*option.flags, *(option.negative_flags[:1] if has_pair else ())]
     shown = ", ".join(f"`{name}{value if index == 0 else ''}`" for index, name in enumerate(names))
-    return f"| {_cell(shown)} | {_cell(action.help or '')} |\n"
+    others = [name for name in option.declared.environment if not name.startswith("LLMSTACK_")]
+    text = help_text(option) + (f"; {', '.join(others)} also sets it" if others else "")
+    keyword = "py" if option in options_of(EngineArgs) else ""
+    return f"| {_cell(shown)} | {_cell(text)} | {keyword} |\n"
 
 
-def _value(action: argparse.Action) -> str:
-    if action.choices is not None:
-        return "{" + ",".join(map(str, action.choices)) + "}"
-    shown = str(action.metavar) if action.metavar else action.dest.rpartition("_")[2].upper()
-    return f"{shown} ..." if action.nargs == "+" else f"[{shown}]" if action.nargs == "?" else shown
+def _value(option: Option) -> str:
+    text = value_text(option)
+    if option.type.is_list:
+        return f"{text} ..."
+    return text if option.declared.value_without_text is None else f"[{text}]"
 
 
-def _refused_rows() -> Iterator[str]:
-    for flag, refusal in sorted(REFUSALS.items()):
-        accepted = ", ".join(f"`{value}`" if value else "none given" for value in refusal.harmless)
-        yield f"| `{flag}` | {_cell(refusal.reason)} | {accepted} |\n"
+def _keyword_rows() -> Iterator[str]:
+    for option in options_of(EngineArgs):
+        if not option.declared.flag:
+            yield f"| `{option.name}` | {_cell(help_text(option))} |\n"
+
+
+def _foreign_rows() -> Iterator[str]:
+    for name, flag in sorted(ALL_FOREIGN_FLAGS.items()):
+        accepted = ", ".join(f"`{value}`" if value else "none given" for value in flag.harmless)
+        yield f"| `{name}` | {_cell(flag.reason)} | {accepted} |\n"
 
 
 def _cell(text: str) -> str:
@@ -85,10 +109,11 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
+    """Writes the page, or compares it; the exit code is 1 where it differs."""
     text = page()
     if "--check" in sys.argv[1:]:
         is_current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        print(f"{PAGE.name} is {'' if is_current else 'not '}as the parser says")
+        print(f"{PAGE.name} is {'' if is_current else 'not '}current")
         return 0 if is_current else 1
     PAGE.write_text(text, encoding="utf-8")
     return 0

@@ -1,9 +1,10 @@
 """Releases one package: checks the tree, the version and the changelog, builds sdist and wheel, and tags the commit.
 
     python tools/release.py kv-cache              says what it would do
-    python tools/release.py kv-cache --execute    does it: files under dist/, an annotated tag kv-cache-v0.1.0
+    python tools/release.py kv-cache --execute    does it: files under dist/, an annotated tag kv-cache-v0.2.0
+    python tools/release.py --tag kv-cache-v0.2.0 builds what is uploaded for a pushed tag, into dist/upload
 
-Pushing the tag and uploading the files stay a person's decision.
+A person pushes the tag. The release workflow then builds and uploads.
 """
 
 from __future__ import annotations
@@ -89,11 +90,56 @@ def release(package: Package) -> None:
     )
 
 
+def package_of(tag: str) -> Package:
+    """The package that `tag` names.
+
+    Raises:
+        ValueError: The tag is malformed, or names no package or another version than the tree has.
+    """
+    folder, separator, _ = tag.rpartition("-v")
+    if not separator or not (ROOT / "packages" / folder / "pyproject.toml").is_file():
+        raise ValueError(f"{tag!r} is not the tag of a package, such as kv-cache-v0.2.0")
+    package = read_package(ROOT / "packages" / folder)
+    if package.tag != tag:
+        raise ValueError(f"{tag!r} is not the version of the tree, which is {package.tag!r}")
+    return package
+
+
+def build_distributions(package: Package) -> None:
+    """Builds what belongs on the index into `dist/upload`; wheels with native code come from `make wheels`."""
+    has_native_code = (package.folder / "hatch_build.py").is_file()
+    kinds = ["--sdist"] if has_native_code else ["--sdist", "--wheel"]
+    target = ROOT / "dist" / "upload"
+    command = [sys.executable, "-m", "build", "--no-isolation", *kinds, "--outdir", str(target), str(package.folder)]
+    subprocess.run(command, check=True)
+
+
+def release_tag(tag: str) -> int:
+    """Checks and builds the package of a pushed tag; returns the exit code."""
+    try:
+        package = package_of(tag)
+    except ValueError as error:
+        print(error)
+        return 1
+    found = [*changelog_obstacles(package), *sibling_obstacles(package)]
+    if found:
+        print("\n".join(f"{package.folder.name}: {obstacle}" for obstacle in found))
+        return 1
+    build_distributions(package)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Release one package.")
-    parser.add_argument("package", choices=sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")))
+    folders = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+    parser.add_argument("package", nargs="?", choices=folders)
     parser.add_argument("--execute", action="store_true", help="build and tag; without it only the checks run")
+    parser.add_argument("--tag", help="build the distributions of this tag instead")
     options = parser.parse_args()
+    if (options.package is None) == (options.tag is None):
+        parser.error("name a package, or a tag with --tag")
+    if options.tag is not None:
+        return release_tag(options.tag)
     package = read_package(ROOT / "packages" / options.package)
     found = list(obstacles(package))
     for obstacle in found:

@@ -1,7 +1,7 @@
 """Reinstalls the workspace members whose metadata changed, since hatch itself only notices changed requirements.
 
 Entry points and scripts live in the metadata of an editable installation; without this a new subcommand or model runner
-would stay invisible until somebody deletes `.venv`.
+would stay invisible until `.venv` is deleted.
 """
 
 from __future__ import annotations

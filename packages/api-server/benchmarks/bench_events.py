@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from llmstack_llm.outputs import CompletionOutput, RequestOutput
-from llmstack_server.http.json_body import decode_object
-from llmstack_server.openai.chat import ChatAnswer
-from llmstack_server.openai.common import Generation
-from llmstack_server.openai.completions import CompletionAnswer
-from llmstack_server.openai.events import ChunkEncoder
-from llmstack_server.openai.protocol import ChatCompletionRequest, CompletionRequest, parse
+from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
+from llmstack_server.apis.openai.chat import ChatAnswer
+from llmstack_server.apis.openai.chunks import ChunkEncoder
+from llmstack_server.apis.openai.completions import CompletionAnswer
+from llmstack_server.apis.openai.generation import Generation
+from llmstack_server.apis.openai.protocol import ChatCompletionRequest, CompletionRequest
 from llmstack_server.testing import FakeEngineClient, ready_state
+from llmstack_server.web.fields import parse
+from llmstack_server.web.json_body import decode_object
 
 NEW = CompletionOutput(index=0, text=" token", token_ids=[7])
 OUTPUT = RequestOutput("id", None, [1, 2, 3], outputs=[NEW])

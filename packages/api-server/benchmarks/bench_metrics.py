@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmstack_llm.stats import IterationStats
-from llmstack_server.http.metrics import ServerMetrics
+from llmstack_llm.outputs.stats import IterationStats
+from llmstack_server.observability.metrics import ServerMetrics
 from llmstack_types import SchedulerStats, StepPhases
 
 

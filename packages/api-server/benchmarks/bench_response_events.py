@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from llmstack_server.anthropic.content import ContentBuilder
+from llmstack_server.apis.anthropic.content import ContentBuilder
+from llmstack_server.apis.responses.output_items import OutputBuilder
 from llmstack_server.chat.deltas import ChatDelta
-from llmstack_server.openai.events import frame_named
-from llmstack_server.responses.output_items import OutputBuilder
+from llmstack_server.web.sse import frame_named
 
 NEW = ChatDelta(0, " token", token_ids=(7,))
 

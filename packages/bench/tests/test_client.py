@@ -61,9 +61,9 @@ async def test_usage_counts_the_tokens_of_large_chunks():
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
-        (Behaviour(status=503), "HTTP 503: told to refuse"),
-        (Behaviour(breaks_after=2), "the stream broke off"),
-        (Behaviour(error_after=2), "error in the stream: told to fail"),
+        (Behaviour(status=503), "HTTP 503: configured to refuse"),
+        (Behaviour(breaks_after=2), "the stream ended early"),
+        (Behaviour(error_after=2), "error in the stream: configured to fail"),
     ],
 )
 async def test_a_failure_is_counted_with_its_reason(behaviour: Behaviour, reason: str):
@@ -158,5 +158,5 @@ async def test_models_are_listed_and_a_server_without_a_list_is_an_error():
             assert [model["id"] for model in await client.models()] == ["fake"]
     with FakeServer(Behaviour(lists_models=False)) as server:
         async with CompletionClient(server.url, RequestOptions()) as client:
-            with pytest.raises(BenchError, match="/v1/models gives no list of models"):
+            with pytest.raises(BenchError, match="/v1/models returns no list of models"):
                 await client.models()

@@ -73,4 +73,4 @@ def test_a_server_that_refuses_ends_the_command_with_its_reason(capsys: pytest.C
         assert bench("serve", "--base-url", server.url, "--label", "busy", "--num-prompts", "2") == 1
     error = capsys.readouterr().err
     assert "busy" in error
-    assert "HTTP 429: told to refuse" in error
+    assert "HTTP 429: configured to refuse" in error

@@ -13,8 +13,9 @@ from llmstack_bench.comparison import Run, Server, measure_interleaved, ratios
 from llmstack_bench.errors import BenchError
 from llmstack_bench.load import LoadResult
 from llmstack_bench.metrics import RunSummary, summarise
-from llmstack_bench.plot import MAX_POINTS, check_plot_path, cumulative, make_panels, thinned, write_plot
+from llmstack_bench.plot import check_plot_path, write_plot
 from llmstack_bench.plot_html import ticks
+from llmstack_bench.plot_panels import MAX_POINTS, cumulative, make_panels, thinned
 from llmstack_bench.report import format_report
 from llmstack_bench.result import RequestResult
 from llmstack_bench.table import format_number, format_table

@@ -117,7 +117,7 @@ def test_missing_usage_and_large_chunks_are_said():
     batched = answered(0.1, [0.1])
     batched.num_output_tokens = 20
     notes = summarise(LoadResult([silent, batched], 1.0)).notes
-    assert "1 answers came without usage" in notes[0]
+    assert "1 answers had no usage" in notes[0]
     assert "5.50 tokens" in notes[1]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmstack_bench.commands.latency import LatencyBench
+from llmstack_bench.commands.offline import LatencyBench
 from llmstack_bench.errors import BenchError
 from llmstack_bench.offline import latency_values
 from llmstack_command.main import main

@@ -77,7 +77,7 @@ def test_trees_stand_still_except_in_their_turn_and_run_afterwards():
         assert reaches(other.pid, is_stopped=False)
         with PausedTrees([one.pid, other.pid]) as paused:
             assert reaches(one.pid, is_stopped=True)
-            with paused.turn(one.pid):
+            with paused.running(one.pid):
                 assert reaches(one.pid, is_stopped=False)
                 assert reaches(other.pid, is_stopped=True)
             assert reaches(one.pid, is_stopped=True)
@@ -95,7 +95,7 @@ def test_a_process_that_is_not_there_is_an_error_and_the_others_run_on():
 
 def test_a_turn_whose_process_ends_leaves_the_others_to_run_on():
     with running(SLEEP) as one, running(SLEEP) as mortal:
-        with PausedTrees([one.pid, mortal.pid]) as paused, paused.turn(mortal.pid):
+        with PausedTrees([one.pid, mortal.pid]) as paused, paused.running(mortal.pid):
             mortal.kill()
             mortal.wait()
         assert reaches(one.pid, is_stopped=False, num_processes=1)
@@ -122,4 +122,4 @@ def test_every_request_of_a_comparison_meets_a_server_that_runs_alone(tmp_path: 
 
 def test_each_server_needs_its_process(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "serve", "--base-url", "http://a", "--base-url", "http://b", "--server-pid", "1"]) == 2
-    assert "--server-pid: one for each --base-url" in capsys.readouterr().err
+    assert "--server-pid: give one for each --base-url" in capsys.readouterr().err

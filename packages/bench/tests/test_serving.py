@@ -98,7 +98,7 @@ def test_goodput_pictures_and_results_with_a_time_in_their_name(tmp_path: Path, 
 def test_some_failures_are_reported_and_all_failures_are_an_exit_code(capsys: pytest.CaptureFixture[str]):
     with FakeServer(Behaviour(breaks_after=1)) as server:
         assert bench("--base-url", server.url, "--label", "bad", *SMALL, "--num-warmups", "0") == 1
-    assert "failed (bad): 4 x the stream broke off" in capsys.readouterr().out
+    assert "failed (bad): 4 x the stream ended early" in capsys.readouterr().out
 
 
 def test_what_was_measured_before_an_interruption_is_reported(
@@ -125,16 +125,16 @@ def test_what_was_measured_before_an_interruption_is_reported(
     ("arguments", "reason"),
     [
         (("--base-url", "127.0.0.1:8000"), "--base-url"),
-        (("--base-url", "http://a", "--base-url", "http://b", "--label", "x"), "--label: 2 different ones"),
-        (("--base-url", "http://a", "--base-url", "http://a"), "--label: 2 different ones"),
-        (("--model", "a", "--model", "b"), "--model: one for all"),
+        (("--base-url", "http://a", "--base-url", "http://b", "--label", "x"), "--label: give 2 different labels"),
+        (("--base-url", "http://a", "--base-url", "http://a"), "--label: give 2 different labels"),
+        (("--model", "a", "--model", "b"), "--model: give one for all"),
         (("--percentile-metrics", "ttft,speed"), "unknown metric 'speed'"),
         (("--goodput", "speed:3"), "--goodput speed:3"),
         (("--metric-percentiles", "150"), "--metric-percentiles"),
         (("--plot", "x.gif"), "--plot x.gif"),
         (("--dataset-name", "nonsense"), "--dataset-name"),
         (("--num-prompts", "0"), "below the minimum of 1"),
-        (("--extra-body", "[1]"), "no JSON object"),
+        (("--extra-body", "[1]"), "is not a JSON object"),
         (("--header", "x"), "not KEY=VALUE"),
         (("--request-rate", "-1"), "not above 0"),
     ],
@@ -156,4 +156,4 @@ def test_a_file_is_needed_for_a_dataset_of_a_file(capsys: pytest.CaptureFixture[
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]):
     assert bench("--base-url", "http://127.0.0.1:9") == 1
-    assert "http://127.0.0.1:9/v1/models gives no list of models" in capsys.readouterr().err
+    assert "http://127.0.0.1:9/v1/models returns no list of models" in capsys.readouterr().err

@@ -68,13 +68,13 @@ def test_the_command_starts_several_times_and_reports(tmp_path: Path, capsys: py
         (f"{sys.executable} -c \"print('my last words')\"", "ended with 0 before its port is open: my last words"),
     ],
 )
-def test_a_command_that_starts_no_server_is_an_error_with_its_last_words(command: str, reason: str):
+def test_a_command_that_starts_no_server_is_an_error_with_its_last_output(command: str, reason: str):
     with pytest.raises(BenchError, match=reason):
         measure_starts(options(*shlex.split(command)))
 
 
 def test_a_server_that_never_gets_ready_is_an_error_and_is_ended():
-    with pytest.raises(BenchError, match="is not so far that its port is open"):
+    with pytest.raises(BenchError, match="waiting until its port is open"):
         measure_start(options(sys.executable, "-c", "import time; time.sleep(60)", timeout=0.2))
 
 

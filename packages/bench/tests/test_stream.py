@@ -91,13 +91,13 @@ def test_a_finish_reason_ends_a_stream_that_lacks_done():
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        ([(11, text("a"))], "broke off"),
-        ([], "broke off"),
+        ([(11, text("a"))], "ended early"),
+        ([], "ended early"),
         ([(11, b"[DONE]")], "no tokens"),
         ([(11, {"error": {"message": "out of memory"}})], "out of memory"),
         ([(11, {"error": "plain"})], "plain"),
-        ([(11, b"{oops")], "no JSON"),
-        ([(11, b"[1]")], "no object"),
+        ([(11, b"{oops")], "is not JSON"),
+        ([(11, b"[1]")], "is not an object"),
     ],
 )
 def test_a_stream_that_is_none_says_why(events: list[tuple[float, Any]], reason: str):

@@ -40,7 +40,7 @@ def test_parsing_a_line_of_the_largest_command(benchmark: BenchmarkFixture):
 
 
 def test_a_key_press_in_bash(benchmark: BenchmarkFixture, tmp_path: Path):
-    """A shell that reads the script anew and completes once; less than 0.2 seconds."""
+    """A shell that reads the script again and completes once; less than 0.2 seconds."""
     script = tmp_path / "llmstack.bash"
     script.write_text(bash_script(describe_commands(find_commands())))
     program = f"source {script}; COMP_WORDS=(llmstack serve --dty); COMP_CWORD=2; _llmstack; echo $COMPREPLY"

@@ -33,8 +33,8 @@ def test_pieces_become_one_json_object_where_the_first_stood(line: str, folded: 
     [
         ("--a.b", ["--a.b", "expected one argument"]),
         ("--a.b --c", ["--a.b", "expected one argument"]),
-        ("--a.b 1 --a.b.c 2", ["--a.b.c", "no JSON object"]),
-        ("--a 1 --a.b 2", ["--a", "no JSON object"]),
+        ("--a.b 1 --a.b.c 2", ["--a.b.c", "not a JSON object"]),
+        ("--a 1 --a.b 2", ["--a", "not a JSON object"]),
     ],
 )
 def test_pieces_that_do_not_fit_are_named(line: str, words: list[str]):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmstack_command.errors import CommandLineError
 from llmstack_command.parser import CommandParser, did_you_mean, normalise_flags
 
 
@@ -31,3 +34,36 @@ def test_a_negative_number_is_a_value():
 @pytest.mark.parametrize(("word", "expected"), [("--prot", "; did you mean '--port'?"), ("--qqq", "")])
 def test_a_near_miss_names_its_neighbour(word: str, expected: str):
     assert did_you_mean(word, ["--port", "--host"]) == expected
+
+
+def check(namespace: argparse.Namespace) -> list[str]:
+    return [f"--size: {namespace.size} is odd"] if namespace.size == "3" else []
+
+
+@pytest.mark.parametrize(
+    ("line", "problems"),
+    [
+        (["--size", "4", "--seed", "1"], []),
+        (["--size", "3"], ["--size: 3 is odd"]),
+        (["--size", "3", "--seed", "x"], ["--seed: invalid int value: 'x'", "--size: 3 is odd"]),
+        (["--seed", "--sise", "4"], ["--seed: expected one argument", "unknown flag '--sise'; did you mean '--size'?"]),
+        (
+            ["--no", "--size", "3", "--other=1"],
+            ["unknown flag '--no'; see x --help", "unknown flag '--other'; did you mean '--help'?", "--size: 3 is odd"],
+        ),
+        (
+            ["--size", "3", "left", "over"],
+            ["unexpected argument 'left'", "unexpected argument 'over'", "--size: 3 is odd"],
+        ),
+    ],
+)
+def test_all_that_is_wrong_is_reported_together(line: list[str], problems: list[str]):
+    parser = CommandParser(prog="x", description="y")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--size")
+    if not problems:
+        assert parser.parse_line(line, check).size == "4"
+        return
+    with pytest.raises(CommandLineError) as caught:
+        parser.parse_line(line, check)
+    assert str(caught.value).splitlines() == problems

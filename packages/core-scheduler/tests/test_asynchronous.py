@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_core_scheduler import AlwaysSwap, Scheduler, SchedulerConfig
 from llmstack_core_scheduler.testing import FakeKVCacheManager, FakeModelRunner
 from llmstack_types import EngineCoreRequest, FinishReason, ModelRunnerOutput, SamplingParams, TokenLogprobs
 
@@ -80,12 +80,28 @@ def test_a_request_preempted_while_its_token_is_sampled_keeps_the_token_and_retu
     assert young.token_ids == [9, 8, 7, 7, 7]
 
 
+def test_a_request_swapped_out_while_its_last_token_is_sampled_gets_no_further_row():
+    config = SchedulerConfig(max_num_batched_tokens=64, max_model_len=12)
+    scheduler = Scheduler(config, FakeKVCacheManager(3, 4, num_host_blocks=1), preemption=AlwaysSwap())
+    scheduler.add_request(request_of("old", 8, 4))
+    scheduler.add_request(request_of("young", 4, 1))
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    assert (rows_of(first), rows_of(second)) == ({"old": 8, "young": 4}, {"old": 1})
+    assert len(second.swap_outs) == 1
+    scheduler.abort_requests(["old"])  # now there is room again
+    third = scheduler.schedule(0.0)
+    assert rows_of(third) == {}
+    (message,) = scheduler.update_from_output(first, answer(first), 0.0).outputs
+    assert (message.request_id, message.finish_reason) == ("young", FinishReason.LENGTH)
+    assert scheduler.stats().num_free_host_blocks == 1
+
+
 def test_prompt_logprobs_of_a_chunk_that_was_lost_are_not_counted_twice():
     scheduler = make_scheduler(num_blocks=4, max_num_batched_tokens=5)
     scheduler.add_request(request_of("old", 4, 9))
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     scheduler.add_request(EngineCoreRequest("young", list(range(20, 32)), params))
-    told, steps = [], []
+    messages, steps = [], []
     while scheduler.has_unfinished_requests() or steps:
         steps.append(scheduler.schedule(0.0))
         while len(steps) > (1 if steps and steps[-1].scheduled_requests else 0):
@@ -101,34 +117,36 @@ def test_prompt_logprobs_of_a_chunk_that_was_lost_are_not_counted_twice():
             }
             rows = scheduled.scheduled_requests
             output = ModelRunnerOutput([r.request_id for r in rows], [[7] for _ in rows], prompt_logprobs=entries)
-            told += scheduler.update_from_output(scheduled, output, 0.0).outputs
+            messages += scheduler.update_from_output(scheduled, output, 0.0).outputs
     assert scheduler.stats().num_preemptions > 0
-    (young,) = [message for message in told if message.request_id == "young"]
+    (young,) = [message for message in messages if message.request_id == "young"]
     assert [entry and entry.token_ids[0] for entry in young.prompt_logprobs] == [None, *range(11)]
 
 
 def run(workload, num_ahead):
-    """All that is told of each request, over one schedule of arrivals and aborts."""
+    """All messages of each request, over one schedule of arrivals and aborts."""
     num_blocks, block_size, config, arrivals, aborts = workload
     scheduler = Scheduler(config, FakeKVCacheManager(num_blocks, block_size, num_host_blocks=5))
     runner = FakeModelRunner(num_blocks, block_size, 50, num_host_blocks=5)
-    told, steps, number = {}, [], 0
+    messages, steps, number = {}, [], 0
     pending = list(arrivals)
     while pending or steps or scheduler.has_unfinished_requests():
         while pending and pending[0][0] <= number:
             request = pending.pop(0)[1]
             scheduler.add_request(request)
-            told[request.request_id] = []
+            messages[request.request_id] = []
         scheduled = scheduler.schedule(0.0)
         steps.append((scheduled, runner.execute_model(scheduled)))
         # An abort comes at a place of the text, since a step of one run is not that of the other.
-        for request_id in [name for name, length in aborts.items() if name in told and len(told[name]) >= length]:
+        for request_id in [
+            name for name, length in aborts.items() if name in messages and len(messages[name]) >= length
+        ]:
             scheduler.abort_requests([request_id])
         while len(steps) > (num_ahead if scheduled.scheduled_requests else 0):
             for message in scheduler.update_from_output(*steps.pop(0), 0.0).outputs:
-                told[message.request_id].append((message.new_token_ids, message.finish_reason, message.stop_reason))
+                messages[message.request_id].append((message.new_token_ids, message.finish_reason, message.stop_reason))
         number += 1
-    return {name: messages[: aborts.get(name, 99)] for name, messages in told.items()}, scheduler.stats()
+    return {name: entries[: aborts.get(name, 99)] for name, entries in messages.items()}, scheduler.stats()
 
 
 @st.composite

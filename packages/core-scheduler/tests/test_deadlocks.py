@@ -35,7 +35,7 @@ def run(scheduler, max_num_steps=500):
 
 
 @pytest.mark.parametrize(("length", "max_tokens"), [(17, 1), (1, 17), (9, 9)])
-def test_a_request_that_never_fits_is_refused_at_the_door_and_does_not_block_the_queue(length, max_tokens):
+def test_a_request_that_never_fits_is_refused_when_added_and_does_not_block_the_queue(length, max_tokens):
     scheduler = make_scheduler(4)
     with pytest.raises(InvalidRequestError):
         scheduler.add_request(request_of("huge", length, max_tokens + 1))
@@ -43,7 +43,7 @@ def test_a_request_that_never_fits_is_refused_at_the_door_and_does_not_block_the
     assert run(scheduler) < 5
 
 
-def test_with_nobody_running_and_all_blocks_free_the_largest_possible_request_is_admitted():
+def test_with_no_running_request_and_all_blocks_free_the_largest_possible_request_is_admitted():
     scheduler = make_scheduler(4)
     scheduler.add_request(request_of("warm", 9, 1))
     run(scheduler)
@@ -60,7 +60,7 @@ def test_a_watermark_does_not_keep_out_who_needs_the_whole_pool():
     assert step(scheduler) == {"full": 16}
 
 
-def test_two_requests_that_thrash_are_parted_by_a_promise():
+def test_the_starvation_guard_ends_the_thrashing_of_several_requests():
     scheduler = make_scheduler(5, block_size=2, max_num_preemptions=2)
     for request_id in "abc":
         scheduler.add_request(request_of(request_id, 2, 8))
@@ -87,7 +87,7 @@ def thrashed(max_num_preemptions):
 
 
 @pytest.mark.parametrize("max_num_preemptions", [1, 4])
-def test_nobody_is_preempted_more_often_than_the_limit_says(max_num_preemptions):
+def test_no_request_is_preempted_more_often_than_the_limit_says(max_num_preemptions):
     request = thrashed(max_num_preemptions)
     assert request.is_finished
     assert 0 < request.num_preemptions <= max_num_preemptions
@@ -132,7 +132,7 @@ def test_a_low_request_that_arrived_first_does_not_hold_the_queue_against_an_urg
     assert [list(step(scheduler)) for _ in range(3)] == [["running"], ["urgent"], ["low"]]
 
 
-def test_a_budget_spent_by_one_long_prompt_starves_nobody():
+def test_a_budget_spent_by_one_long_prompt_starves_no_request():
     """What an encoder's budget does elsewhere: here every running row has a token of every step."""
     scheduler = make_scheduler(64, max_num_batched_tokens=8, max_model_len=200, policy="priority")
     for request_id in "abc":

@@ -104,7 +104,7 @@ def test_no_draft_goes_beyond_the_end_of_a_request():
     assert [list(row.draft_token_ids) for row in rows] == [[5], []]
 
 
-def test_drafts_take_no_block_from_anybody_and_no_token_from_who_waits():
+def test_drafts_take_no_block_from_other_requests_and_no_token_from_waiting_ones():
     scheduler = make_scheduler(Guesses(5, 6, 7), num_blocks=4, max_num_batched_tokens=10)
     scheduler.add_request(request_of("a", 4, 9))
     scheduler.add_request(request_of("b", 4, 9))

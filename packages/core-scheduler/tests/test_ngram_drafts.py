@@ -56,7 +56,7 @@ def test_nothing_is_guessed_where_nothing_repeats(token_ids):
     assert make_drafts().propose("a", token_ids, 5) == []
 
 
-def test_requests_do_not_see_each_other_and_a_forgotten_id_begins_anew():
+def test_requests_do_not_see_each_other_and_a_forgotten_id_begins_again():
     drafts = make_drafts()
     drafts.propose("a", [1, 2, 3, 4], 2)
     assert drafts.propose("b", [1, 2], 2) == []

@@ -1,4 +1,4 @@
-"""A pooling request computes its prompt, brings one vector and ends; it runs beside completions."""
+"""A pooling request computes its prompt, returns one vector and ends; it runs beside completions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_its_prompt_may_fill_the_whole_context() -> None:
     assert last["p"].pooled == VECTOR
 
 
-def test_the_runner_is_told_how_to_pool() -> None:
+def test_the_runner_receives_the_pooling_parameters() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(pooling("p", 5, PoolingType.MEAN))
     assert scheduler.schedule(0.0).new_requests[0].pooling_params == PoolingParams(PoolingType.MEAN, True)
@@ -142,7 +142,7 @@ def test_a_row_that_fails_ends_with_its_error() -> None:
     assert (message.finish_reason, message.error, message.pooled) == (FinishReason.ERROR, "no vector", None)
 
 
-def test_an_aborted_one_brings_nothing() -> None:
+def test_an_aborted_one_returns_nothing() -> None:
     statuses: list[RequestStatus] = []
     manager = FakeKVCacheManager(100, BLOCK_SIZE)
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16, max_model_len=64)

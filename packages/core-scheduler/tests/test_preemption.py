@@ -1,4 +1,4 @@
-"""Swap or recompute: by whoever decides, and by cost where it was measured."""
+"""Swap or recompute: the choice of the policy, by cost where it was measured."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def preempted(preemption, num_host_blocks=8):
     return steps, scheduler.stats()
 
 
-def test_a_swapped_request_comes_back_as_a_new_one_that_has_computed_most():
+def test_a_swapped_request_is_resumed_as_a_new_one_that_has_computed_most():
     steps, stats = preempted(AlwaysSwap())
     (out,) = [scheduled for scheduled in steps if scheduled.swap_outs]
     (back,) = [scheduled for scheduled in steps if scheduled.swap_ins]

@@ -4,7 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_core_scheduler import PriorityPolicy, Request, RequestQueue
+from llmstack_core_scheduler.request_queue import POLICIES
 from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_types.vocabulary import SchedulingPolicyName, words_of
+
+
+def test_every_policy_that_an_option_may_name_is_there():
+    assert tuple(POLICIES) == words_of(SchedulingPolicyName)
 
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.floats(0, 3), st.booleans()), max_size=30))

@@ -1,4 +1,4 @@
-"""A request that another engine core had begun goes on from the output it brings."""
+"""A request that another engine core had begun goes on from the output it carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One behaviour at a time: who runs, who waits, who gives way, and what is told."""
+"""One behaviour at a time: running, waiting, preemption, and the messages of a step."""
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_worked_scenario_with_chunked_prefill_b_takes_the_13_tokens_left():
     assert rows_of(scheduler.schedule(0.0)) == {"C": 1, "A": 50, "B": 13}
 
 
-def test_five_requests_join_and_leave_over_three_iterations():
+def test_five_requests_join_and_leave_during_three_iterations():
     scheduler = make_scheduler(max_num_seqs=3)
     for request_id, max_tokens in (("r1", 1), ("r2", 2), ("r3", 3), ("r4", 1), ("r5", 1)):
         scheduler.add_request(make_request(request_id, 4, max_tokens))
@@ -255,7 +255,7 @@ def test_the_victim_under_priority_is_the_lowest_however_early_it_came():
     assert scheduled.removed_request_ids == ["old"]
 
 
-def test_a_request_gives_up_its_own_blocks_only_when_nobody_is_behind_it():
+def test_a_request_gives_up_its_own_blocks_only_when_no_request_is_behind_it():
     scheduler = make_scheduler(num_blocks=3)
     scheduler.add_request(make_request("a", 20, max_tokens=20))
     scheduler.add_request(make_request("b", 15, max_tokens=20))
@@ -266,7 +266,7 @@ def test_a_request_gives_up_its_own_blocks_only_when_nobody_is_behind_it():
     assert scheduled.removed_request_ids == ["b"]
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted():
+def test_no_request_is_admitted_in_a_step_that_preempted():
     scheduler = preempting_scheduler()
     scheduler.add_request(make_request("tiny", 1, max_tokens=9, arrival_time_s=-1.0))
     assert step(scheduler)[0] == {"old": 1}
@@ -288,12 +288,12 @@ def test_cached_tokens_do_not_count_what_a_preempted_request_finds_of_its_own():
     scheduler = make_scheduler(num_blocks=4, block_size=4, max_num_batched_tokens=8)
     scheduler.add_request(make_request("old", 4, max_tokens=12))
     scheduler.add_request(make_request("young", 12, max_tokens=1))
-    told = []
+    messages = []
     while scheduler.has_unfinished_requests():
-        told += step(scheduler)[1].values()
+        messages += step(scheduler)[1].values()
         if scheduler.stats().num_preemptions:
             scheduler.abort_requests(["old"])
-    (young,) = [message for message in told if message.request_id == "young"]
+    (young,) = [message for message in messages if message.request_id == "young"]
     assert young.num_cached_tokens == 0
 
 
@@ -309,7 +309,7 @@ def test_blocks_are_free_at_once_when_a_request_ends():
     assert scheduler.stats().num_free_blocks == 10
 
 
-def test_the_runner_is_told_of_an_ended_row_by_one_more_step():
+def test_the_runner_is_notified_of_an_ended_row_by_one_more_step():
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a", 4, max_tokens=1))
     step(scheduler)
@@ -376,7 +376,7 @@ def test_an_error_of_one_row_ends_that_request_alone():
     assert scheduler.schedule(0.0).removed_request_ids == ["a"]
 
 
-def test_what_a_failed_row_was_to_write_is_found_by_nobody():
+def test_what_a_failed_row_was_to_write_is_found_by_no_request():
     scheduler = make_scheduler(block_size=4)
     scheduler.add_request(make_request("a", 0, prompt=list(range(12))))
     scheduled = scheduler.schedule(0.0)
@@ -435,7 +435,7 @@ def test_prompt_logprobs_of_a_prompt_recomputed_half_way_are_not_doubled():
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     scheduler.add_request(make_request("young", 12, params=params))
     entries = [TokenLogprobs((position,), (-1.0,), 1) for position in range(1, 12)]
-    told = []
+    messages = []
     while scheduler.has_unfinished_requests():
         scheduled = scheduler.schedule(0.0)
         rows = {row.request_id: row for row in scheduled.scheduled_requests}
@@ -444,8 +444,8 @@ def test_prompt_logprobs_of_a_prompt_recomputed_half_way_are_not_doubled():
             start = rows["young"].num_computed_tokens
             chunk = entries[start : start + rows["young"].num_scheduled_tokens]
             output = ModelRunnerOutput(output.request_ids, output.sampled_token_ids, prompt_logprobs={"young": chunk})
-        told += scheduler.update_from_output(scheduled, output, 0.0).outputs
-    (young,) = [message for message in told if message.request_id == "young"]
+        messages += scheduler.update_from_output(scheduled, output, 0.0).outputs
+    (young,) = [message for message in messages if message.request_id == "young"]
     assert scheduler.stats().num_preemptions == 1
     assert young.prompt_logprobs == [None, *entries]
 

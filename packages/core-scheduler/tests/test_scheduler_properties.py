@@ -1,4 +1,4 @@
-"""Whatever is added, stepped and aborted in whatever order, the scheduler keeps its promises."""
+"""Whatever is added, stepped and aborted in whatever order, the scheduler keeps its invariants."""
 
 import pytest
 from hypothesis import settings

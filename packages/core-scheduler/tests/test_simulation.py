@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
+from core_scheduler_helpers.fuzz import load_manager, main, run_seed
+from core_scheduler_helpers.simulation import BrokenInvariantError, Simulation
 
 from llmstack_core_scheduler import Scheduler
-from llmstack_core_scheduler.fuzz import load_manager, main, run_seed
-from llmstack_core_scheduler.simulation import BrokenPromiseError, Simulation
 from llmstack_core_scheduler.testing import DecisionHash, FakeKVCacheManager, WrongKVError
 from llmstack_types import FinishReason, InvalidRequestError
 
@@ -67,6 +67,45 @@ def test_the_simulations_are_messy_enough_to_mean_something():
     assert min(totals["crashes"], totals["protected"], totals["refused"]) > 5
 
 
+WINDOWS = ((8,), (None, 5), (1, None), (3, 20, None), (None, None, 12), (2,), (40, 7))
+
+
+def run_windows(seed):
+    """A run whose layers have sliding windows; the first is a group without one in half of the runs."""
+    kv_cache = pytest.importorskip("llmstack_kv_cache")
+    windows = WINDOWS[seed % len(WINDOWS)]
+    groups = [kv_cache.KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
+
+    def make_manager(num_blocks, block_size, num_host_blocks):
+        return kv_cache.HybridKVCacheManager(groups, num_blocks, block_size, num_host_blocks=num_host_blocks)
+
+    return run_seed(seed, make_manager, windows)
+
+
+@pytest.mark.parametrize("first_seed", range(0, 200, 50))
+def test_every_answer_of_a_model_with_windows_is_what_the_model_says(first_seed):
+    for seed in range(first_seed, first_seed + 50):
+        run_windows(seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first_seed", range(500, 5_000, 500))
+def test_every_answer_of_4_500_runs_with_windows_is_what_the_model_says(first_seed):
+    for seed in range(first_seed, first_seed + 500):
+        run_windows(seed)
+
+
+def test_the_simulations_with_windows_are_messy_enough_to_mean_something():
+    totals = Counter()
+    for seed in range(100):
+        totals += run_windows(seed)
+    for name in ("preemptions", "swap_outs", "swap_ins", "shared", "copies", "drafts", "accepted", "aborted", "passed"):
+        assert totals[name] > 50, name
+    assert totals["hits"] > 500
+    assert min(totals["crashes"], totals["protected"], totals["refused"]) > 5
+
+
 class ForgetsToCopy(FakeKVCacheManager):
     def fork(self, parent_id, child_id, num_tokens):
         return super().fork(parent_id, child_id, num_tokens) and []
@@ -90,7 +129,7 @@ def run_seeds(num_seeds, make_manager):
 
 @pytest.mark.parametrize("manager", [ForgetsToCopy, SwapsInAnyOrder, FindsWhatIsGone])
 def test_a_manager_that_is_wrong_is_found(manager):
-    with pytest.raises((WrongKVError, BrokenPromiseError)):
+    with pytest.raises((WrongKVError, BrokenInvariantError)):
         run_seeds(200, lambda blocks, size, host: manager(blocks, size, num_host_blocks=host))
 
 

@@ -99,7 +99,7 @@ def test_a_recast_tale_is_about_another_animal_throughout() -> None:
     assert text.lower().count(keywords[0][:3]) >= 2
 
 
-def test_the_section_is_told_once_over_in_order() -> None:
+def test_the_section_is_used_once_and_in_order() -> None:
     from storyteller_training.conversations import passages_of
     from storyteller_training.corpus import Section
 

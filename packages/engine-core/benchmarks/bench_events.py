@@ -16,7 +16,7 @@ LIMITS = {"max_model_len": 8192, "max_num_seqs": NUM_ROWS, "max_num_batched_toke
 
 
 class Idle(EventHook):
-    """Hears everything and does nothing."""
+    """Receives everything and does nothing."""
 
 
 @pytest.mark.benchmark(group="a step of 256 rows")

@@ -1,4 +1,4 @@
-"""What recording adds to a step of decodes, and what a token takes in the log."""
+"""The time that the step log adds to a step of decodes, and the bytes of a token in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.protocols import Scheduler
-from llmstack_engine_core.step_log import LogHeader, RecordingScheduler, RingSink, StepLog
+from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RingSink, StepLog
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 MAX_TOKENS = 100_000
@@ -19,7 +19,7 @@ def running(num_requests: int, is_recorded: bool) -> tuple[Scheduler, RingSink]:
     cache, sink = CacheConfig(num_requests * 8192), RingSink(8 << 20)
     scheduler: Scheduler = build_scheduler(limits, cache)
     if is_recorded:
-        scheduler = RecordingScheduler(scheduler, StepLog(LogHeader.of(limits, cache, {}), sink))
+        scheduler = LoggedScheduler(scheduler, StepLog(LogHeader.of(limits, cache, {}), sink))
     for index in range(num_requests):
         params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=0)
         prompt = [index, *range(63)]

@@ -1,4 +1,4 @@
-"""Where engine cores may listen: where nobody else can reach them without a key."""
+"""Addresses for engine cores: those that no other user can reach without a key."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def test_unix_sockets_and_the_loopback_interface_are_accepted(address: str) -> N
 @pytest.mark.parametrize(
     ("address", "part"),
     [
-        ("tcp://0.0.0.0:5555", "asks nobody for a key"),
-        ("tcp://192.168.1.7:5555", "asks nobody for a key"),
-        ("tcp://localhost:5555", "asks nobody for a key"),  # a name can be pointed elsewhere
+        ("tcp://0.0.0.0:5555", "has no authentication"),
+        ("tcp://192.168.1.7:5555", "has no authentication"),
+        ("tcp://localhost:5555", "has no authentication"),  # a name can be pointed elsewhere
         ("tcp://127.0.0.1:0", "port"),
         ("tcp://127.0.0.1:70000", "port"),
         ("tcp://127.0.0.1", "expected"),
@@ -58,7 +58,7 @@ def test_an_address_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
         taken.listen()
         with pytest.raises(EngineStartError, match="in use"):
             prepare_address(f"ipc://{path}")
-    prepare_address(f"ipc://{path}")  # its file is left, but nobody listens
+    prepare_address(f"ipc://{path}")  # its file is left, but no process listens
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""Beginnings of prompts: which are told apart, and how many are remembered."""
+"""Beginnings of prompts: which are distinguished, and how many are remembered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scheduling ahead changes no output, and a failing row harms nobody."""
+"""Scheduling ahead changes no output, and a failing row does not affect the others."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def request(request_id: str, num_prompt_tokens: int, max_tokens: int, **params: 
 
 
 def run(core: EngineCore, requests: list[EngineCoreRequest]) -> dict[str, list[object]]:
-    told: dict[str, list[object]] = {entry.request_id: [] for entry in requests}
+    results: dict[str, list[object]] = {entry.request_id: [] for entry in requests}
     for entry in requests:
         core.add_request(entry)
     while core.has_unfinished_requests():
         for output in core.step().outputs:
-            told[output.request_id].append((output.new_token_ids, output.finish_reason, output.logprobs))
+            results[output.request_id].append((output.new_token_ids, output.finish_reason, output.logprobs))
     core.shutdown()
-    return told
+    return results
 
 
 @settings(max_examples=40, deadline=None)
@@ -68,9 +68,9 @@ def test_outputs_come_with_the_step_after_and_the_last_ones_are_not_forgotten() 
 
 
 def test_a_row_that_fails_while_its_next_is_scheduled_fails_alone() -> None:
-    told = run(build("error_request_id=bad", async_scheduling=True), [request("bad", 4, 5), request("good", 4, 3)])
-    assert [entry[1] for entry in told["bad"]] == [FinishReason.ERROR]  # type: ignore[index]
-    assert len(told["good"]) == 3
+    results = run(build("error_request_id=bad", async_scheduling=True), [request("bad", 4, 5), request("good", 4, 3)])
+    assert [entry[1] for entry in results["bad"]] == [FinishReason.ERROR]  # type: ignore[index]
+    assert len(results["good"]) == 3
 
 
 def test_an_abort_between_two_steps_drops_what_is_under_way() -> None:
@@ -79,8 +79,8 @@ def test_an_abort_between_two_steps_drops_what_is_under_way() -> None:
     core.step()
     core.abort_requests(["a"])
     core.add_request(request("a", 2, 1))
-    told = [output for _ in range(4) for output in core.step().outputs]
-    assert [(output.new_token_ids, output.finish_reason) for output in told] == [([10], FinishReason.LENGTH)]
+    results = [output for _ in range(4) for output in core.step().outputs]
+    assert [(output.new_token_ids, output.finish_reason) for output in results] == [([10], FinishReason.LENGTH)]
     assert not core.has_unfinished_requests()
 
 

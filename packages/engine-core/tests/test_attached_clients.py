@@ -1,4 +1,4 @@
-"""Clients of an engine core that somebody else runs: several at once, coming and going."""
+"""Clients of an engine core that another process runs: several at once, coming and going."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import (
+    Control,
     EngineCoreRequest,
     EngineDeadError,
     EngineStartError,
@@ -37,7 +38,7 @@ def request(request_id: str, max_tokens: int = 4) -> EngineCoreRequest:
 
 
 async def tokens_of(client: AsyncClient, request_id: str) -> list[int]:
-    """What one request brings; outputs of others may still be on their way."""
+    """The tokens of one request; outputs of others may still be on their way."""
     tokens: list[int] = []
     while True:
         for output in (await client.get_outputs()).outputs:
@@ -72,7 +73,7 @@ async def test_clients_share_an_engine_core_and_get_their_own_outputs(process: E
     assert process.is_alive
 
 
-async def test_a_client_that_leaves_ends_its_requests_and_nobody_elses(process: EngineProcess) -> None:
+async def test_a_client_that_leaves_ends_its_own_requests_only(process: EngineProcess) -> None:
     leaving, staying = AsyncAttachedClient(process.address, 0), AsyncAttachedClient(process.address, 1)
     await asyncio.gather(leaving.wait_until_ready(), staying.wait_until_ready())
     await leaving.add_request(request("gone", max_tokens=30_000))
@@ -82,11 +83,11 @@ async def test_a_client_that_leaves_ends_its_requests_and_nobody_elses(process: 
     assert len(await tokens_of(staying, "here")) == 50
     num_running = 1
     while num_running:
-        num_running = (await staying.stats()).num_running
+        num_running = (await staying.call(Control.STATS)).num_running
     await staying.shutdown()
 
 
-async def test_a_client_without_requests_hears_how_busy_the_engine_core_is_and_of_its_last_step(
+async def test_a_client_without_requests_receives_the_load_of_every_step_up_to_the_last(
     process: EngineProcess,
 ) -> None:
     busy, idle = AsyncAttachedClient(process.address, 1), AsyncAttachedClient(process.address, 0)
@@ -129,11 +130,11 @@ async def test_all_clients_learn_why_it_could_not_start() -> None:
     process.stop()
 
 
-async def test_nobody_at_the_address_is_a_start_error(tmp_path: Path) -> None:
+async def test_an_address_without_an_engine_core_is_a_start_error(tmp_path: Path) -> None:
     client = attach_async_client([f"ipc://{tmp_path}/engine.sock"], start_timeout_s=0.2)
     with pytest.raises(EngineStartError, match="not ready within"):
         await client.wait_until_ready()
-    with pytest.raises(EngineStartError, match="key"):
+    with pytest.raises(EngineStartError, match="no authentication"):
         attach_async_client(["tcp://0.0.0.0:1"], start_timeout_s=0.2)
 
 
@@ -155,16 +156,16 @@ async def test_all_clients_learn_that_the_engine_core_sleeps(process: EngineProc
     await asyncio.gather(first.wait_until_ready(), second.wait_until_ready())
     await second.add_request(request("r", max_tokens=1000))
     await second.get_outputs()
-    assert not await first.sleep(1)
+    assert not await first.call(Control.SLEEP, 1)
     await second.abort_requests(["r"])
-    assert await second.sleep(2)
+    assert await second.call(Control.SLEEP, 2)
     late = AsyncAttachedClient(process.address, 2)
     await late.wait_until_ready()
-    await first.stats()  # what was sent before has come by then
-    await late.stats()
+    await first.call(Control.STATS)  # what was sent before has come by then
+    await late.call(Control.STATS)
     assert [client.sleep_level for client in (first, second, late)] == [2, 2, 2]
-    await first.wake_up()
-    await second.stats()
+    await first.call(Control.WAKE_UP)
+    await second.call(Control.STATS)
     assert [client.sleep_level for client in (first, second)] == [0, 0]
     await second.add_request(request("again"))
     assert await tokens_of(second, "again") == [5, 6, 7, 5]
@@ -188,10 +189,10 @@ async def test_a_thread_does_what_a_process_does(client_class: type[AsyncInprocC
     assert tokens == {f"r{index}": [5 + place % 3 for place in range(1 + index)] for index in range(20)}
     await client.add_request(request("aborted", max_tokens=2000))
     await client.abort_requests(["aborted"])
-    assert await client.reset_prefix_cache()
-    assert (await client.recent_steps()).steps
-    assert await client.sleep(1)
-    await client.wake_up()
+    assert await client.call(Control.RESET_PREFIX_CACHE)
+    assert (await client.call(Control.RECENT_STEPS, 0)).steps
+    assert await client.call(Control.SLEEP, 1)
+    await client.call(Control.WAKE_UP)
     assert not client.is_dead
     await asyncio.gather(client.shutdown(), client.shutdown())
     with pytest.raises(EngineDeadError):

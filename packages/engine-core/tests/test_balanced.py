@@ -1,4 +1,4 @@
-"""Several engine cores as one: who gets a request, what comes back, and what the end of one means."""
+"""Several engine cores as one: the choice of one, its outputs, and what the end of one means."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.ipc.frames import (
     AbortRequests,
     ClientMessage,
+    ControlCall,
+    ControlResult,
     SleepChanged,
-    UtilityCall,
-    UtilityOperation,
-    UtilityResult,
 )
 from llmstack_types import (
+    Control,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -44,9 +44,9 @@ class FakeClient(AsyncClient):
         self.sent: list[ClientMessage] = []
         self.is_shut_down = False
         self.is_busy = False
-        self.bring(EngineReady(num_blocks, 16, 128, 257, "float32", "cpu"))
+        self.deliver(EngineReady(num_blocks, 16, 128, 257, "float32", "cpu"))
 
-    def bring(self, message: Any) -> None:
+    def deliver(self, message: Any) -> None:
         self._mailbox.take(message)
         self._wake()
 
@@ -56,7 +56,7 @@ class FakeClient(AsyncClient):
 
     def finish(self, request_id: str, stats: SchedulerStats | None = None) -> None:
         output = EngineCoreOutput(request_id, [1], finish_reason=FinishReason.STOP)
-        self.bring(EngineCoreOutputs([output], 1.0, stats))
+        self.deliver(EngineCoreOutputs([output], 1.0, stats))
 
     @property
     def request_ids(self) -> list[str]:
@@ -68,12 +68,13 @@ class FakeClient(AsyncClient):
 
     async def _send(self, message: ClientMessage) -> None:
         self.sent.append(message)
-        if isinstance(message, UtilityCall):
-            self.bring(SleepChanged(0 if self.is_busy else message.argument))
-            self.bring(UtilityResult(message.call_id, not self.is_busy))
+        if isinstance(message, ControlCall):
+            level = message.arguments[0] if message.operation is Control.SLEEP else 0
+            self.deliver(SleepChanged(0 if self.is_busy else level))
+            self.deliver(ControlResult(message.call_id, message.operation, not self.is_busy))
 
     def _attach(self) -> None:
-        """Everything comes through `bring`."""
+        """Everything arrives through `deliver`."""
 
 
 def request(request_id: str, prompt: Sequence[int] = (5, 6, 7), **fields: Any) -> EngineCoreRequest:
@@ -150,14 +151,14 @@ async def test_of_two_known_beginnings_the_longer_one_counts(client: BalancedCli
 
 
 async def report(client: BalancedClient, engine: FakeClient, stats: SchedulerStats) -> None:
-    engine.bring(EngineCoreOutputs([], 1.0, stats))
+    engine.deliver(EngineCoreOutputs([], 1.0, stats))
     await client.get_outputs()
 
 
 async def test_emptied_caches_are_not_preferred(client: BalancedClient, engines: list[FakeClient]) -> None:
     await client.add_request(request("a"))
     await client.add_request(request("first", prompt=list(range(100))))
-    await client.reset_prefix_cache()
+    await client.call(Control.RESET_PREFIX_CACHE)
     await client.add_request(request("second", prompt=list(range(100))))
     assert engines[2].request_ids == ["second"]
 
@@ -216,13 +217,13 @@ async def test_ready_means_all_and_tells_the_least_of_them(client: BalancedClien
 
 
 async def test_they_sleep_together_or_not_at_all(client: BalancedClient, engines: list[FakeClient]) -> None:
-    assert await client.sleep(2)
+    assert await client.call(Control.SLEEP, 2)
     assert [engine.sleep_level for engine in engines] == [2, 2, 2]
-    await client.wake_up()
+    await client.call(Control.WAKE_UP)
     engines[2].is_busy = True
-    assert not await client.sleep(1)
+    assert not await client.call(Control.SLEEP, 1)
     assert client.sleep_level == 0
-    assert not await client.reset_prefix_cache()
+    assert not await client.call(Control.RESET_PREFIX_CACHE)
 
 
 async def read_endlessly(client: BalancedClient) -> None:
@@ -289,6 +290,6 @@ async def test_one_that_is_killed_is_named() -> None:
 
 async def test_steps_are_those_of_the_engine_core_that_was_asked_for() -> None:
     clients = [FakeClient(), FakeClient()]
-    await BalancedClient(clients).recent_steps(1, engine_index=1)
+    await BalancedClient(clients).call(Control.RECENT_STEPS, 1, engine_index=1)
     assert clients[0].sent == []
-    assert [(call.operation, call.argument) for call in clients[1].sent] == [(UtilityOperation.RECENT_STEPS, 1)]
+    assert [(call.operation, call.arguments) for call in clients[1].sent] == [(Control.RECENT_STEPS, (1,))]

@@ -30,7 +30,7 @@ def step(row: ScheduledRequest, *, is_new: bool = True, **copies: list[tuple[int
     return SchedulerOutput(1, introduced, [row], **copies)
 
 
-def test_a_block_that_is_handed_out_anew_has_lost_its_content() -> None:
+def test_a_block_that_is_allocated_again_has_lost_its_content() -> None:
     clock = Clock()
     residency = BlockResidency(4, 1.0, clock)
     residency.on_scheduled(step(ScheduledRequest("a", 0, 8, [0, 1])))
@@ -81,7 +81,7 @@ def test_few_gaps_are_kept_and_a_sample_of_blocks_is_followed() -> None:
 
 
 def test_the_engine_core_tells_of_evictions_where_they_are_measured() -> None:
-    told = {}
+    reported = {}
     for sample in (0.0, 1.0):
         config = EngineConfig(
             ModelRunnerConfig("echo"),
@@ -97,7 +97,7 @@ def test_the_engine_core_tells_of_evictions_where_they_are_measured() -> None:
             while not outputs.outputs:
                 outputs = engine.get_outputs()
             evictions += outputs.evictions
-        told[sample] = evictions
-    assert told[0.0] == []
-    assert len(told[1.0]) > 0
-    assert all(eviction.lifetime_s >= eviction.idle_s >= 0 for eviction in told[1.0])
+        reported[sample] = evictions
+    assert reported[0.0] == []
+    assert len(reported[1.0]) > 0
+    assert all(eviction.lifetime_s >= eviction.idle_s >= 0 for eviction in reported[1.0])

@@ -1,4 +1,4 @@
-"""The three clients: alike in what they bring, and in how they tell of an engine core's end."""
+"""The three clients: alike in what they return, and in how they report an engine core's end."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import uvloop
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client import AsyncMPClient, InprocClient, SyncMPClient
 from llmstack_types import (
+    Control,
     EngineCoreRequest,
     EngineDeadError,
     EngineStartError,
@@ -51,7 +52,7 @@ def is_gone(client: SyncMPClient | AsyncMPClient, directory: Path) -> bool:
 
 
 @SYNC_CLIENTS
-def test_a_sync_client_brings_every_request_its_tokens(client_class: type) -> None:
+def test_a_sync_client_returns_the_tokens_of_every_request(client_class: type) -> None:
     client = client_class(config())
     ready = client.wait_until_ready()
     assert ready.num_blocks > 0
@@ -62,7 +63,7 @@ def test_a_sync_client_brings_every_request_its_tokens(client_class: type) -> No
         client.add_request(request("r19"))
     tokens = run(client, 20)
     assert tokens == {f"r{index}": [5 + place % 3 for place in range(1 + index)] for index in range(20)}
-    assert client.reset_prefix_cache()
+    assert client.call(Control.RESET_PREFIX_CACHE)
     assert not client.is_dead
     client.shutdown()
     client.shutdown()
@@ -173,8 +174,8 @@ async def use_async_client(client: AsyncMPClient) -> dict[str, list[int]]:
         for output in (await client.get_outputs()).outputs:
             tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             num_finished += output.finish_reason is not None
-    assert await client.reset_prefix_cache()
-    assert (await client.stats()).num_running == 0
+    assert await client.call(Control.RESET_PREFIX_CACHE)
+    assert (await client.call(Control.STATS)).num_running == 0
     await asyncio.gather(client.shutdown(), client.shutdown())
     await client.shutdown()
     with pytest.raises(EngineDeadError):
@@ -201,7 +202,10 @@ def test_a_killed_engine_core_is_noticed_by_everyone_who_waits(loop_factory: Any
         await client.wait_until_ready()
         await client.add_request(request("r"))
         await asyncio.sleep(0.1)  # so that the step has begun
-        waiting = [asyncio.ensure_future(client.get_outputs()), asyncio.ensure_future(client.reset_prefix_cache())]
+        waiting = [
+            asyncio.ensure_future(client.get_outputs()),
+            asyncio.ensure_future(client.call(Control.RESET_PREFIX_CACHE)),
+        ]
         await asyncio.sleep(0.1)
         os.kill(client.pid, signal.SIGKILL)
         for result in await asyncio.gather(*waiting, return_exceptions=True):
@@ -265,12 +269,12 @@ async def test_an_abort_reaches_a_busy_engine_core_within_a_step() -> None:
     await client.add_request(request("r", max_tokens=2000))
     await client.get_outputs()
     await client.abort_requests(["r"])
-    stats = await client.stats()
+    stats = await client.call(Control.STATS)
     assert stats.num_running <= 1
     await client.add_request(request("next", max_tokens=1))
     seen: list[str] = []
     while "next" not in seen:
         seen += [output.request_id for output in (await client.get_outputs()).outputs]
     assert seen[-1] == "next"
-    assert (await client.stats()).num_free_blocks == (await client.wait_until_ready()).num_blocks
+    assert (await client.call(Control.STATS)).num_free_blocks == (await client.wait_until_ready()).num_blocks
     await client.shutdown()

@@ -12,26 +12,28 @@ from hypothesis import strategies as st
 
 from llmstack_engine_core.ipc import codec
 from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
+from llmstack_engine_core.ipc.control_codec import SIGNATURES
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import (
     PROTOCOL_VERSION,
     AbortRequests,
+    ControlCall,
+    ControlResult,
     EngineFailed,
     Goodbye,
     Hello,
     StartFailed,
     Tag,
-    UtilityCall,
-    UtilityOperation,
-    UtilityResult,
 )
 from llmstack_types import (
     BlockEviction,
+    Control,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineReady,
     FinishReason,
+    Operation,
     PoolingParams,
     PoolingTask,
     PoolingType,
@@ -138,12 +140,18 @@ REQUESTS = st.builds(
         )
     ),
 )
+CONTROL_CALLS = st.sampled_from([op for op, signature in SIGNATURES.items() if not signature.arguments]).map(
+    lambda operation: (operation, ())
+) | st.one_of(
+    st.tuples(st.just(Control.RECENT_STEPS), st.tuples(COUNT)),
+    st.tuples(st.just(Control.SLEEP), st.tuples(st.integers(1, 2))),
+)
 CLIENT_MESSAGES = (
     REQUESTS
     | st.just(Hello())
     | st.just(Goodbye())
     | st.builds(AbortRequests, tuples(NAME))
-    | st.builds(UtilityCall, COUNT, st.sampled_from(UtilityOperation), COUNT)
+    | st.builds(lambda call_id, call: ControlCall(call_id, *call), COUNT, CONTROL_CALLS)
 )
 
 
@@ -193,7 +201,19 @@ EVICTIONS = st.lists(st.builds(BlockEviction, TIME, TIME, tuples(TIME)), min_siz
 PHASES = st.builds(StepPhases, TIME, TIME, TIME)
 ROWS = st.builds(ScheduledRequest, NAME, COUNT, COUNT, st.lists(TOKEN_ID, max_size=3), st.lists(TOKEN_ID, max_size=3))
 RECORDS = st.builds(StepRecord, TIME, PHASES, STATS, st.lists(ROWS, max_size=3))
-RECORDINGS = st.builds(StepRecording, TIME, st.lists(RECORDS, max_size=3), st.just([]) | EVENTS)
+RECENT_STEPS = st.builds(StepRecording, TIME, st.lists(RECORDS, max_size=3), st.just([]) | EVENTS)
+RESULTS = {
+    Control.RESET_PREFIX_CACHE: st.booleans(),
+    Control.STATS: STATS,
+    Control.SHUTDOWN: st.booleans(),
+    Control.RECENT_STEPS: RECENT_STEPS,
+    Control.SLEEP: st.booleans(),
+    Control.WAKE_UP: st.booleans(),
+    Control.SLEEP_LEVEL: st.integers(0, 2),
+}
+CONTROL_RESULTS = st.one_of(
+    [st.builds(ControlResult, COUNT, st.just(operation), values) for operation, values in RESULTS.items()]
+)
 ENGINE_MESSAGES = (
     st.builds(
         EngineCoreOutputs,
@@ -202,12 +222,13 @@ ENGINE_MESSAGES = (
         optional(STATS),
         st.just(()) | EVENTS,
         optional(PHASES),
+        st.just(0),  # a client's own, which does not travel
         evictions=st.just(()) | EVICTIONS,
     )
     | READY
     | st.builds(StartFailed, TEXT)
     | st.builds(EngineFailed, TEXT)
-    | st.builds(UtilityResult, COUNT, st.booleans() | STATS | RECORDINGS)
+    | CONTROL_RESULTS
 )
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=9) | TEXT,
@@ -225,6 +246,35 @@ def test_what_a_client_sends_arrives_unchanged(message: Any) -> None:
 @given(ENGINE_MESSAGES)
 def test_what_an_engine_core_sends_arrives_unchanged(message: Any) -> None:
     assert decode_engine_message(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [1, 99, True],
+        [1, Control.WAKE_UP.number, 1],
+        [1, Control.SLEEP_LEVEL.number, 3],
+        [1, Control.STATS.number, True],
+        [1, Control.RECENT_STEPS.number, [0.0, [], None]],
+        [-1, Control.WAKE_UP.number, True],
+    ],
+)
+def test_a_control_result_of_another_type_is_refused(fields: list[Any]) -> None:
+    with pytest.raises(CodecError):
+        decode_engine_message(msgpack.packb([PROTOCOL_VERSION, Tag.CONTROL_RESULT, *fields]))
+
+
+def test_every_control_operation_can_be_carried_and_has_a_number_of_its_own() -> None:
+    operations = {value for value in vars(Control).values() if isinstance(value, Operation)}
+    assert operations == set(SIGNATURES)
+    assert len({operation.number for operation in operations}) == len(operations)
+
+
+def test_arguments_that_are_not_those_of_the_operation_are_not_sent() -> None:
+    with pytest.raises(CodecError, match="sleep has 1 arguments"):
+        encode(ControlCall(1, Control.SLEEP, ()))
+    with pytest.raises(CodecError, match="sleep must be"):
+        encode(ControlCall(1, Control.SLEEP, (3,)))
 
 
 def test_arrived_outputs_have_their_own_types() -> None:
@@ -297,8 +347,16 @@ def test_a_field_too_many_or_too_few_is_refused(message: Any, extra: Any) -> Non
         [PROTOCOL_VERSION, 99],
         [PROTOCOL_VERSION, "hello"],
         [PROTOCOL_VERSION, Tag.READY],
-        [PROTOCOL_VERSION, Tag.UTILITY_CALL, 1, 99],
-        [PROTOCOL_VERSION, Tag.UTILITY_CALL, 1, "reset_prefix_cache"],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, 99],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, 99, []],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, "reset_prefix_cache", []],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.WAKE_UP.number, [1]],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.WAKE_UP.number, None],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.SLEEP.number, []],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.SLEEP.number, [0]],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.SLEEP.number, [3]],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.SLEEP.number, [True]],
+        [PROTOCOL_VERSION, Tag.CONTROL_CALL, 1, Control.RECENT_STEPS.number, [-1]],
         [PROTOCOL_VERSION, Tag.ABORT_REQUESTS, [""]],
         [PROTOCOL_VERSION, Tag.ABORT_REQUESTS, ["a", 1]],
         [PROTOCOL_VERSION, Tag.ABORT_REQUESTS, "abc"],

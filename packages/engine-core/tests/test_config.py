@@ -82,7 +82,7 @@ def test_drafts_need_a_runner_that_knows_of_them_and_tokens_that_are_known() -> 
         EngineConfig(ModelRunnerConfig("m", max_num_drafts=2), scheduler=drafts, async_scheduling=True)
 
 
-def test_sizes_of_recorded_steps_travel_as_a_list() -> None:
+def test_cuda_graph_sizes_travel_as_a_list() -> None:
     plain = EngineConfig(ModelRunnerConfig("m", cuda_graph_sizes=(1, 8), kv_cache_dtype="fp8")).to_plain()
     assert plain["model"]["cuda_graph_sizes"] == [1, 8]
     assert EngineConfig.from_plain(plain).model.cuda_graph_sizes == (1, 8)

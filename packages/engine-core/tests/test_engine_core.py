@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
+from llmstack_engine_core.beams import BeamSearches
+from llmstack_engine_core.structured_output import ConstrainedRows, GrammarGate
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -105,7 +107,7 @@ def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
     assert tokens(run(core)["r"]) == [10, 11, 12, 13]
 
 
-def test_an_aborted_request_brings_nothing_and_frees_its_blocks_within_a_step() -> None:
+def test_an_aborted_request_returns_nothing_and_frees_its_blocks_within_a_step() -> None:
     core = build()
     core.add_request(request("r", max_tokens=50))
     core.add_request(request("refused", num_prompt_tokens=65))
@@ -193,5 +195,32 @@ def test_an_engine_core_sleeps_as_soon_as_the_last_request_has_ended() -> None:
     core.add_request(request("r", max_tokens=3))
     while not any(output.finish_reason for output in core.step().outputs):
         pass
-    assert core.sleep(1)  # although the runner has not been told of the end yet
+    assert core.sleep(1)  # although the runner has not been notified of the end yet
     core.shutdown()
+
+
+def test_a_plain_request_enters_no_stage_of_grammars_and_beams(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stage in (GrammarGate, ConstrainedRows, BeamSearches):
+        for name, method in vars(stage).items():
+            if callable(method) and name != "__init__":
+                monkeypatch.setattr(stage, name, lambda *arguments, name=name: pytest.fail(name))
+    core = build()
+    core.add_request(request("r"))
+    core.add_request(request("aborted", max_tokens=50))
+    core.step()
+    core.abort_requests(["aborted"])
+    assert tokens(run(core)["r"]) == [11, 12, 13]
+
+
+def test_a_refused_request_leaves_its_id_to_the_next_one_and_takes_no_step_of_the_scheduler() -> None:
+    core = build()
+    core.add_request(request("r", num_prompt_tokens=65))
+    (refused,) = core.step().outputs
+    assert refused.finish_reason is FinishReason.ERROR
+    assert core.stats().step == 0
+    core.add_request(request("r", num_prompt_tokens=65))
+    core.add_request(request("r"))
+    assert core.step().outputs[0].finish_reason is FinishReason.ERROR
+    with pytest.raises(InvalidRequestError, match="in use"):
+        core.add_request(request("r"))
+    assert tokens(run(core)["r"]) == [11, 12, 13]

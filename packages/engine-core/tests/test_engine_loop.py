@@ -71,7 +71,7 @@ def test_the_states_of_a_request_reach_its_owner_even_if_it_ends_in_its_first_st
     assert step.events
 
 
-def test_a_client_that_begins_anew_loses_what_it_had_asked_for(loop: Loop) -> None:
+def test_a_client_that_connects_again_loses_its_earlier_requests(loop: Loop) -> None:
     loop.say(b"a", Hello(), request("old"))
     loop.step()
     loop.say(b"a", Hello(), request("old"))  # the id is free again
@@ -90,13 +90,13 @@ def test_the_requests_of_a_client_that_is_gone_end_with_the_next_step(loop: Loop
     assert list(loop._clients) == [b"b"]
 
 
-def test_a_client_that_is_not_known_any_more_is_told_so_and_does_not_wait(loop: Loop) -> None:
+def test_a_client_that_is_not_known_any_more_receives_an_error_and_does_not_wait(loop: Loop) -> None:
     loop.say(b"stranger", request("r"))
     assert isinstance(loop.sent[-1][1], EngineFailed)
     assert not loop._core.has_unfinished_requests()
 
 
-def test_a_client_that_says_goodbye_ends_its_requests_and_hears_nothing_more(loop: Loop) -> None:
+def test_a_client_that_says_goodbye_ends_its_requests_and_receives_nothing_more(loop: Loop) -> None:
     loop.say(b"a", Hello(), request("r"), Goodbye())
     loop.sent.clear()
     while loop._core.has_unfinished_requests():
@@ -104,7 +104,7 @@ def test_a_client_that_says_goodbye_ends_its_requests_and_hears_nothing_more(loo
     assert loop.sent == []
 
 
-def test_nobody_can_end_the_request_of_another(loop: Loop) -> None:
+def test_a_client_cannot_end_the_request_of_another(loop: Loop) -> None:
     loop.say(b"a", Hello(), request("r"))
     loop.say(b"b", Hello(), AbortRequests(("r",)))
     loop.step()

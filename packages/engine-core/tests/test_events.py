@@ -1,4 +1,4 @@
-"""What hooks hear, what the recorder keeps, and what the front end is told."""
+"""What hooks and the front end receive, and what the recorder keeps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from llmstack_engine_core import EngineConfig, EventHook
 from llmstack_engine_core.client import InprocClient
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_types import (
+    Control,
     EngineCoreOutputs,
     EngineCoreRequest,
     ModelRunnerConfig,
@@ -70,7 +71,7 @@ def record(step: int, num_rows: int = 1) -> StepRecord:
     return StepRecord(float(step), StepPhases(0, 0, 0), SchedulerStats(step), rows)
 
 
-def test_a_hook_hears_states_and_steps_in_the_order_they_happen() -> None:
+def test_a_hook_receives_states_and_steps_in_the_order_they_happen() -> None:
     diary = Diary()
     run(client(diary))
     assert diary.lines == [
@@ -96,7 +97,7 @@ def test_a_step_is_recorded_with_its_batch_blocks_and_phases() -> None:
     assert first.start_s + sum(first.phases) <= second.start_s
 
 
-def test_a_hook_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_fails_is_logged_and_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary()
     with caplog.at_level(logging.ERROR):
         run(client(Broken(), diary))
@@ -104,7 +105,7 @@ def test_a_hook_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureF
     assert diary.lines[0] == "r WAITING"
 
 
-def test_the_front_end_is_told_of_states_that_no_output_tells() -> None:
+def test_the_front_end_receives_states_that_no_output_implies() -> None:
     first, *others = run(client())
     assert [(event.request_id, event.status) for event in first.events] == [
         ("r", RequestStatus.WAITING),
@@ -115,27 +116,27 @@ def test_the_front_end_is_told_of_states_that_no_output_tells() -> None:
     assert all(step.phases is not None for step in (first, *others))
 
 
-def test_nothing_is_told_where_statistics_are_off() -> None:
+def test_outputs_carry_no_events_where_statistics_are_off() -> None:
     diary = Diary()
     steps = run(client(diary, log_stats=False))
     assert not any(step.events or step.phases or step.scheduler_stats for step in steps)
-    assert len(diary.records) == 2  # hooks hear all the same
+    assert len(diary.records) == 2  # hooks receive them all the same
 
 
 def test_the_recorder_is_read_step_by_step() -> None:
     engine = client()
     run(engine)
-    whole = engine.recent_steps()
+    whole = engine.call(Control.RECENT_STEPS, 0)
     assert [step.stats.step for step in whole.steps] == [1, 2]
     assert [event.status.name for event in whole.events] == ["WAITING", "RUNNING", "FINISHED_LENGTH_CAPPED"]
-    assert [step.stats.step for step in engine.recent_steps(after_step=1).steps] == [2]
+    assert [step.stats.step for step in engine.call(Control.RECENT_STEPS, 1).steps] == [2]
     assert whole.now_s >= whole.steps[-1].start_s
 
 
 def test_nothing_is_recorded_where_that_is_off() -> None:
     engine = client(num_recorded_steps=0)
     run(engine)
-    assert not engine.recent_steps().steps
+    assert not engine.call(Control.RECENT_STEPS, 0).steps
 
 
 def test_the_recorder_is_bounded_by_steps_rows_and_events() -> None:
@@ -149,6 +150,12 @@ def test_the_recorder_is_bounded_by_steps_rows_and_events() -> None:
     assert [kept.stats.step for kept in recorder.read(0.0).steps] == [5, 6]
     recorder.on_step(record(7, num_rows=50), EngineCoreOutputs([]))
     assert [kept.stats.step for kept in recorder.read(0.0).steps] == [7]
+
+
+def test_a_hook_is_called_for_the_events_that_it_overrides_only() -> None:
+    bus = EventBus((StepRecorder(), Broken(), Diary()), clock=lambda: 0.0)
+    assert len(bus.scheduled_hooks) == 1
+    assert len(bus.step_hooks) == 2
 
 
 def test_events_are_taken_once() -> None:

@@ -1,4 +1,4 @@
-"""What a step brought goes in several frames where one is too small for it."""
+"""Outputs of a step are sent in several frames where one is too small for them."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_model_that_only_pools_refuses_completions_one_by_one() -> None:
     assert last["p"].pooled is not None
 
 
-def test_labels_are_told_by_a_model_that_has_some() -> None:
+def test_a_model_with_labels_reports_their_number() -> None:
     params = PoolingParams(PoolingType.LAST, False, task=PoolingTask.CLASSIFY, use_activation=True)
     request = EngineCoreRequest("p", [4, 5, 6], NO_TOKENS, pooling_params=params)
     labelling, other = build("num_labels=2"), build()

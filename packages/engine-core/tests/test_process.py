@@ -16,11 +16,12 @@ import zmq
 
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
-from llmstack_engine_core.ipc.frames import AbortRequests, Hello, UtilityCall, UtilityOperation, UtilityResult
+from llmstack_engine_core.ipc.frames import AbortRequests, ControlCall, ControlResult, Hello
 from llmstack_engine_core.ipc.sockets import connect_client_socket
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import (
+    Control,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -168,8 +169,8 @@ def test_requests_of_a_client_that_goes_away_are_aborted(process: EngineProcess,
     gone.close()
 
     def is_idle() -> bool:
-        peer.send(UtilityCall(1, UtilityOperation.STATS))
-        return peer.receive(UtilityResult).value.num_running == 0
+        peer.send(ControlCall(1, Control.STATS))
+        return peer.receive(ControlResult).value.num_running == 0
 
     assert eventually(is_idle)
 
@@ -184,8 +185,8 @@ def test_a_message_before_hello_is_ignored(process: EngineProcess, peer: Peer) -
 def test_the_shutdown_operation_ends_the_process_cleanly(process: EngineProcess, peer: Peer) -> None:
     ready = peer.hello()
     assert ready.pid == process.pid
-    peer.send(UtilityCall(7, UtilityOperation.SHUTDOWN))
-    assert peer.receive(UtilityResult) == UtilityResult(7, True)
+    peer.send(ControlCall(7, Control.SHUTDOWN))
+    assert peer.receive(ControlResult) == ControlResult(7, Control.SHUTDOWN, True)
     assert eventually(lambda: not process.is_alive)
     assert process.describe_end() == "exit status 0"
     assert not process.directory.exists()

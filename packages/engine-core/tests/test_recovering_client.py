@@ -13,6 +13,7 @@ import pytest
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client import RecoveringClient, make_async_client
 from llmstack_types import (
+    Control,
     EngineCoreRequest,
     EngineDeadError,
     EngineLostError,
@@ -47,7 +48,7 @@ async def restart(client: RecoveringClient) -> None:
     """Returns when another process has been started."""
     before = client.num_restarts
     async with asyncio.timeout(30):
-        while client.num_restarts == before:  # noqa: ASYNC110  # nobody tells
+        while client.num_restarts == before:  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -118,7 +119,7 @@ async def test_one_that_is_killed_while_it_is_idle_is_replaced() -> None:
     reader._note(await reading)
     await reader.read(1)
     assert reader.tokens == {"r": echo(8)}
-    assert (await client.stats()).num_running == 0
+    assert (await client.call(Control.STATS)).num_running == 0
     await client.shutdown()
 
 
@@ -165,7 +166,7 @@ async def test_one_that_dies_again_and_again_is_given_up() -> None:
     await asyncio.sleep(0)
     os.kill(client.pid, signal.SIGKILL)
     await restart(client)
-    await client.stats()
+    await client.call(Control.STATS)
     os.kill(client.pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="too often within a minute"):
         await reading
@@ -173,7 +174,7 @@ async def test_one_that_dies_again_and_again_is_given_up() -> None:
     with pytest.raises(EngineDeadError):
         await client.add_request(request("other"))
     with pytest.raises(EngineDeadError):
-        await client.stats()
+        await client.call(Control.STATS)
     await client.shutdown()
 
 
@@ -226,7 +227,7 @@ async def test_shutting_down_ends_a_restart_under_way() -> None:
     await asyncio.sleep(0)
     os.kill(client.pid, signal.SIGKILL)
     await restart(client)
-    asking = asyncio.ensure_future(client.stats())
+    asking = asyncio.ensure_future(client.call(Control.STATS))
     await client.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         await reading

@@ -32,7 +32,7 @@ from llmstack_engine_core.simulate import (
 )
 from llmstack_engine_core.simulate.cost_model import step_work
 from llmstack_engine_core.simulate.report import percentiles
-from llmstack_engine_core.step_log import LogHeader, RecordedRun, RecordingScheduler, RingSink, StepLog
+from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RecordedRun, RingSink, StepLog
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
@@ -351,7 +351,7 @@ def test_a_cost_model_comes_from_its_weights_or_from_measured_steps(tmp_path: Pa
 def test_a_recorded_run_tells_how_long_its_steps_took(tmp_path: Path) -> None:
     cache, limits, sink = CacheConfig(50), SchedulerConfig(), RingSink(1 << 20)
     log = StepLog(LogHeader.of(limits, cache, {}), sink)
-    scheduler = RecordingScheduler(build_scheduler(limits, cache), log)
+    scheduler = LoggedScheduler(build_scheduler(limits, cache), log)
     model, now_s = LinearCostModel(base_s=0.5, prefill_token_s=0.25, decode_row_s=2.0, context_token_s=0.125), 3.0
     for index in range(8):
         prompt = list(range(index, index + 20 + 5 * index))

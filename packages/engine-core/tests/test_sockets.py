@@ -1,4 +1,4 @@
-"""Sockets live in a directory that nobody else can enter."""
+"""Sockets live in a directory that no other user can enter."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def small_log(num_steps: int = 200, sink: RingSink | None = None) -> bytes:
     log.add_request(EngineCoreRequest("a", [1, 2, 3], SamplingParams(seed=1)))
     for step in range(num_steps):
         log.schedule(1000 * step)
-        log.decide(bytes([step % 256]))
+        log.decisions.add(bytes([step % 256]))
         log.update(1000 * step + 10, 0, [[step]], {})
     log.close()
     return sink.dump()
@@ -131,7 +131,7 @@ def fault(data: bytes) -> str:
 
 
 @given(st.lists(st.integers(0, 2**63 - 1)), st.lists(st.integers(-(2**62), 2**62)))
-def test_numbers_come_back(unsigned: list[int], signed: list[int]) -> None:
+def test_numbers_are_decoded_as_they_were_encoded(unsigned: list[int], signed: list[int]) -> None:
     buffer = bytearray()
     for value in unsigned:
         put_uint(buffer, value)
@@ -153,7 +153,7 @@ def test_a_token_takes_as_many_bytes_as_the_largest_one_needs(largest: int, widt
 
 
 @given(requests)
-def test_a_request_comes_back_as_far_as_decisions_depend_on_it(request: EngineCoreRequest) -> None:
+def test_a_request_is_decoded_as_far_as_decisions_depend_on_it(request: EngineCoreRequest) -> None:
     params = request.sampling_params
     expected = replace(request, sampling_params=replace(params, stop_token_ids=params.stop_token_ids))
     assert unpack_request(pack_request(request)) == expected
@@ -168,7 +168,7 @@ def test_what_only_the_front_end_reads_is_not_recorded() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(events, max_size=30))
-def test_events_come_back_in_order(written: list[Event]) -> None:
+def test_events_are_read_in_order(written: list[Event]) -> None:
     sink = RingSink(1 << 20)
     log = StepLog(HEADER, sink)
     for event in written:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, SpeculativeConfig, build_engine_core
 from llmstack_engine_core.replay import verify
 from llmstack_engine_core.step_log import RecordedRun, RingSink
-from llmstack_engine_core.structured_output import ConstrainedRunner
+from llmstack_engine_core.structured_output import ConstrainedRows
 from llmstack_engine_core.testing import EchoModelRunner
 from llmstack_types import (
     EngineCoreOutput,
@@ -257,9 +257,8 @@ def test_a_step_without_constrained_rows_is_passed_on_as_it_is() -> None:
             return super().execute_model(*arguments)
 
     watched = Watched(ModelRunnerConfig(f"echo?vocab_size={VOCAB_SIZE}", block_size=4, **LIMITS))
-    runner = ConstrainedRunner(watched, lambda: pytest.fail("there is nothing to follow"))
+    rows = ConstrainedRows(lambda: pytest.fail("there is nothing to follow"))
     step = SchedulerOutput(1, [NewRequest("a", [5, 6], 2, SamplingParams())], [ScheduledRequest("a", 0, 2, [0])], [], 2)
-    runner.execute_model(step)
+    rows.execute(watched, step)
     assert calls == [(step,)]
-    with pytest.raises(ValueError, match="masks"):
-        runner.execute_model(step, lambda: pytest.fail("it was not asked for"))
+    assert not rows.num_known_tokens

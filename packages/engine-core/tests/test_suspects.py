@@ -1,4 +1,4 @@
-"""Whoever an engine core dies of is found, alone, and nobody else is lost."""
+"""The request that crashes an engine core is found, and no other request is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_NUM_DEATHS = 200
 
 
 class Engine:
-    """Dies at the step after any of the killers has come in; otherwise brings all a token."""
+    """Crashes at the step after any of the killers was added; otherwise returns a token for each request."""
 
     def __init__(self, killers: set[str]) -> None:
         self.killers = killers
@@ -23,7 +23,7 @@ class Engine:
 
 
 def serve(names: list[str], killers: set[str], *, newcomers: list[str]) -> tuple[list[str], list[str], int]:
-    """Who was served, who was quarantined, and the deaths; newcomers arrive after the first death."""
+    """Served requests, quarantined ones, and the number of crashes; newcomers arrive after the first."""
     suspects, engine = Suspects(), Engine(killers)
     engine.running = list(names)
     served: list[str] = []
@@ -70,7 +70,7 @@ def test_one_killer_costs_a_logarithm_of_deaths(names: list[str], data: st.DataO
     assert num_deaths <= (len(names) - 1).bit_length() + 3
 
 
-def test_one_death_accuses_nobody() -> None:
+def test_one_crash_makes_no_request_a_suspect() -> None:
     suspects = Suspects()
     assert suspects.on_crash(["a", "b"]).resumed == ["a", "b"]
     assert suspects.on_tokens("a", NUM_CLEARING_TOKENS) == suspects.forget(["b"]) == []
@@ -78,7 +78,7 @@ def test_one_death_accuses_nobody() -> None:
     assert (after.resumed, after.is_search, after.quarantined) == (["a", "b"], False, None)
 
 
-def test_who_has_brought_tokens_since_is_not_tested_again() -> None:
+def test_a_request_with_tokens_since_the_crash_is_not_tested_again() -> None:
     suspects = Suspects()
     suspects.on_crash(["a", "b", "c"])
     suspects.on_tokens("a", NUM_CLEARING_TOKENS)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from llmstack_kernels.linear import pack_linear
-from llmstack_kernels.paged_attention import cpu, paged_attention, plan_paged_attention
+from llmstack_kernels.paged_attention import AttentionInputs, cpu, paged_attention, plan_paged_attention
 
 BLOCK_SIZE = 16
 COLD_BYTES = 100 << 20  # of caches: more than a processor keeps
@@ -96,7 +96,7 @@ def bench_paged_attention(benchmark: Any, memory: torch.Tensor, batch: str, shap
 
     def run(function: Callable[..., torch.Tensor], plan: object) -> None:
         for call in calls:
-            function(*call, head_dim**-0.5, plan=plan, **keywords)
+            function(AttentionInputs(*call, head_dim**-0.5, plan=plan, **keywords))
 
     own_plan = plan_paged_attention(calls[0][1], calls[0][5], **keywords)
     cpu_plan = cpu.make_plan(calls[0][1], calls[0][5], *keywords.values(), None)

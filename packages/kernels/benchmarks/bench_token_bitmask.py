@@ -6,7 +6,8 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from llmstack_kernels.token_bitmask import apply_token_bitmask, reference
+from llmstack_kernels import reference
+from llmstack_kernels.token_bitmask import apply_token_bitmask
 
 NUM_ROWS, VOCAB_SIZE = 32, 50_257
 NUM_WORDS = -(-VOCAB_SIZE // 32)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # the report of a GPU is no package of ours
+from llmstack_kernels.testing import fixed_order_of_sums
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is defined
 
 
 @pytest.fixture
-def triton_device() -> str:
-    """Where Triton kernels run here."""
+def triton_device() -> Iterator[str]:
+    """The device that Triton kernels run on; in the interpreter, sums have a fixed order on every processor."""
     pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        yield "cuda"
+    else:
+        with fixed_order_of_sums():
+            yield "cpu"
 
 
 # In the interpreter bfloat16 is wrong without a word: it computes on the raw bits.

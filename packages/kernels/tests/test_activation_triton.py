@@ -1,4 +1,4 @@
-"""The Triton activations agree with their float64 twins, for any size of rows."""
+"""The Triton activations agree with their float64 references, for any size of rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-TWINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu": F.relu}
-GATED_TWINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu": F.relu}
+EXACT_GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu_and_mul": F.silu,
     "gelu_tanh_and_mul": gelu_tanh,
 }
@@ -31,29 +31,29 @@ def check(out: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None
     torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("shape", [(1, 16), (3, 5, 7), (2, 1030)], ids=str)
-def test_activations_agree_with_their_twins(
+def test_activations_agree_with_float64(
     name: str, shape: tuple[int, ...], triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     x = (4 * torch.randn(shape, device=triton_device)).to(triton_dtype)
-    check(getattr(kernels, name)(x), TWINS[name](x.double()), triton_dtype)
+    check(getattr(kernels, name)(x), EXACT[name](x.double()), triton_dtype)
 
 
-@pytest.mark.parametrize("name", GATED_TWINS)
+@pytest.mark.parametrize("name", EXACT_GATED)
 @pytest.mark.parametrize("shape", [(1, 16), (3, 5, 14), (2, 2060)], ids=str)
-def test_gated_activations_agree_with_their_twins(
+def test_gated_activations_agree_with_float64(
     name: str, shape: tuple[int, ...], triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     x = (2 * torch.randn(shape, device=triton_device)).to(triton_dtype)
     gate, up = x.double().chunk(2, dim=-1)
-    check(getattr(kernels, name)(x), GATED_TWINS[name](gate) * up, triton_dtype)
+    check(getattr(kernels, name)(x), EXACT_GATED[name](gate) * up, triton_dtype)
 
 
 @pytest.mark.parametrize("name", ["gelu_tanh", "gelu", "relu"])
 def test_large_values_neither_overflow_nor_vanish(name: str, triton_device: str) -> None:
     x = torch.tensor([[-1e10, -200.0, -20.0, 0.0, 20.0, 200.0, 1e10]], device=triton_device)
-    check(getattr(kernels, name)(x), TWINS[name](x.double()), torch.float32)
+    check(getattr(kernels, name)(x), EXACT[name](x.double()), torch.float32)
 
 
 def test_a_large_gate_neither_overflows_nor_vanishes(triton_device: str) -> None:
@@ -64,7 +64,7 @@ def test_a_large_gate_neither_overflows_nor_vanishes(triton_device: str) -> None
 
 def test_what_is_no_number_stays_none(triton_device: str) -> None:
     x = torch.tensor([[torch.nan, 1.0]], device=triton_device)
-    for name in TWINS:
+    for name in EXACT:
         assert getattr(kernels, name)(x).isnan().tolist() == [[True, False]]
 
 

@@ -193,7 +193,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
         ([], False, []),
     ],
 )
-def test_differences_from_the_table_are_told(compiled: list[Row], is_whole: bool, expected: list[str]) -> None:
+def test_differences_from_the_table_are_reported(compiled: list[Row], is_whole: bool, expected: list[str]) -> None:
     found = list(table.differences([ROW], compiled, is_whole))
     assert len(found) == len(expected)
     assert all(words in line for words, line in zip(expected, found, strict=True))

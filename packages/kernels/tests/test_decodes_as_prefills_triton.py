@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
-from llmstack_kernels.paged_attention import triton
+from llmstack_kernels.paged_attention import AttentionInputs, triton
 
 # Bounds of loops that are not constants: Triton's interpreter reads them out of arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
@@ -30,15 +30,17 @@ def attend(
     num_blocks = caches[0].shape[0]
     device = query.device
     return triton.paged_attention(
-        query,
-        *caches,
-        torch.tensor(starts, dtype=torch.int32, device=device),
-        torch.tensor([seq_len for _, seq_len in rows], dtype=torch.int32, device=device),
-        torch.arange(num_blocks, dtype=torch.int32, device=device).expand(len(rows), num_blocks).contiguous(),
-        HEAD_DIM**-0.5,
-        max_query_len=max(num_tokens for num_tokens, _ in rows),
-        sliding_window=sliding_window,
-        decodes_as_prefills=decodes_as_prefills,
+        AttentionInputs(
+            query,
+            *caches,
+            torch.tensor(starts, dtype=torch.int32, device=device),
+            torch.tensor([seq_len for _, seq_len in rows], dtype=torch.int32, device=device),
+            torch.arange(num_blocks, dtype=torch.int32, device=device).expand(len(rows), num_blocks).contiguous(),
+            HEAD_DIM**-0.5,
+            max_query_len=max(num_tokens for num_tokens, _ in rows),
+            sliding_window=sliding_window,
+            decodes_as_prefills=decodes_as_prefills,
+        )
     )
 
 

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
-from llmstack_kernels.embedding import reference
+from llmstack_kernels import reference
 from llmstack_kernels.embedding import triton as kernels
 
 

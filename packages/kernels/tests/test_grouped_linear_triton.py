@@ -33,7 +33,7 @@ def make(
     return x.to(device, dtype), weights.to(device, dtype), expert_ids.to(device)
 
 
-def twin(x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, activation: str) -> torch.Tensor:
+def exact(x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, activation: str) -> torch.Tensor:
     rows_per_input = expert_ids.numel() // x.shape[0]
     out = torch.stack(
         [weights[e].double() @ x[i // rows_per_input].double() for i, e in enumerate(expert_ids.view(-1))]
@@ -75,7 +75,7 @@ def test_rows_go_through_their_experts(
     for inputs in (x, x.repeat_interleave(2, 0)):
         out = experts(inputs, groups, activation)
         assert out.dtype == triton_dtype
-        expected = twin(inputs, weights, expert_ids, activation)
+        expected = exact(inputs, weights, expert_ids, activation)
         torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -88,7 +88,7 @@ def test_quantized_experts_are_computed_with_as_they_stand(
     rounded = torch.stack([quantize(weight, scheme).dequantize(torch.float64) for weight in weights])
     out = kernels.pack_experts(weights, scheme)(x, groups)
     tolerance = TOLERANCE[triton_dtype]
-    torch.testing.assert_close(out.double(), twin(x, rounded, expert_ids, "none"), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(out.double(), exact(x, rounded, expert_ids, "none"), atol=tolerance, rtol=tolerance)
 
 
 def test_a_row_is_bit_equal_in_any_batch(triton_dtype: torch.dtype, triton_device: str) -> None:

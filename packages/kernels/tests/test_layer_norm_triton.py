@@ -1,4 +1,4 @@
-"""The Triton layer norms agree with their float64 twin, for any size of rows."""
+"""The Triton layer norms agree with their float64 reference, for any size of rows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
-from llmstack_kernels.layer_norm import reference
+from llmstack_kernels import reference
 from llmstack_kernels.layer_norm import triton as kernels
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def twin(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     centred = x.double() - x.double().mean(-1, keepdim=True)
     scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
     return scaled if bias is None else scaled + bias.double()
@@ -21,7 +21,7 @@ def twin(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: 
 
 @pytest.mark.parametrize("shape", [(1, 64), (3, 7, 48), (17, 100), (2, 1030)], ids=str)
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_the_norm_agrees_with_its_twin(
+def test_the_norm_agrees_with_float64(
     shape: tuple[int, ...], has_bias: bool, triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     x = (3 + torch.randn(shape, device=triton_device)).to(triton_dtype)  # a mean that must be taken away
@@ -29,7 +29,7 @@ def test_the_norm_agrees_with_its_twin(
     out = kernels.layer_norm(x, weight, bias if has_bias else None, 1e-5)
     assert out.dtype == triton_dtype
     tolerance = TOLERANCE[triton_dtype]
-    expected = twin(x, weight, bias if has_bias else None, 1e-5)
+    expected = exact(x, weight, bias if has_bias else None, 1e-5)
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.linear import ACTIVATIONS, PackedLinear, cpu, linear, native, pack_linear, reference
-from llmstack_kernels.native import NativeLibrary, supported_variants
+from llmstack_kernels.native import NativeLibrary
+from llmstack_kernels.testing import native_variants
 
 SHAPES = [(768, 2304), (768, 768), (2048, 96), (64, 172), (3072, 64), (17, 5), (1, 1)]
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
@@ -39,7 +40,7 @@ def pack_with(backend: str, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 needs_onednn = pytest.mark.skipif(not cpu.is_available(), reason="this build of PyTorch has no oneDNN")
-BACKENDS = [pytest.param("cpu", marks=needs_onednn), *supported_variants()]
+BACKENDS = [pytest.param("cpu", marks=needs_onednn), *native_variants()]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -81,7 +82,7 @@ def test_outputs_can_be_float32(dtype: torch.dtype, backend: str) -> None:
     )
 
 
-@pytest.mark.parametrize("backend", supported_variants())
+@pytest.mark.parametrize("backend", native_variants())
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_what_is_not_a_number_stays_so_and_disturbs_no_other_row(dtype: torch.dtype, backend: str) -> None:
     x, weight, bias = make(64, 100, dtype, 3)

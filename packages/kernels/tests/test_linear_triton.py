@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,7 +45,7 @@ def pack(
     return kernels.TritonLinear(shape, weight.dtype, bias, packed, scales, scheme, None, cut)
 
 
-def twin(
+def exact(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str, residual: torch.Tensor | None
 ) -> torch.Tensor:
     return PlainLinear(weight.double(), bias.double())(
@@ -54,14 +56,14 @@ def twin(
 @pytest.mark.parametrize("split_k", [1, 2])
 @pytest.mark.parametrize("num_rows", [1, 70])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_layer_agrees_with_its_twin(
+def test_a_layer_agrees_with_float64(
     shape: tuple[int, int], num_rows: int, split_k: int, triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     x, weight, bias = make(*shape, num_rows, triton_dtype, triton_device)
     out = linear(x, pack(weight, bias, split_k))
     assert out.dtype == triton_dtype
     tolerance = TOLERANCE[triton_dtype]
-    torch.testing.assert_close(out.double(), twin(x, weight, bias, "none", None), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(out.double(), exact(x, weight, bias, "none", None), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, *GATED_ACTIVATIONS])
@@ -74,7 +76,7 @@ def test_activation_gate_and_residual_are_taken_along(
     tolerance = TOLERANCE[triton_dtype]
     for split_k in (1, 2):
         out = linear(x, pack(weight, bias, split_k), activation, residual)
-        expected = twin(x, weight, bias, activation, residual)
+        expected = exact(x, weight, bias, activation, residual)
         torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -83,7 +85,7 @@ def test_outputs_can_be_float32_and_leading_dimensions_pass_through(triton_devic
     packed = pack(weight, bias, 1)
     out = packed(x.view(2, 3, 64), out_dtype=torch.float32)
     assert (out.dtype, out.shape) == (torch.float32, (2, 3, 40))
-    torch.testing.assert_close(out.view(6, 40).double(), twin(x, weight, bias, "none", None), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out.view(6, 40).double(), exact(x, weight, bias, "none", None), atol=1e-5, rtol=1e-5)
     assert packed(x[:0]).shape == (0, 40)
 
 
@@ -107,7 +109,7 @@ def test_small_numbers_are_computed_with_as_they_stand(
     tolerance = TOLERANCE[triton_dtype]
     for split_k in (1, 2):
         out = pack(weight, bias, split_k, scheme)(x, "relu")
-        torch.testing.assert_close(out.double(), twin(x, rounded, bias, "relu", None), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(out.double(), exact(x, rounded, bias, "relu", None), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("scheme", QUANTIZATIONS)
@@ -133,10 +135,30 @@ def test_every_code_is_widened_exactly(scheme: str, triton_dtype: torch.dtype, t
 @pytest.mark.parametrize("scheme", [None, *QUANTIZATIONS])
 def test_a_row_is_bit_equal_in_any_batch(scheme: str | None, triton_dtype: torch.dtype, triton_device: str) -> None:
     x, weight, bias = make(136, 66, 66, triton_dtype, triton_device)
-    packed = pack(weight, bias, 2, scheme)
+    assert parts_that_differ(pack(weight, bias, 2, scheme), x) == []
+
+
+def parts_that_differ(packed: Callable[[torch.Tensor, str], torch.Tensor], x: torch.Tensor) -> list[tuple[int, int]]:
+    """Ranges of the 66 rows that have other bits alone than among all rows."""
     whole = packed(x, "silu")
-    for start, end in ((0, 1), (65, 66), (7, 40)):
-        assert torch.equal(packed(x[start:end], "silu"), whole[start:end])
+    parts = [(0, 1), (65, 66), (7, 40)]
+    return [(start, end) for start, end in parts if not torch.equal(packed(x[start:end], "silu"), whole[start:end])]
+
+
+@pytest.mark.parametrize("scheme", [None, *QUANTIZATIONS])
+def test_a_split_that_depends_on_the_number_of_rows_is_found(scheme: str | None, triton_device: str) -> None:
+    x, weight, bias = make(520, 66, 66, torch.float32, triton_device)
+    one, other = (pack(weight, bias, split_k, scheme) for split_k in (2, 3))
+    assert parts_that_differ(lambda rows, *args: (one if len(rows) < 40 else other)(rows, *args), x) != []
+
+
+def test_a_block_of_inputs_that_depends_on_the_number_of_rows_is_found(triton_device: str) -> None:
+    x, weight, bias = make(136, 66, 66, torch.float32, triton_device)
+    one, other = (
+        kernels.TritonLinear((66, 136), weight.dtype, bias, weight, None, "plain", None, Configuration(block_k, 1))
+        for block_k in (32, 64)
+    )
+    assert parts_that_differ(lambda rows, *args: (one if len(rows) < 40 else other)(rows, *args), x) != []
 
 
 def test_parts_are_summed_alike_by_programs_of_their_own_and_by_one(
@@ -199,7 +221,7 @@ def test_float32_is_pytorchs_unless_it_must_not_depend_on_the_number_of_rows(tri
     packed = kernels.pack_quantized_linear(quantize(weight, "int8"), torch.float32, bias, True)
     assert isinstance(packed, kernels.TritonLinear)
     rounded = quantize(weight, "int8").dequantize(torch.float64)
-    torch.testing.assert_close(packed(x).double(), twin(x, rounded, bias, "none", None), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed(x).double(), exact(x, rounded, bias, "none", None), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu
@@ -207,7 +229,7 @@ def test_float32_is_pytorchs_unless_it_must_not_depend_on_the_number_of_rows(tri
 def test_on_a_card_float32_outputs_were_never_rounded_to_16_bits(num_rows: int, triton_device: str) -> None:
     x, weight, bias = make(768, 1000, num_rows, torch.bfloat16, triton_device)
     out = kernels.pack_linear(weight, bias)(x, out_dtype=torch.float32)
-    torch.testing.assert_close(out.double(), twin(x, weight, bias, "none", None), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out.double(), exact(x, weight, bias, "none", None), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.gpu

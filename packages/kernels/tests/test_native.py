@@ -8,19 +8,23 @@ from types import ModuleType
 import pytest
 import torch
 
-from llmstack_kernels import activation, build_native, layer_norm, reshape_and_cache, rms_norm, rotary_embedding
+from llmstack_kernels import (
+    activation,
+    build_native,
+    layer_norm,
+    reference,
+    reshape_and_cache,
+    rms_norm,
+    rotary_embedding,
+)
 from llmstack_kernels.activation import native as native_activation
-from llmstack_kernels.activation import reference as reference_activation
 from llmstack_kernels.layer_norm import native as native_layer_norm
-from llmstack_kernels.layer_norm import reference as reference_layer_norm
 from llmstack_kernels.linear import pack_linear
-from llmstack_kernels.native import NativeLibrary, library, supported_variants
+from llmstack_kernels.native import NativeLibrary, library
 from llmstack_kernels.reshape_and_cache import native as native_cache
-from llmstack_kernels.reshape_and_cache import reference as reference_cache
 from llmstack_kernels.rms_norm import native as native_rms_norm
-from llmstack_kernels.rms_norm import reference as reference_rms_norm
 from llmstack_kernels.rotary_embedding import native as native_rotary
-from llmstack_kernels.rotary_embedding import reference as reference_rotary
+from llmstack_kernels.testing import native_variants
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
@@ -30,7 +34,7 @@ MODULES = [native_activation, native_cache, native_layer_norm, native_rms_norm, 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built")
 
 
-@pytest.fixture(params=supported_variants())
+@pytest.fixture(params=native_variants())
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     chosen = NativeLibrary(request.param)
     for module in MODULES:
@@ -47,16 +51,12 @@ def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms_equal_the_reference(variant: str, dtype: torch.dtype, size: int) -> None:
     x, residual, weight, bias = (torch.randn(*shape).to(dtype) for shape in [(40, size)] * 2 + [(size,)] * 2)
-    assert_equal(
-        native_layer_norm.layer_norm(x, weight, bias, 1e-5), reference_layer_norm.layer_norm(x, weight, bias, 1e-5)
-    )
-    assert_equal(
-        native_layer_norm.layer_norm(x, weight, None, 1e-5), reference_layer_norm.layer_norm(x, weight, None, 1e-5)
-    )
+    assert_equal(native_layer_norm.layer_norm(x, weight, bias, 1e-5), reference.layer_norm(x, weight, bias, 1e-5))
+    assert_equal(native_layer_norm.layer_norm(x, weight, None, 1e-5), reference.layer_norm(x, weight, None, 1e-5))
     for scale in (weight, weight.float()):
-        assert_equal(native_rms_norm.rms_norm(x, scale, 1e-5), reference_rms_norm.rms_norm(x, scale, 1e-5))
+        assert_equal(native_rms_norm.rms_norm(x, scale, 1e-5), reference.rms_norm(x, scale, 1e-5))
         found = native_rms_norm.fused_add_rms_norm(x, residual, scale, 1e-5)
-        expected = reference_rms_norm.fused_add_rms_norm(x, residual, scale, 1e-5)
+        expected = reference.fused_add_rms_norm(x, residual, scale, 1e-5)
         assert torch.equal(found[1], expected[1])
         assert_equal(found[0], expected[0])
 
@@ -66,13 +66,13 @@ def test_norms_equal_the_reference(variant: str, dtype: torch.dtype, size: int) 
 def test_activations_equal_the_reference(variant: str, dtype: torch.dtype, size: int) -> None:
     x = torch.cat((torch.randn(2000, size) * 4, torch.full((1, size), 200.0), torch.full((1, size), -200.0))).to(dtype)
     for name in ("relu", "gelu", "gelu_tanh"):
-        assert_equal(getattr(native_activation, name)(x), getattr(reference_activation, name)(x))
+        assert_equal(getattr(native_activation, name)(x), getattr(reference, name)(x))
     gated = torch.cat((x, torch.randn(x.shape).to(dtype)), dim=-1)
     for name in ("silu_and_mul", "gelu_tanh_and_mul"):
-        assert_equal(getattr(native_activation, name)(gated), getattr(reference_activation, name)(gated))
+        assert_equal(getattr(native_activation, name)(gated), getattr(reference, name)(gated))
     capped, expected = x.float(), x.float()
     native_activation.soft_cap_(capped, 30.0)
-    reference_activation.soft_cap_(expected, 30.0)
+    reference.soft_cap_(expected, 30.0)
     torch.testing.assert_close(capped, expected, atol=2e-5, rtol=2e-5)
     x[3] = float("nan")
     assert native_activation.relu(x)[3].isnan().all()
@@ -88,7 +88,7 @@ def test_rotations_of_slices_of_a_projection_equal_the_reference(
     positions = torch.randint(0, 100, (70,))
     table = torch.randn(100, rotary_dim)
     found = native_rotary.rotary_embedding(positions, query, key, table)
-    expected = reference_rotary.rotary_embedding(positions, query, key, table)
+    expected = reference.rotary_embedding(positions, query, key, table)
     assert_equal(found[0], expected[0])
     assert_equal(found[1], expected[1])
 
@@ -103,7 +103,7 @@ def test_cache_writes_equal_the_reference(variant: str, dtype: torch.dtype, num_
     found = [torch.ones(shape, dtype=dtype) for _ in range(2)]
     expected = [torch.ones(shape, dtype=dtype) for _ in range(2)]
     native_cache.reshape_and_cache(key, value, *found, slots)
-    reference_cache.reshape_and_cache(key, value, *expected, slots)
+    reference.reshape_and_cache(key, value, *expected, slots)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
 
@@ -115,7 +115,7 @@ def test_every_operation_runs_natively_and_says_so(op: ModuleType) -> None:
     assert str(library()) in backends("cpu")[op.__name__.rpartition(".")[2]]
 
 
-def test_callers_on_several_threads_share_the_pool_and_disturb_nobody() -> None:
+def test_callers_on_several_threads_share_the_pool_and_are_isolated() -> None:
     x = torch.randn(64, 512)
     layers = [pack_linear(torch.randn(512, 512)) for _ in range(4)]
     expected = [layer(x) for layer in layers]

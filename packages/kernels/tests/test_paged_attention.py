@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 import pytest
 import torch
@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 
 from llmstack_kernels import paged_attention as paged_attention_module
 from llmstack_kernels.native import NativeLibrary, supported_variants
-from llmstack_kernels.paged_attention import cpu, native, paged_attention, plan_paged_attention, reference
+from llmstack_kernels.paged_attention import (
+    AttentionInputs,
+    cpu,
+    native,
+    paged_attention,
+    plan_paged_attention,
+    reference,
+)
+from llmstack_kernels.testing import native_variants
 
 BLOCK_SIZE = 16
-VARIANTS = supported_variants()
+VARIANTS = native_variants()
 TOLERANCES = {torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 # (tokens computed in this step, context length)
 MIXED_ROWS = [(1, 1), (1, 5), (1, 17), (3, 3), (150, 150), (20, 100), (1, 16), (140, 150), (1, 33), (2, 64), (1, 120)]
@@ -75,19 +83,21 @@ class Case:
         plan = plan_paged_attention(self.key_cache, self.block_tables, **keywords) if with_plan else None
         function = reference.paged_attention if use_reference else paged_attention
         return function(
-            self.query,
-            self.key_cache,
-            self.value_cache,
-            torch.tensor(self.starts, dtype=torch.int32),
-            torch.tensor(self.seq_lens, dtype=torch.int32),
-            self.block_tables,
-            self.query.shape[-1] ** -0.5,
-            soft_cap=self.soft_cap,
-            alibi_slopes=self.alibi_slopes,
-            key_scale=self.scales[0],
-            value_scale=self.scales[1],
-            plan=plan,
-            **keywords,
+            AttentionInputs(
+                self.query,
+                self.key_cache,
+                self.value_cache,
+                torch.tensor(self.starts, dtype=torch.int32),
+                torch.tensor(self.seq_lens, dtype=torch.int32),
+                self.block_tables,
+                self.query.shape[-1] ** -0.5,
+                soft_cap=self.soft_cap,
+                alibi_slopes=self.alibi_slopes,
+                key_scale=self.scales[0],
+                value_scale=self.scales[1],
+                plan=plan,
+                **keywords,
+            )
         )
 
     def only(self, row: int) -> Case:
@@ -126,22 +136,36 @@ def make_case(
     )
 
 
+HEADS_AND_WINDOWS = [((12, 12), None), ((8, 2), 7), ((5, 1), 1), ((8, 2), 40)]
+MORE_HEADS_AND_WINDOWS = sorted(
+    set(product([(12, 12), (8, 2), (5, 1)], [None, 1, 7, 40])) - set(HEADS_AND_WINDOWS), key=str
+)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(12, 12), (8, 2), (5, 1)])
-@pytest.mark.parametrize("sliding_window", [None, 1, 7, 40])
+@pytest.mark.parametrize(
+    ("heads", "sliding_window"),
+    [*HEADS_AND_WINDOWS, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_HEADS_AND_WINDOWS)],
+    ids=str,
+)
 def test_mixed_batches_equal_the_reference(
-    dtype: torch.dtype, num_heads: int, num_kv_heads: int, sliding_window: int | None, backend: str
+    dtype: torch.dtype, heads: tuple[int, int], sliding_window: int | None, backend: str
 ) -> None:
-    case = make_case(
-        MIXED_ROWS, num_heads=num_heads, num_kv_heads=num_kv_heads, dtype=dtype, sliding_window=sliding_window
-    )
+    case = make_case(MIXED_ROWS, num_heads=heads[0], num_kv_heads=heads[1], dtype=dtype, sliding_window=sliding_window)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(case.run(), case.run(use_reference=True), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2)])
-@pytest.mark.parametrize("sliding_window", [None, 7])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "sliding_window"),
+    [
+        (4, 4, None),
+        (6, 2, 7),
+        pytest.param(4, 4, 7, marks=pytest.mark.full),
+        pytest.param(6, 2, None, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("with_soft_cap", [True, False], ids=["capped", "uncapped"])
 @pytest.mark.parametrize("with_alibi", [True, False], ids=["alibi", "no alibi"])
 def test_soft_caps_and_alibi_equal_the_reference(
@@ -197,7 +221,7 @@ def dense_context(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     sliding_window=st.none() | st.integers(1, 80),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
     head_dim=st.sampled_from([8, 16, 48]),
-    backend=st.sampled_from(["cpu", *VARIANTS]),
+    backend=st.sampled_from(["cpu", *supported_variants()]),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=120, deadline=None)
@@ -296,11 +320,13 @@ def test_without_lists_the_longest_row_must_be_named() -> None:
     starts, seq_lens = (torch.tensor(x, dtype=torch.int32) for x in (case.starts, case.seq_lens))
     arguments = (case.query, *caches(case), starts, seq_lens, case.block_tables, 0.2)
     with pytest.raises(ValueError, match="max_query_len"):
-        paged_attention(*arguments)
+        paged_attention(AttentionInputs(*arguments))
     with pytest.raises(ValueError, match="seq_lens_list"):
-        cpu.paged_attention(*arguments, max_query_len=1)
-    with_lists = reference.paged_attention(*arguments, query_start_loc_list=case.starts, seq_lens_list=case.seq_lens)
-    assert torch.equal(reference.paged_attention(*arguments, max_query_len=1), with_lists)
+        cpu.paged_attention(AttentionInputs(*arguments, max_query_len=1))
+    with_lists = reference.paged_attention(
+        AttentionInputs(*arguments, query_start_loc_list=case.starts, seq_lens_list=case.seq_lens)
+    )
+    assert torch.equal(reference.paged_attention(AttentionInputs(*arguments, max_query_len=1)), with_lists)
 
 
 def test_heads_that_cannot_share_and_wrong_rows_are_refused() -> None:
@@ -344,15 +370,17 @@ def attend_in_steps(
             caches[0][where], caches[1][where] = contexts[i].keys[new], contexts[i].values[new]
         starts, ends = [0, *accumulate(step.values())], [done[i] + chunk for i, chunk in step.items()]
         out = paged_attention(
-            torch.cat([contexts[i].query[done[i] : end] for i, end in zip(step, ends, strict=True)]),
-            *caches,
-            torch.tensor(starts, dtype=torch.int32),
-            torch.tensor(ends, dtype=torch.int32),
-            tables[list(step)],
-            head_dim**-0.5,
-            query_start_loc_list=starts,
-            seq_lens_list=ends,
-            **options,
+            AttentionInputs(
+                torch.cat([contexts[i].query[done[i] : end] for i, end in zip(step, ends, strict=True)]),
+                *caches,
+                torch.tensor(starts, dtype=torch.int32),
+                torch.tensor(ends, dtype=torch.int32),
+                tables[list(step)],
+                head_dim**-0.5,
+                query_start_loc_list=starts,
+                seq_lens_list=ends,
+                **options,
+            )
         )
         for i, end, (first, last) in zip(step, ends, pairwise(starts), strict=True):
             outputs[i][done[i] : end] = out[first:last]

@@ -1,4 +1,4 @@
-"""Attention on a GPU agrees with its float64 twin, reads nothing but its context, and has a row's bits in any batch."""
+"""Attention on a GPU against float64: values, the memory that is read, and bits in any batch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
 from llmstack_kernels.float8_cache import STORED_TYPE, to_stored
-from llmstack_kernels.paged_attention import reference, triton_decode
+from llmstack_kernels.paged_attention import AttentionInputs, reference, triton_decode, triton_prefill
 from llmstack_kernels.paged_attention import triton as kernels
+from llmstack_kernels.paged_attention.triton_operands import Operands
 
 # Bounds of loops that are not constants: Triton's interpreter reads them out of arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
 
-# Bits are compared in one type in the interpreter, whose sums have one order whatever the type.
+# Bits are compared in one type in the interpreter, where sums have a fixed order (see `llmstack_kernels.testing`).
 EACH_BIT = pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str
 )
@@ -56,24 +57,26 @@ class Case:
         starts, seq_lens = self.starts, [seq_len for _, seq_len in self.rows]
         has_lists = max_query_len is None
         return kernels.paged_attention(
-            self.query,
-            self.key_cache,
-            self.value_cache,
-            torch.tensor(starts, dtype=torch.int32, device=self.query.device),
-            torch.tensor(seq_lens, dtype=torch.int32, device=self.query.device),
-            self.block_tables,
-            self.query.shape[2] ** -0.5,
-            query_start_loc_list=starts if has_lists else None,
-            seq_lens_list=seq_lens if has_lists else None,
-            max_query_len=max_query_len,
-            sliding_window=self.sliding_window,
-            soft_cap=self.soft_cap,
-            alibi_slopes=self.alibi_slopes,
-            key_scale=self.key_scale,
-            value_scale=self.value_scale,
+            AttentionInputs(
+                self.query,
+                self.key_cache,
+                self.value_cache,
+                torch.tensor(starts, dtype=torch.int32, device=self.query.device),
+                torch.tensor(seq_lens, dtype=torch.int32, device=self.query.device),
+                self.block_tables,
+                self.query.shape[2] ** -0.5,
+                query_start_loc_list=starts if has_lists else None,
+                seq_lens_list=seq_lens if has_lists else None,
+                max_query_len=max_query_len,
+                sliding_window=self.sliding_window,
+                soft_cap=self.soft_cap,
+                alibi_slopes=self.alibi_slopes,
+                key_scale=self.key_scale,
+                value_scale=self.value_scale,
+            )
         )
 
-    def twin(self) -> torch.Tensor:
+    def exact(self) -> torch.Tensor:
         """The same in float64, a row at a time."""
         out = torch.empty(self.query.shape, dtype=torch.float64, device=self.query.device)
         for row, (start, end) in enumerate(pairwise(self.starts)):
@@ -126,7 +129,7 @@ def make_case(
     num_heads, num_kv_heads = heads
     counts = [-(-seq_len // block_size) for _, seq_len in rows]
     block_ids = torch.randperm(sum(counts) + 3, generator=generator).to(torch.int32)
-    tables = block_ids[-1].repeat(len(rows), max(counts) + 2)  # beyond a row's blocks: a block of nobody
+    tables = block_ids[-1].repeat(len(rows), max(counts) + 2)  # beyond a row's blocks: a block of no request
     caches = torch.full((len(block_ids), 2, num_kv_heads, block_size, head_dim), torch.nan)
     for row, (end, (num_tokens, seq_len)) in enumerate(zip(accumulate(counts), rows, strict=True)):
         tables[row, : counts[row]] = block_ids[end - counts[row] : end]
@@ -146,7 +149,7 @@ def assert_agrees(case: Case) -> None:
     tolerance = TOLERANCES[case.query.dtype]
     out = case.run()
     assert out.dtype == case.query.dtype
-    torch.testing.assert_close(out.double(), case.twin(), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(out.double(), case.exact(), atol=tolerance, rtol=tolerance)
 
 
 def slopes(num_heads: int, device: str) -> torch.Tensor:
@@ -154,7 +157,7 @@ def slopes(num_heads: int, device: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((8, 1), 80), ((5, 1), 128)], ids=str)
-def test_decodes_agree_with_their_twin(
+def test_decodes_agree_with_float64(
     heads: tuple[int, int], head_dim: int, triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     rows = [(1, 1), (1, 300), (1, 17)]
@@ -162,7 +165,7 @@ def test_decodes_agree_with_their_twin(
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((8, 1), 16), ((3, 1), 40)], ids=str)
-def test_prompts_chunks_and_decodes_in_one_batch_agree_with_their_twin(
+def test_prompts_chunks_and_decodes_in_one_batch_agree_with_float64(
     heads: tuple[int, int], head_dim: int, triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     rows = [(3, 3), (1, 40), (70, 70), (20, 150)]
@@ -238,9 +241,35 @@ def test_a_row_has_the_same_bits_alone_and_among_others(is_plain: bool, dtype: t
     case = make_case(MIXED, triton_device, head_dim=16, dtype=dtype, sliding_window=window)
     if not is_plain:
         case = replace(case, soft_cap=3.0, alibi_slopes=slopes(4, triton_device))
+    assert rows_that_differ_alone(case) == []
+
+
+def rows_that_differ_alone(case: Case) -> Rows:
     whole = case.run()
-    for row, (start, end) in enumerate(pairwise(case.starts)):
-        assert torch.equal(case.only(row).run(), whole[start:end]), MIXED[row]
+    spans = enumerate(pairwise(case.starts))
+    return [case.rows[row] for row, (start, end) in spans if not torch.equal(case.only(row).run(), whole[start:end])]
+
+
+def test_splits_that_depend_on_the_number_of_rows_are_found(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose_by_batch(operands: Operands) -> triton_decode.Splits:
+        return triton_decode.Splits(16 if operands.num_rows == 1 else 128, 16)
+
+    monkeypatch.setattr(triton_decode, "choose_splits", choose_by_batch)
+    found = rows_that_differ_alone(make_case(MIXED, triton_device, head_dim=16))
+    assert (1, 150) in found
+    assert all(num_tokens == 1 for num_tokens, _ in found)  # prompts have no splits
+
+
+def test_tiles_of_keys_that_depend_on_the_batch_are_found(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_tiles = triton_prefill.choose_tiles
+
+    def choose_by_batch(operands: Operands) -> triton_prefill.Tiles:
+        return replace(choose_tiles(operands), num_keys=16 if operands.num_rows == 1 else 32)
+
+    monkeypatch.setattr(triton_prefill, "choose_tiles", choose_by_batch)
+    assert (20, 90) in rows_that_differ_alone(make_case(MIXED, triton_device, head_dim=16))
 
 
 @EACH_BIT
@@ -269,10 +298,32 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut_into_chunks(
 ) -> None:
     whole = make_case([(100, 100)], triton_device, heads=(3, 1), head_dim=16, dtype=dtype)
     whole = replace(whole, sliding_window=window)
+    assert chunks_that_differ(whole, ends) == []
+
+
+def chunks_that_differ(whole: Case, ends: list[int]) -> Rows:
+    """Chunks of a prompt, as tokens and context, that have other bits than the same tokens of the whole prompt."""
     expected = whole.run()
-    for start, end in pairwise([0, *ends]):
-        chunk = replace(whole, rows=[(end - start, end)], query=whole.query[start:end])
-        assert torch.equal(chunk.run(), expected[start:end]), (start, end)
+    chunks = [
+        (start, replace(whole, rows=[(end - start, end)], query=whole.query[start:end]))
+        for start, end in pairwise([0, *ends])
+    ]
+    return [
+        chunk.rows[0] for start, chunk in chunks if not torch.equal(chunk.run(), expected[start : chunk.rows[0][1]])
+    ]
+
+
+def test_tiles_of_keys_that_depend_on_the_length_of_a_chunk_are_found(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose_tiles = triton_prefill.choose_tiles
+
+    def choose_by_length(operands: Operands) -> triton_prefill.Tiles:
+        return replace(choose_tiles(operands), num_keys=16 if operands.inputs.query.shape[0] < 30 else 32)
+
+    monkeypatch.setattr(triton_prefill, "choose_tiles", choose_by_length)
+    whole = make_case([(100, 100)], triton_device, heads=(3, 1), head_dim=16)
+    assert chunks_that_differ(whole, [2, 9, 73, 100]) == [(27, 100)]  # the first two are within one tile of 16 keys
 
 
 @pytest.mark.parametrize("rows", [MIXED, [(1, 200), (1, 3)]], ids=["mixed", "decodes"])

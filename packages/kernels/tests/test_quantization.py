@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from llmstack_kernels.linear import QUANTIZATIONS, bits_per_weight, computes_quantized, linear, pack_linear, quantize
 from llmstack_kernels.linear import quantization as by_pytorch
 from llmstack_kernels.linear.native import NativeLinear, quantize_by
-from llmstack_kernels.native import NativeLibrary, supported_variants
+from llmstack_kernels.native import NativeLibrary
+from llmstack_kernels.testing import native_variants
 
 INTEGERS = ("int8", "int4")
 SHAPES = [(64, 128), (200, 70), (33, 65), (1, 1)]
@@ -23,7 +24,7 @@ def make(in_features: int, out_features: int, dtype: torch.dtype, num_rows: int)
     return x.to(dtype), (weight * in_features**-0.5).to(dtype), bias.to(dtype)
 
 
-@pytest.mark.parametrize("variant", supported_variants())
+@pytest.mark.parametrize("variant", native_variants())
 @pytest.mark.parametrize("scheme", INTEGERS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -44,7 +45,7 @@ def test_a_packed_layer_computes_with_the_weight_its_integers_stand_for(
         )
 
 
-@pytest.mark.parametrize("variant", supported_variants())
+@pytest.mark.parametrize("variant", native_variants())
 @pytest.mark.parametrize("scheme", INTEGERS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_rows_are_bit_equal_in_any_batch(dtype: torch.dtype, scheme: str, variant: str) -> None:
@@ -62,7 +63,7 @@ def test_the_relative_error_is_what_the_bits_allow(scheme: str, largest_error: f
     assert error.norm() / weight.norm() < largest_error
 
 
-@pytest.mark.parametrize("variant", supported_variants())
+@pytest.mark.parametrize("variant", native_variants())
 @pytest.mark.parametrize("scheme", INTEGERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (768, 300)], ids=str)

@@ -1,4 +1,4 @@
-"""Keys and values arrive in their slots, and a block taken over from another request is clean."""
+"""Keys and values arrive in their slots, and a block that another request owned is clean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from llmstack_kernels.reshape_and_cache import native, reference, reshape_and_cache
+from llmstack_kernels import reference
+from llmstack_kernels.reshape_and_cache import native, reshape_and_cache
 
 
 def test_tokens_are_written_to_their_slots_and_nothing_else_changes() -> None:

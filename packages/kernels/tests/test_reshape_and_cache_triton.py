@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
+from llmstack_kernels import reference
 from llmstack_kernels.float8_cache import STORED_TYPE
-from llmstack_kernels.reshape_and_cache import reference
 from llmstack_kernels.reshape_and_cache import triton as kernels
 
 NUM_BLOCKS, BLOCK_SIZE = 5, 16

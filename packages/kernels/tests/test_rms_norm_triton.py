@@ -1,4 +1,4 @@
-"""The Triton norms agree with their float64 twin, for any size and layout of rows."""
+"""The Triton norms agree with their float64 reference, for any size and layout of rows."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from llmstack_kernels.rms_norm import triton as kernels
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-def twin(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def exact(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.double()
     return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (3, 7, 48), (17, 100)], ids=str)
-def test_the_norm_agrees_with_its_twin(shape: tuple[int, ...], triton_dtype: torch.dtype, triton_device: str) -> None:
+def test_the_norm_agrees_with_float64(shape: tuple[int, ...], triton_dtype: torch.dtype, triton_device: str) -> None:
     x = torch.randn(shape, device=triton_device).to(triton_dtype)
     weight = torch.randn(shape[-1], device=triton_device).to(triton_dtype)
     out = kernels.rms_norm(x, weight, 1e-5)
     assert out.dtype == triton_dtype
     tolerance = TOLERANCE[triton_dtype]
-    torch.testing.assert_close(out.double(), twin(x, weight, 1e-5), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(out.double(), exact(x, weight, 1e-5), atol=tolerance, rtol=tolerance)
 
 
 def test_heads_may_be_slices_of_a_wider_projection(triton_dtype: torch.dtype, triton_device: str) -> None:
@@ -46,7 +46,7 @@ def test_the_fused_form_returns_the_sum_and_its_norm(
 
 def test_a_float32_weight_scales_before_the_row_is_rounded(triton_device: str) -> None:
     x, weight = torch.randn(4, 40, device=triton_device).half(), 1 + 0.1 * torch.randn(40, device=triton_device)
-    expected = twin(x, weight, 1e-6).half()
+    expected = exact(x, weight, 1e-6).half()
     torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-6), expected, atol=1e-3, rtol=1e-3)
 
 

@@ -10,10 +10,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
+from llmstack_kernels import reference
 from llmstack_kernels.dispatch import choose
-from llmstack_kernels.reshape_and_cache import reference as write
-from llmstack_kernels.rotary_and_cache import composed, reference, rotary_and_cache, triton
-from llmstack_kernels.rotary_embedding import reference as rotary
+from llmstack_kernels.rotary_and_cache import RotaryInputs, composed, rotary_and_cache, triton
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 6
@@ -50,7 +49,8 @@ class Step:
         **norms: Any,
     ) -> torch.Tensor:
         heads = (x[tokens] for x in (self.positions, self.query, self.key, self.value))
-        out: torch.Tensor = module.rotary_and_cache(*heads, self.table, *caches, self.slots[tokens], *scales, **norms)
+        inputs = RotaryInputs(*heads, self.table, *caches, self.slots[tokens], *scales, **norms)
+        out: torch.Tensor = module.rotary_and_cache(inputs)
         return out
 
 
@@ -59,13 +59,13 @@ def slots_of(cache: torch.Tensor) -> torch.Tensor:
     return cache.float().transpose(1, 2).flatten(0, 1)
 
 
-# Heads, KV heads, their size, how much of it is turned.
+# Heads, KV heads, their size, how much of it is rotated.
 SHAPES = [(4, 2, 16, 16), (3, 1, 20, 12), (2, 2, 128, 128), (66, 33, 8, 8)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("module", [composed, triton], ids=["composed", "triton"])
-def test_queries_are_turned_and_keys_and_values_arrive_in_their_slots(
+def test_queries_are_rotated_and_keys_and_values_arrive_in_their_slots(
     module: ModuleType, shape: tuple[int, int, int, int], triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     step = Step(shape, triton_dtype, triton_device)
@@ -98,8 +98,8 @@ def test_heads_are_normed_before_they_are_turned(
     tolerance = 2 * TOLERANCE[triton_dtype]
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
     normed = torch.nn.functional.rms_norm(step.query.double(), shape[2:3], query_norm.double(), 1e-5)
-    turned, _ = rotary.rotary_embedding(step.positions, normed.float(), normed.float(), step.table)
-    torch.testing.assert_close(out.float(), turned, atol=tolerance, rtol=tolerance)
+    rotated, _ = reference.rotary_embedding(step.positions, normed.float(), normed.float(), step.table)
+    torch.testing.assert_close(out.float(), rotated, atol=tolerance, rtol=tolerance)
     written = [slot for slot in SLOTS if slot >= 0]
     for cache, expected_cache in zip(caches, expected_caches, strict=True):
         one, other = slots_of(cache)[written], slots_of(expected_cache)[written]
@@ -109,8 +109,8 @@ def test_heads_are_normed_before_they_are_turned(
 def test_the_reference_is_the_two_operations(triton_device: str) -> None:
     step = Step(SHAPES[1], torch.float32, triton_device)
     caches, expected_caches = step.caches(torch.float32), step.caches(torch.float32)
-    query, key = rotary.rotary_embedding(step.positions, step.query, step.key, step.table)
-    write.reshape_and_cache(key, step.value, *expected_caches, step.slots)
+    query, key = reference.rotary_embedding(step.positions, step.query, step.key, step.table)
+    reference.reshape_and_cache(key, step.value, *expected_caches, step.slots)
     assert torch.equal(step.run(reference, caches), query)
     for cache, expected in zip(caches, expected_caches, strict=True):
         assert torch.equal(cache.nan_to_num(7), expected.nan_to_num(7))
@@ -144,7 +144,7 @@ def test_numbers_of_8_bits_are_over_their_heads_scale(
     shape: tuple[int, int, int, int], triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     step = Step(shape, triton_dtype, triton_device)
-    step.positions.zero_()  # nothing is turned, and nothing rounded: the interpreter rounds to 8 bits in its own way
+    step.positions.zero_()  # nothing is rotated, and nothing rounded: the interpreter rounds to 8 bits in its own way
     stored = torch.randint(-16, 17, (2, *step.key.shape), device=triton_device).to(torch.float8_e4m3fn)
     scales = 2.0 ** -torch.arange(2 * shape[1], device=triton_device).view(2, -1).clamp(max=8)
     step.key, step.value = (stored.float() * scales[:, None, :, None]).to(triton_dtype)
@@ -182,7 +182,7 @@ def test_what_8_bits_do_not_hold_is_the_largest_that_they_do(triton_device: str)
         assert slots_of(cache)[[slot for slot in SLOTS if slot >= 0]].abs().max() == 448
 
 
-def test_a_cpu_composes_the_two_operations_unless_told_otherwise() -> None:
+def test_a_cpu_composes_the_two_operations_unless_a_backend_is_forced() -> None:
     assert choose("rotary_and_cache", "cpu", {}) == "composed"
     assert choose("rotary_and_cache", "cpu", {"rotary_and_cache": "reference"}) == "reference"
 
@@ -194,7 +194,7 @@ def test_shapes_that_do_not_fit_are_refused(triton_device: str) -> None:
     def run(**changes: torch.Tensor) -> None:
         given = {"positions": step.positions, "query": step.query, "key": step.key, "value": step.value}
         names = {"cos_sin_cache": step.table, "key_cache": caches[0], "value_cache": caches[1]}
-        rotary_and_cache(**(given | names | {"slot_mapping": step.slots} | changes))
+        rotary_and_cache(RotaryInputs(**(given | names | {"slot_mapping": step.slots} | changes)))
 
     for name, tensor, words in (
         ("cos_sin_cache", step.table[:, :3], "rotary dimension"),

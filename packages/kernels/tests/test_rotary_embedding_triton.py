@@ -1,4 +1,4 @@
-"""The Triton rotary embedding agrees with its float64 twin, for any share of a head that is turned."""
+"""The Triton rotary embedding agrees with its float64 reference, for any share of a head that is rotated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def table(max_positions: int, rotary_dim: int, device: str) -> torch.Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
 
 
-def twin(positions: torch.Tensor, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+def exact(positions: torch.Tensor, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
     half = cache.shape[1] // 2
     cos, sin = cache.double()[positions, None].chunk(2, dim=-1)
     wide = x.double()
@@ -26,12 +26,12 @@ def twin(positions: torch.Tensor, x: torch.Tensor, cache: torch.Tensor) -> torch
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
-# Heads, KV heads, their size, how much of it is turned.
+# Heads, KV heads, their size, how much of it is rotated.
 SHAPES = [(4, 2, 16, 16), (3, 1, 20, 12), (70, 1, 8, 8), (1, 1, 128, 128), (2, 2, 10, 2)]
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "rotary_dim"), SHAPES)
-def test_slices_of_a_projection_are_turned_as_their_twin(
+def test_slices_of_a_projection_are_rotated_as_float64(
     num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, triton_dtype: torch.dtype, triton_device: str
 ) -> None:
     positions = torch.tensor([0, 9, 4], device=triton_device)
@@ -39,12 +39,12 @@ def test_slices_of_a_projection_are_turned_as_their_twin(
     query, key, _ = projection.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     cache = table(10, rotary_dim, triton_device)
     before = projection.clone()
-    turned = kernels.rotary_embedding(positions, query, key, cache)
+    rotated = kernels.rotary_embedding(positions, query, key, cache)
     assert torch.equal(projection, before)
     tolerance = TOLERANCE[triton_dtype]
-    for x, out in zip((query, key), turned, strict=True):
+    for x, out in zip((query, key), rotated, strict=True):
         assert (out.dtype, out.is_contiguous()) == (triton_dtype, True)
-        torch.testing.assert_close(out.double(), twin(positions, x, cache), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(out.double(), exact(positions, x, cache), atol=tolerance, rtol=tolerance)
         assert torch.equal(out[..., rotary_dim:], x[..., rotary_dim:])
         assert torch.equal(out[0], x[0])  # position 0
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from llmstack_kernels.sample_tokens import MAX_ENDING_TOKENS, RowParameters, SamplingState, reference, sample_tokens
-from llmstack_kernels.sample_tokens.testing import (
+from kernel_helpers.sampling_rows import (
     LARGE,
     MIXED,
     distribution,
@@ -15,6 +13,8 @@ from llmstack_kernels.sample_tokens.testing import (
     make_state,
     pack_bits,
 )
+
+from llmstack_kernels.sample_tokens import MAX_ENDING_TOKENS, RowParameters, SamplingState, reference, sample_tokens
 
 NUM_DRAWS = 4000
 

@@ -1,4 +1,4 @@
-"""Sampling by Triton agrees with its reference token for token, whatever rows ask for, whoever is beside them."""
+"""Sampling by Triton agrees with its reference token for token, for any parameters and any neighbouring rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
+from kernel_helpers.sampling_rows import LARGE, MIXED, make_logits, make_rows, make_state, pack_bits
+
 from llmstack_kernels.sample_tokens import RowParameters, reference
 from llmstack_kernels.sample_tokens import triton as kernels
-from llmstack_kernels.sample_tokens.testing import LARGE, MIXED, make_logits, make_rows, make_state, pack_bits
 
 # The interpreter's own: bounds of loops are arrays of one number to it.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
@@ -148,8 +149,8 @@ def test_a_row_is_the_same_alone_and_among_others(triton_device: str) -> None:
     parameters = [MIXED[1], MIXED[3], LARGE[3]]
     logits = make_logits(3, 900, scale=1.0).to(triton_device)
     together = sample(kernels, logits, parameters)[0]
-    turned = sample(kernels, logits.flip(0), parameters[::-1])[0]
-    assert together == turned[::-1]
+    rotated = sample(kernels, logits.flip(0), parameters[::-1])[0]
+    assert together == rotated[::-1]
     assert together[2:] == sample(kernels, logits[2:], parameters[2:])[0]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmstack_kernels.token_bitmask import apply_token_bitmask, reference
+from llmstack_kernels import reference
+from llmstack_kernels.token_bitmask import apply_token_bitmask
 
 VOCAB_SIZES = [1, 31, 32, 33, 257, 50_257]
 
@@ -19,7 +20,7 @@ def random_bits(num_rows: int, vocab_size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3], [3, 1], [2], []])
-def test_only_what_is_barred_changes(vocab_size: int, rows: list[int]) -> None:
+def test_only_what_is_masked_changes(vocab_size: int, rows: list[int]) -> None:
     bits = random_bits(len(rows), vocab_size)
     before = torch.randn(4, vocab_size)
     logits = before.clone()
@@ -42,7 +43,7 @@ def test_the_reference_says_the_same(vocab_size: int) -> None:
     assert torch.equal(logits, other)
 
 
-def test_other_types_are_barred_too() -> None:
+def test_other_types_are_masked_too() -> None:
     logits = torch.zeros(2, 40, dtype=torch.bfloat16)
     apply_token_bitmask(logits, torch.tensor([1]), torch.tensor([[1, 0]], dtype=torch.int32))
     assert torch.isfinite(logits).sum(dim=-1).tolist() == [40, 1]

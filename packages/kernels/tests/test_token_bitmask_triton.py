@@ -1,4 +1,4 @@
-"""The Triton bitmask bars what its bits say, and touches nothing else."""
+"""The Triton bitmask masks the tokens whose bits are 0, and no others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
-from llmstack_kernels.token_bitmask import reference
+from llmstack_kernels import reference
 from llmstack_kernels.token_bitmask import triton as kernels
 
 
@@ -17,9 +17,7 @@ def random_bits(num_rows: int, vocab_size: int, device: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 32, 33, 97, 4096, 5000])
-def test_tokens_are_barred_as_the_reference_bars_them(
-    vocab_size: int, triton_dtype: torch.dtype, triton_device: str
-) -> None:
+def test_tokens_are_masked_as_by_the_reference(vocab_size: int, triton_dtype: torch.dtype, triton_device: str) -> None:
     logits = torch.randn(5, vocab_size, device=triton_device).to(triton_dtype)
     rows, bits = torch.tensor([4, 1, 2], device=triton_device), random_bits(3, vocab_size, triton_device)
     expected = logits.clone()

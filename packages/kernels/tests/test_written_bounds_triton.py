@@ -12,10 +12,11 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed (extra `triton`)")
 
 from llmstack_kernels.activation import triton as activation
+from llmstack_kernels.argmax import triton as argmax
 from llmstack_kernels.embedding import triton as embedding
-from llmstack_kernels.first_maximum import triton as first_maximum
 from llmstack_kernels.layer_norm import triton as layer_norm
 from llmstack_kernels.rms_norm import triton as rms_norm
+from llmstack_kernels.rotary_and_cache import RotaryInputs
 from llmstack_kernels.rotary_and_cache import triton as rotary_and_cache
 from llmstack_kernels.rotary_embedding import triton as rotary_embedding
 
@@ -70,16 +71,17 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def turn_and_write(x: torch.Tensor) -> None:
+def rotate_and_write(x: torch.Tensor) -> None:
     key_cache, value_cache = torch.zeros(2, 3, 2, 4, 12, device=x.device)
     positions, slots = torch.tensor([[1, 0, 2], [-1, 5, 11]], device=x.device)
     heads = x.view(3, 7, 12)
     query, key, value = heads[:, :3], heads[:, 3:5], heads[:, 5:]
     table = normal(4, 8).to(x.device)
-    rotary_and_cache.rotary_and_cache(positions, query, key, value, table, key_cache, value_cache, slots)
+    inputs = RotaryInputs(positions, query, key, value, table, key_cache, value_cache, slots)
+    rotary_and_cache.rotary_and_cache(inputs)
 
 
-def turn(x: torch.Tensor) -> None:
+def rotate(x: torch.Tensor) -> None:
     heads, positions = x.view(3, 7, 12), torch.tensor([1, 0, 2], device=x.device)
     rotary_embedding.rotary_embedding(positions, heads[:, :5], heads[:, 5:], normal(4, 8).to(x.device))
 
@@ -93,9 +95,9 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "silu_and_mul": activation.silu_and_mul,
     "gelu": activation.gelu,
     "embedding": lambda x: embedding.embedding(torch.tensor([2, 0], device=x.device), x, x[:2], 2.0),
-    "first_maximum": first_maximum.first_maximum,
-    "rotary_embedding": turn,
-    "rotary_and_cache": turn_and_write,
+    "argmax": argmax.argmax,
+    "rotary_embedding": rotate,
+    "rotary_and_cache": rotate_and_write,
 }
 
 

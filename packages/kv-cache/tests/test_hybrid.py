@@ -1,7 +1,7 @@
 """Groups of layers share one pool, and a window keeps only the blocks it looks at."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -12,7 +12,9 @@ from llmstack_kv_cache import (
     HybridKVCacheManager,
     KVCacheGroup,
     UnknownRequestError,
+    num_blocks_for,
 )
+from llmstack_kv_cache.groups import separate
 
 WINDOW = KVCacheGroup("window", sliding_window=6)
 FULL = KVCacheGroup("full")
@@ -92,8 +94,9 @@ class HybridMachine(RuleBasedStateMachine):
         tokens = [int(position % period == 0) for position in range(length)]
         found, num_hits = self.manager.get_computed_blocks(request_id, tokens)
         assert num_hits < length
-        assert {len(block_ids) * self.manager.block_size for block_ids in found} == {num_hits}
-        self.check_reads(found, tokens, num_hits)
+        by_group = separate(found, len(self.groups))
+        assert {len(block_ids) * self.manager.block_size for block_ids in by_group} == {num_hits}
+        self.check_reads(by_group, tokens, num_hits)
         end = min(num_hits + chunk, length)
         if self.unchanged(self.manager.allocate_slots, request_id, end, found) is not None:
             self.tokens[request_id], self.num_computed[request_id] = tokens, num_hits
@@ -215,6 +218,91 @@ def test_a_long_request_runs_through_a_window_in_a_pool_that_never_holds_it_all(
         manager.advance("a", num_tokens)
 
 
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_mistral_with_a_window_of_32_holds_3_blocks_per_group_after_402_tokens(num_groups):
+    groups = [KVCacheGroup(str(number), sliding_window=32) for number in range(num_groups)]
+    manager = HybridKVCacheManager(groups, num_blocks=100)
+    next_passed_token = 0
+    for num_tokens in [370, *range(371, 403)]:
+        if num_tokens - 1 >= next_passed_token and num_tokens > 370:
+            next_passed_token = manager.advance("a", num_tokens - 1)
+        assert manager.allocate_slots("a", num_tokens) is not None
+    tables = manager.block_tables("a")
+    assert [len(table) for table in tables] == [26] * num_groups
+    assert [len(table) - table.count(NULL_BLOCK_ID) for table in tables] == [3] * num_groups
+    assert manager.num_blocks - manager.num_free_blocks == manager.num_held_blocks("a") == 3 * num_groups
+
+
+def test_gemma_3_keeps_all_blocks_of_the_group_that_sees_everything():
+    groups = [KVCacheGroup(f"window {number}", sliding_window=32) for number in range(5)]
+    manager = HybridKVCacheManager([*groups, FULL], num_blocks=200)
+    manager.allocate_slots("a", 402)
+    manager.advance("a", 401)
+    held = [len(table) - table.count(NULL_BLOCK_ID) for table in manager.block_tables("a")]
+    assert held == [3, 3, 3, 3, 3, 26]
+    assert manager.num_blocks_needed(402, 401, 1) == sum(held)
+
+
+@given(
+    windows=st.lists(st.one_of(st.none(), st.integers(1, 50)), min_size=1, max_size=3),
+    block_size=st.integers(1, 17),
+    steps=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+)
+def test_the_blocks_that_are_said_to_be_needed_suffice_and_are_not_many_more(windows, block_size, steps):
+    groups = [KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
+    needed = HybridKVCacheManager(groups, 2, block_size).num_blocks_needed(sum(steps), 0, max(steps))
+    manager = HybridKVCacheManager(groups, needed + 1, block_size)
+    num_tokens, next_passed_token = 0, 0
+    for step in steps:
+        if num_tokens and num_tokens >= next_passed_token:
+            next_passed_token = manager.advance("a", num_tokens)
+        num_tokens += step
+        assert manager.allocate_slots("a", num_tokens) is not None
+    for window in windows:
+        most = num_blocks_for(num_tokens, block_size)
+        if window is not None:
+            most = min(most, num_blocks_for(max(window, 2) - 1 + max(steps), block_size) + 1)
+        needed -= most
+    assert needed <= 0
+
+
+@given(
+    windows=st.lists(st.one_of(st.none(), st.integers(1, 50)), min_size=1, max_size=3),
+    block_size=st.integers(1, 17),
+    num_tokens=st.integers(1, 200),
+)
+def test_the_next_passed_token_is_the_first_at_which_a_block_is_freed(windows, block_size, num_tokens):
+    groups = [KVCacheGroup(str(number), window) for number, window in enumerate(windows)]
+    manager = HybridKVCacheManager(groups, 2000, block_size)
+    manager.allocate_slots("a", num_tokens + 120)
+    next_passed_token = manager.advance("a", num_tokens)
+    num_free_blocks = manager.num_free_blocks
+    for later in range(num_tokens + 1, min(next_passed_token, num_tokens + 121)):
+        manager.advance("a", later)
+        assert manager.num_free_blocks == num_free_blocks
+    if next_passed_token <= num_tokens + 120:
+        manager.advance("a", next_passed_token)
+        assert manager.num_free_blocks > num_free_blocks
+
+
+def test_a_fork_needs_a_parent_whose_windows_keep_its_prefix():
+    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=60, block_size=2)
+    manager.allocate_slots("a", 20)
+    manager.advance("a", 20)
+    assert [manager.keeps_prefix("a", num_tokens) for num_tokens in (18, 19, 20)] == [False, True, True]
+    assert manager.fork("a", "b", 19) is not None
+    with pytest.raises(UnknownRequestError):
+        manager.keeps_prefix("nobody", 1)
+
+
+def test_a_shared_block_of_a_window_does_not_count_as_held():
+    manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=60, block_size=2)
+    manager.allocate_slots("a", 8)
+    assert (manager.num_held_blocks("a"), manager.num_held_blocks("nobody")) == (8, 0)
+    manager.fork("a", "b", 8)
+    assert (manager.num_held_blocks("a"), manager.num_held_blocks("b")) == (4, 4)
+
+
 def test_a_prefix_hits_where_the_window_has_lost_what_lies_before_it():
     manager = HybridKVCacheManager([FULL, WINDOW], num_blocks=33, block_size=2)
     tokens = list(range(20))
@@ -222,7 +310,8 @@ def test_a_prefix_hits_where_the_window_has_lost_what_lies_before_it():
     manager.cache_blocks("a", tokens, 20)
     manager.advance("a", 20)
     manager.allocate_slots("b", 20)  # takes what was free, and of what the window gave back
-    (full, window), num_hits = manager.get_computed_blocks("c", [*tokens, 20])
+    found, num_hits = manager.get_computed_blocks("c", [*tokens, 20])
+    full, window = separate(found, 2)
     assert num_hits == 20
     assert window[:7] == [NULL_BLOCK_ID] * 7
     assert (full, window[7:]) == (manager.block_tables("a")[0], manager.block_tables("a")[1][7:])
@@ -275,10 +364,10 @@ def test_misuse_is_a_typed_error_and_changes_nothing():
         (ValueError, "num_tokens", manager.fork, "a", "b", 4),
         (ValueError, "num_tokens", manager.fork, "a", "b", 21),
         (ValueError, "num_tokens", manager.allocate_slots, "b", 0),
-        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [[1]]),
-        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [[1], [2]]),
-        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [[0], [0]]),
-        (ValueError, "computed_block_ids", manager.allocate_slots, "a", 22, [[1], [2]]),
+        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [1]),
+        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [1, 2]),
+        (ValueError, "computed_block_ids", manager.allocate_slots, "b", 4, [0, 0]),
+        (ValueError, "computed_block_ids", manager.allocate_slots, "a", 22, [1, 2]),
         (ValueError, "num_computed_tokens", manager.cache_blocks, "a", [1], 2),
         (ValueError, "num_computed_tokens", manager.advance, "a", 21),
         (ValueError, "32 bits", manager.cache_blocks, "a", [2**31] * 20, 20),

@@ -246,7 +246,7 @@ def test_a_fork_without_a_block_for_the_copy_is_none():
     assert manager.fork("a", "b", 4) == []
 
 
-def test_a_request_is_swapped_out_and_comes_back_to_other_blocks():
+def test_a_request_is_swapped_out_and_swapped_in_to_other_blocks():
     manager = KVCacheManager(num_blocks=4, block_size=2, num_host_blocks=3)
     tokens = [1, 2, 3, 4, 5]
     first = manager.allocate_slots("a", 5, salt="tenant")

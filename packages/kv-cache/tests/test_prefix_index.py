@@ -81,7 +81,7 @@ def test_an_identity_that_died_with_its_block_is_not_given_to_what_takes_its_pla
     assert manager.get_computed_blocks("d", [1, 2, 9, 4, 0])[1] == 3
 
 
-def test_a_fork_that_looks_its_blocks_up_anew_takes_them_from_where_nobody_finds_them():
+def test_a_fork_that_looks_its_blocks_up_again_makes_unreachable_blocks_findable():
     manager = KVCacheManager(num_blocks=5, block_size=1)
     manager.allocate_slots("a", 1)
     manager.cache_blocks("a", [1], 1)

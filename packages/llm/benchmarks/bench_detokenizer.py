@@ -8,10 +8,10 @@ import pytest
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from llmstack_llm.detokenizer import make_detokenizer
-from llmstack_llm.stop_strings import StopStringMatcher, StopStringStream
 from llmstack_llm.testing import byte_tokenizer
-from llmstack_llm.tokenizer import Tokenizer
+from llmstack_llm.text.detokenizer import make_detokenizer
+from llmstack_llm.text.stop_strings import StopStringMatcher, StopStringStream
+from llmstack_llm.text.tokenizer import Tokenizer
 
 MODELS = Path(__file__).resolve().parents[4] / "shared" / "models"
 TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside; café, 😀! " * 20

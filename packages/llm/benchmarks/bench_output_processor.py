@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from llmstack_llm.input_processor import InputProcessor
-from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.testing import byte_tokenizer
-from llmstack_llm.tokenizer import Tokenizer
-from llmstack_types import EngineCoreOutput, RequestOutputKind, SamplingParams
+from llmstack_llm.text.tokenizer import Tokenizer
+from llmstack_types import EngineCoreOutput, RequestOutputKind
 
 NUM_REQUESTS = 256
 
@@ -25,9 +25,9 @@ def test_step(benchmark, kind: RequestOutputKind, is_taken: bool) -> None:
     outputs = OutputProcessor(tokenizer)
     collectors = []
     for index in range(NUM_REQUESTS):
-        admitted = inputs.admit("Hello", SamplingParams(max_tokens=None, output_kind=kind))
-        requests = inputs.process_inputs(str(index), admitted)
-        collectors.append(outputs.add_request(str(index), "Hello", requests, admitted.sampling_params))
+        admitted = inputs.admit("Hello", inputs.check_sampling({"output_kind": kind}))
+        collectors.append(outputs.new_collector(kind))
+        outputs.add_request(str(index), admitted, inputs.process_inputs(str(index), admitted), collectors[-1])
     tokens = itertools.cycle(range(33, 120))
 
     def step() -> None:

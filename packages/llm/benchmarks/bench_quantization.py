@@ -43,7 +43,7 @@ def read_text(path: Path) -> str:
 
 @cache
 def perplexity(model: Path, scheme: str | None, text: Path, dtype: str = "auto") -> tuple[float, int]:
-    """Perplexity per token and number of tokens, over windows that begin anew every context's length."""
+    """Perplexity per token and number of tokens, over consecutive windows of a context's length."""
     with LLM(str(model), quantization=scheme, dtype=dtype, enable_prefix_caching=False) as llm:
         token_ids = llm.get_tokenizer().encode(read_text(text))
         window = min(llm.llm_engine.model_config.max_model_len - 1, MAX_WINDOW)

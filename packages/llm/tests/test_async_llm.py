@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 
 from llmstack_llm.async_llm import AsyncLLM
-from llmstack_llm.model_config import load_model_config
-from llmstack_llm.outputs import RequestOutput
-from llmstack_llm.stats import IterationStats
+from llmstack_llm.model.config import load_model_config
+from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+from llmstack_llm.outputs.request_output import RequestOutput
+from llmstack_llm.outputs.stats import IterationStats
+from llmstack_llm.outputs.stream import GenerationStream
+from llmstack_llm.requests import ChatPrompt, GenerationRequest
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
-from llmstack_llm.tokenizer import load_tokenizer
+from llmstack_llm.text.tokenizer import load_tokenizer
 from llmstack_types import (
     EngineCoreRequest,
     EngineDeadError,
@@ -91,7 +95,7 @@ async def test_several_completions_come_in_one_stream(llm: AsyncLLM, client: Fak
     assert [request.request_id for request in client.added] == ["0_r", "1_r", "2_r"]
 
 
-async def test_a_request_is_registered_before_the_engine_hears_of_it(llm: AsyncLLM, client: FakeEngineCoreClient):
+async def test_a_request_is_registered_before_the_engine_receives_it(llm: AsyncLLM, client: FakeEngineCoreClient):
     known = []
     original = client.add_request
 
@@ -255,23 +259,143 @@ async def test_the_engine_cores_limits_are_those_of_admission(folder: Path):
     await llm.shutdown()
 
 
-async def test_a_prompt_can_be_admitted_first_and_generated_later(llm: AsyncLLM):
-    admitted = await llm.admit("Hello", SamplingParams(max_tokens=None), default_max_tokens=5)
-    outputs = [output async for output in llm.generate(admitted, None, "r")]
+async def test_fields_are_checked_first_and_the_prompt_is_submitted_later(llm: AsyncLLM):
+    await llm.wait_until_ready()
+    sampling = llm.check_sampling({"temperature": 0})
+    async with await llm.submit(GenerationRequest("r", "Hello", sampling, default_max_tokens=5)) as stream:
+        outputs = [output async for output in stream]
+    assert stream.prompts[0].sampling_params.max_tokens == 5
     assert outputs[-1].outputs[0].text == "Hello"
     with pytest.raises(InvalidRequestError) as caught:
-        await llm.admit("Hello", SamplingParams(temperature=3), param="prompt[1]")
-    assert caught.value.param == "temperature"
+        llm.check_sampling({"temperature": 3}, {"temperature": "warmth"})
+    assert caught.value.param == "warmth"
+
+
+async def test_prompts_that_are_submitted_together_share_a_stream(llm: AsyncLLM):
+    await llm.wait_until_ready()
+    sampling = llm.check_sampling({"max_tokens": 3, "output_kind": RequestOutputKind.DELTA})
+    texts = {0: "", 1: ""}
+    async with await llm.submit(*(GenerationRequest(f"r-{i}", "ab" * (i + 1), sampling) for i in range(2))) as stream:
+        async for output in stream:
+            texts[output.prompt_index] += output.outputs[0].text
+    assert texts == {0: "aba", 1: "aba"}
+    assert llm.num_requests_in_flight == 0
+
+
+async def test_of_prompts_that_are_submitted_together_all_are_refused_or_none(
+    llm: AsyncLLM, client: FakeEngineCoreClient
+):
+    await llm.wait_until_ready()
+    sampling = llm.check_sampling({})
+    with pytest.raises(InvalidRequestError) as caught:
+        await llm.submit(
+            GenerationRequest("a", "ab", sampling, "prompt[0]"), GenerationRequest("b", [999], sampling, "prompt[1]")
+        )
+    assert caught.value.param == "prompt[1][0]"
+    with pytest.raises(InvalidRequestError):
+        await llm.submit(GenerationRequest("a", "ab", sampling), GenerationRequest("a", "ab", sampling))
+    assert llm.num_requests_in_flight == 0
+
+
+async def test_leaving_a_stream_aborts_all_its_prompts(llm: AsyncLLM):
+    await llm.wait_until_ready()
+    sampling = llm.check_sampling({"max_tokens": 100, "ignore_eos": True, "output_kind": RequestOutputKind.DELTA})
+    async with await llm.submit(*(GenerationRequest(f"r-{i}", "ab", sampling) for i in range(2))) as stream:
+        await anext(stream)
+        assert llm.num_requests_in_flight == 2
+    assert llm.num_requests_in_flight == 0
+    assert [output async for output in stream] == []
+
+
+async def collected(stream: GenerationStream) -> list[RequestOutput]:
+    async with stream:
+        return [output async for output in stream]
+
+
+async def test_a_stream_ends_with_an_error_at_its_deadline(folder: Path):
+    client = FakeEngineCoreClient()
+    llm = make(folder, client)
+    await llm.wait_until_ready()
+    sampling = llm.check_sampling({"max_tokens": 100, "ignore_eos": True})
+    stream = await llm.submit(GenerationRequest("r", "ab", sampling))
+    stream.fail_after(0.0, TimeoutError("late"))
+    with pytest.raises(TimeoutError, match="late"):
+        await collected(stream)
+    assert llm.num_requests_in_flight == 0
+    await llm.shutdown()
+
+
+async def test_a_bad_field_is_refused_before_anything_is_tokenized(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("tokenized")
+
+    await llm.wait_until_ready()
+    monkeypatch.setattr(llm.input_processor.tokenizer, "encode", refuse)
+    monkeypatch.setattr(llm.input_processor.tokenizer, "encode_plain", refuse)
+    fields = {"temperature": 3, "n": 0, "stop": "", "bad_words": [""], "truncate_prompt_tokens": 0, "min_p": 2}
+    for field, value in fields.items():
+        with pytest.raises(InvalidRequestError) as caught:
+            await collect(llm, "Hello", "r", **{field: value})
+        assert caught.value.param == field
+
+
+async def test_sampling_params_are_made_once_for_a_request(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch):
+    made: list[SamplingParams] = []
+
+    class Counted(SamplingParams):
+        def __init__(self, *arguments: Any, **fields: Any) -> None:
+            super().__init__(*arguments, **fields)
+            made.append(self)
+
+    await llm.wait_until_ready()
+    monkeypatch.setattr("llmstack_llm.input_processor.SamplingParams", Counted)
+    sampling = llm.check_sampling({"temperature": 0.5, "stop": ["x"], "max_tokens": 2})
+    async with await llm.submit(GenerationRequest("r", "Hello", sampling)) as stream:
+        assert [output async for output in stream]
+    assert len(made) == 1
+
+
+async def test_observers_are_called_at_submission_at_outputs_and_at_the_end(llm: AsyncLLM):
+    seen: list[tuple[str, Any]] = []
+
+    class Observer(RequestObserver):
+        def on_submitted(self, request: SubmittedRequest) -> None:
+            seen.append(("submitted", (request.request_id, request.prompt, request.num_completions)))
+
+        def on_output(self, output: RequestOutput) -> None:
+            seen.append(("output", output.outputs[0].text))
+
+        def on_finished(self, request_id: str, error: Exception | None) -> None:
+            seen.append(("finished", (request_id, error)))
+
+    llm.add_observer(Observer())
+    await collect(llm, "ab", "r", max_tokens=2, output_kind=RequestOutputKind.FINAL_ONLY)
+    assert seen == [("submitted", ("r", "ab", 1)), ("output", "ab"), ("finished", ("r", None))]
+    seen.clear()
+    async for _ in llm.generate("ab", SamplingParams(max_tokens=50, output_kind=RequestOutputKind.DELTA), "left"):
+        break
+    await asyncio.sleep(0)
+    gc.collect()
+    await asyncio.sleep(0.01)
+    assert seen[-1] == ("finished", ("left", None))
 
 
 async def test_a_conversation_becomes_a_prompt(llm: AsyncLLM):
-    prompt = await llm.render_chat([{"role": "user", "content": "Hello"}])
-    assert prompt["prompt"] == "Hello"
+    prompt = await llm.render(ChatPrompt([{"role": "user", "content": "Hello"}]))
+    assert prompt.text == "Hello"
     assert llm.chat_template.is_fallback
     outputs = await collect(llm, prompt, "r", max_tokens=5)
     assert outputs[-1].outputs[0].text == "Hello"
-    long = await llm.render_chat([{"role": "user", "content": "x" * 10_000}])
-    assert len(long["prompt_token_ids"]) == 10_000
+
+
+async def test_a_long_conversation_is_rendered_where_the_context_has_room(tmp_path: Path):
+    llm = make(write_model_folder(tmp_path / "m", config={"n_positions": 1024}), FakeEngineCoreClient())
+    long = await llm.render(ChatPrompt([{"role": "user", "content": "x" * 10_000}]))
+    assert len(long.token_ids) == 10_000
+    with pytest.raises(InvalidRequestError) as caught:
+        await llm.render(ChatPrompt([{"role": "user", "content": "x" * 14_000}]))
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    await llm.shutdown()
 
 
 LONG = "x" * 10_000
@@ -299,13 +423,11 @@ async def test_what_would_hold_up_the_loop_is_rendered_on_a_thread(
 
     monkeypatch.setattr(asyncio, "to_thread", count)
     with contextlib.suppress(InvalidRequestError):  # too many documents
-        await llm.render_chat([{"role": "user", "content": "Hello"}], **options)
+        await llm.render(ChatPrompt([{"role": "user", "content": "Hello"}], **options))
     assert len(calls) == num_threads
 
 
-async def test_a_stat_logger_receives_every_step_and_a_broken_one_harms_nobody(
-    folder: Path, client: FakeEngineCoreClient
-):
+async def test_a_stat_logger_receives_every_step_although_another_one_fails(folder: Path, client: FakeEngineCoreClient):
     class Broken:
         def log_engine_initialized(self, ready: EngineReady) -> None:
             pass
@@ -313,19 +435,19 @@ async def test_a_stat_logger_receives_every_step_and_a_broken_one_harms_nobody(
         def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
             raise ValueError("broken")
 
-    class Recording(Broken):
+    class Keeper(Broken):
         def __init__(self) -> None:
             self.steps: list[IterationStats] = []
 
         def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
             self.steps.append(iteration_stats)
 
-    recording = Recording()
-    llm = make(folder, client, stat_loggers=[Broken(), recording])
+    keeper = Keeper()
+    llm = make(folder, client, stat_loggers=[Broken(), keeper])
     await collect(llm, "ab", "r", max_tokens=4)
     await llm.shutdown()
-    assert sum(step.num_generation_tokens for step in recording.steps) == 4
-    assert sum(len(step.finished_requests) for step in recording.steps) == 1
+    assert sum(step.num_generation_tokens for step in keeper.steps) == 4
+    assert sum(len(step.finished_requests) for step in keeper.steps) == 1
 
 
 def test_it_can_be_constructed_outside_of_a_loop(folder: Path):

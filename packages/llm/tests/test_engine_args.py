@@ -111,7 +111,7 @@ def test_speculation_is_configured_by_a_mapping_or_its_json(tmp_path: Path, give
     ("given", "names"),
     [
         ("{", ["JSON"]),
-        ("[]", ["mapping"]),
+        ("[]", ["JSON object"]),
         ({}, ["method"]),
         ({"method": "ngram"}, ["num_speculative_tokens"]),
         (LOOKUP | {"method": "eagle"}, ["method", "ngram", "eagle"]),
@@ -121,9 +121,8 @@ def test_speculation_is_configured_by_a_mapping_or_its_json(tmp_path: Path, give
     ],
 )
 def test_a_speculation_that_cannot_be_is_one_sentence(tmp_path: Path, given: Any, names: list[str]) -> None:
-    args = EngineArgs(str(write_model_folder(tmp_path)), speculative_config=given)
     with pytest.raises(EngineArgsError, match=r"^speculative_config: ") as caught:
-        args.create_engine_config()
+        EngineArgs(str(tmp_path), speculative_config=given)
     assert all(name in str(caught.value) for name in names)
     assert "\n" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""The front end over engine cores of every kind: in a thread, several, or run by somebody else."""
+"""The front end over engine cores of every kind: in a thread, several, or of another process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_llm import AsyncLLM, EngineArgs
-from llmstack_llm.model_config import load_model_config
-from llmstack_llm.stats import IterationStats
+from llmstack_llm.model.config import load_model_config
+from llmstack_llm.outputs.stats import IterationStats
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
 from llmstack_types import EngineReady, EngineStartError, RequestOutputKind, SamplingParams, SchedulerStats
 

@@ -8,9 +8,9 @@ from llmstack_engine_core import EventHook
 from llmstack_llm import LLM, SamplingParams
 from llmstack_llm.engine_args import EngineArgsError
 from llmstack_llm.input_processor import InputProcessor
-from llmstack_llm.metrics import Counter, Gauge, Vector
 from llmstack_llm.output_processor import OutputProcessor
-from llmstack_llm.stats import FinishedRequestStats, IterationStats
+from llmstack_llm.outputs.metrics import Counter, Gauge, Vector
+from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
 from llmstack_llm.testing import write_model_folder
 from llmstack_types import EngineReady, RequestEvent, SchedulerStats
 
@@ -23,7 +23,7 @@ class StatePrinter(EventHook):
 
 
 class Keeper:
-    """A stat logger that keeps what it is told."""
+    """A stat logger that keeps what it receives."""
 
     def __init__(self) -> None:
         self.steps: list[SchedulerStats | None] = []
@@ -83,7 +83,7 @@ def test_without_statistics_only_the_front_ends_own_times_are_known(model: str) 
     assert output.metrics.first_token_time_s is not None
 
 
-def test_a_users_stat_logger_is_told_of_every_step_and_request(model: str) -> None:
+def test_a_users_stat_logger_receives_every_step_and_request(model: str) -> None:
     keeper = Keeper()
     with LLM(model, runner="echo", stat_loggers=[keeper]) as llm:
         llm.generate(["abc", "defg"], SamplingParams(max_tokens=4, n=2, seed=0), use_tqdm=False)

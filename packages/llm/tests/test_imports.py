@@ -1,4 +1,4 @@
-"""What importing the package brings in: an API process pays for it at every start."""
+"""Modules that the package imports: an API process pays for them at every start."""
 
 from __future__ import annotations
 

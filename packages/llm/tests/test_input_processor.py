@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from llmstack_llm.input_processor import InputProcessor
-from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.requests import AdmittedRequest, GenerationRequest
 from llmstack_llm.testing import byte_tokenizer
-from llmstack_llm.tokenizer import Tokenizer
+from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import EngineReady, InvalidRequestError, SamplingParams
 
 CONFIG = ModelConfig("m", Path(), "GPT2LMHeadModel", "gpt2", 128, 257, eos_token_ids=(256,))
@@ -22,9 +23,13 @@ def processor(**options: Any) -> InputProcessor:
     return InputProcessor(CONFIG, Tokenizer(byte_tokenizer(), {"eos_token": "<|endoftext|>"}), **options)
 
 
+def admit(inputs: InputProcessor, prompt: Any, params: SamplingParams, *, is_echo: bool = False) -> AdmittedRequest:
+    return inputs.admit(prompt, inputs.check_params(params, is_echo=is_echo))
+
+
 def refusal(prompt: Any, **fields: Any) -> InvalidRequestError:
     with pytest.raises(InvalidRequestError) as caught:
-        processor().admit(prompt, SamplingParams(**fields))
+        admit(processor(), prompt, SamplingParams(**fields))
     return caught.value
 
 
@@ -38,9 +43,9 @@ def test_text_ids_and_dicts_mean_the_same():
         {"prompt_token_ids": ids},
         {"prompt": "Hi", "prompt_token_ids": ids},
     ):
-        assert processor().admit(prompt, SamplingParams()).prompt_token_ids == ids
-    assert processor().admit("Hi", SamplingParams()).prompt == "Hi"
-    assert processor().admit(ids, SamplingParams()).prompt is None
+        assert admit(processor(), prompt, SamplingParams()).prompt_token_ids == ids
+    assert admit(processor(), "Hi", SamplingParams()).prompt == "Hi"
+    assert admit(processor(), ids, SamplingParams()).prompt is None
 
 
 @pytest.mark.parametrize(("fields", "kept"), [
@@ -53,7 +58,7 @@ def test_text_ids_and_dicts_mean_the_same():
 def test_a_prompt_is_cut_where_that_is_asked_for(is_text: bool, fields: dict[str, Any], kept: str):
     inputs = processor()
     prompt = "abcdefghij" if is_text else inputs.tokenizer.encode("abcdefghij")
-    admitted = inputs.admit(prompt, SamplingParams(**fields))
+    admitted = admit(inputs, prompt, SamplingParams(**fields))
     assert admitted.prompt_token_ids == inputs.tokenizer.encode(kept)
     assert admitted.prompt == kept
     [request] = inputs.process_inputs("r", admitted)
@@ -62,7 +67,7 @@ def test_a_prompt_is_cut_where_that_is_asked_for(is_text: bool, fields: dict[str
 
 
 def test_a_cut_prompt_may_be_longer_than_the_context():
-    admitted = processor().admit("x" * 100_000, SamplingParams(truncate_prompt_tokens=-1, max_tokens=8))
+    admitted = admit(processor(), "x" * 100_000, SamplingParams(truncate_prompt_tokens=-1, max_tokens=8))
     assert len(admitted.prompt_token_ids) == 120
 
 
@@ -83,13 +88,13 @@ def test_fields_of_the_front_end_have_ranges(fields: dict[str, Any], param: str,
 
 def test_more_logprobs_may_be_allowed():
     inputs = InputProcessor(dataclasses.replace(CONFIG, max_logprobs=50), None)
-    assert inputs.admit([1], SamplingParams(logprobs=50)).sampling_params.logprobs == 50
+    assert admit(inputs, [1], SamplingParams(logprobs=50)).sampling_params.logprobs == 50
     with pytest.raises(InvalidRequestError):
-        inputs.admit([1], SamplingParams(prompt_logprobs=51))
+        admit(inputs, [1], SamplingParams(prompt_logprobs=51))
 
 
 def test_an_empty_text_starts_with_the_end_of_text_as_at_openai():
-    assert processor().admit("", SamplingParams()).prompt_token_ids == [256]
+    assert admit(processor(), "", SamplingParams()).prompt_token_ids == [256]
 
 
 @pytest.mark.parametrize(("prompt", "param", "code"), [
@@ -107,10 +112,10 @@ def test_other_prompts_are_refused(prompt: object, param: str, code: str):
 
 def test_without_a_tokenizer_ids_work_and_text_is_refused():
     bare = InputProcessor(CONFIG, None)
-    assert bare.admit([1, 2], SamplingParams()).prompt_token_ids == [1, 2]
+    assert admit(bare, [1, 2], SamplingParams()).prompt_token_ids == [1, 2]
     for prompt, params in (("Hi", SamplingParams()), ([1], SamplingParams(stop="x"))):
         with pytest.raises(InvalidRequestError) as caught:
-            bare.admit(prompt, params)
+            admit(bare, prompt, params)
         assert caught.value.code == "unsupported_value"
 
 
@@ -126,7 +131,7 @@ def test_a_long_text_is_not_tokenized_on_the_loop():
 
         ticking = asyncio.create_task(tick())
         long = InputProcessor(ModelConfig("m", Path(), "A", "a", 2**21, 257), Tokenizer(byte_tokenizer()))
-        await long.admit_async("hello " * 50_000, SamplingParams())
+        await long.admit_async(GenerationRequest("r", "hello " * 50_000, long.check_sampling({})))
         ticking.cancel()
         return num_ticks
 
@@ -141,7 +146,7 @@ def test_the_engine_cores_limits_hold_once_it_is_ready():
 
 def test_one_completion_keeps_the_id_and_the_seed_of_its_request():
     ours = processor(clock=lambda: 5.0)
-    (request,) = ours.process_inputs("r", ours.admit("Hi", SamplingParams(seed=9)), priority=2, cache_salt="s")
+    (request,) = ours.process_inputs("r", admit(ours, "Hi", SamplingParams(seed=9)), priority=2, cache_salt="s")
     assert (request.request_id, request.sampling_params.seed, request.sampling_params.n) == ("r", 9, 1)
     assert (request.eos_token_ids, request.arrival_time_s, request.priority, request.cache_salt) == (
         (256,),
@@ -154,8 +159,8 @@ def test_one_completion_keeps_the_id_and_the_seed_of_its_request():
 def test_several_completions_have_seeds_of_their_own_that_repeat():
     ours = processor()
     params = SamplingParams(n=3, seed=42, prompt_logprobs=1)
-    first = ours.process_inputs("r", ours.admit("Hi", params))
-    again = ours.process_inputs("q", ours.admit("Hi", params))
+    first = ours.process_inputs("r", admit(ours, "Hi", params))
+    again = ours.process_inputs("q", admit(ours, "Hi", params))
     seeds = [request.sampling_params.seed for request in first]
     assert [request.request_id for request in first] == ["0_r", "1_r", "2_r"]
     assert [request.fork_of for request in first] == ["", "0_r", "0_r"]
@@ -167,11 +172,11 @@ def test_several_completions_have_seeds_of_their_own_that_repeat():
 
 def test_a_seed_is_drawn_where_none_is_given():
     ours = processor()
-    seeds = {ours.process_inputs("r", ours.admit("Hi", SamplingParams()))[0].sampling_params.seed for _ in range(8)}
+    seeds = {ours.process_inputs("r", admit(ours, "Hi", SamplingParams()))[0].sampling_params.seed for _ in range(8)}
     assert len(seeds) == 8
 
 
 def test_a_request_for_no_output_takes_one_step():
     ours = processor()
-    (request,) = ours.process_inputs("r", ours.admit("Hi", SamplingParams(max_tokens=0), is_echo=True))
+    (request,) = ours.process_inputs("r", admit(ours, "Hi", SamplingParams(max_tokens=0), is_echo=True))
     assert request.sampling_params.max_tokens == 1

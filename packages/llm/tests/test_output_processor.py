@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_llm.input_processor import InputProcessor
-from llmstack_llm.model_config import ModelConfig
-from llmstack_llm.output_collector import RequestOutputCollector
+from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
-from llmstack_llm.outputs import RequestOutput
+from llmstack_llm.outputs.collector import RequestOutputCollector
+from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.testing import byte_tokenizer
-from llmstack_llm.tokenizer import Tokenizer
+from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import (
     EngineCoreOutput,
     FinishReason,
@@ -45,9 +45,11 @@ class Bench:
     def add(
         self, request_id: str = "r", prompt: str = "Hi", is_echo: bool = False, **fields: Any
     ) -> RequestOutputCollector:
-        admitted = self.inputs.admit(prompt, SamplingParams(**({"max_tokens": 50} | fields)), is_echo=is_echo)
-        requests = self.inputs.process_inputs(request_id, admitted)
-        return self.outputs.add_request(request_id, admitted.prompt, requests, admitted.sampling_params)
+        sampling = self.inputs.check_params(SamplingParams(**({"max_tokens": 50} | fields)), is_echo=is_echo)
+        admitted = self.inputs.admit(prompt, sampling)
+        collector = self.outputs.new_collector(admitted.sampling_params.output_kind)
+        self.outputs.add_request(request_id, admitted, self.inputs.process_inputs(request_id, admitted), collector)
+        return collector
 
     def step(self, *outputs: EngineCoreOutput) -> Any:
         self.now_s += 1.0
@@ -106,7 +108,7 @@ def test_deltas_add_up_whether_the_consumer_is_slow_or_not(takes: list[bool]):
     assert stream.get_nowait() is None
 
 
-def test_final_only_brings_one_output_with_all_completions_in_order():
+def test_final_only_returns_one_output_with_all_completions_in_order():
     bench = Bench()
     stream = bench.add(n=2, output_kind=FINAL_ONLY)
     bench.say("bb", "1_r", finish_reason=FinishReason.STOP, stop_reason=67)
@@ -388,10 +390,10 @@ def test_every_kind_of_output_tells_the_same_story(
             reason = (completion.finish_reason, completion.stop_reason)
         stories.add((text, tuple(token_ids), reason))
     assert len(stories) == 1
-    ((text, told_ids, told_reason),) = stories
-    assert told_reason is not None
-    if told_reason[0] == "length":
-        assert text == TOKENIZER.decode(told_ids, skip_special_tokens=True)
+    ((text, shared_ids, shared_reason),) = stories
+    assert shared_reason is not None
+    if shared_reason[0] == "length":
+        assert text == TOKENIZER.decode(shared_ids, skip_special_tokens=True)
 
 
 # --- best_of ------------------------------------------------------------------------------------------------------
@@ -428,7 +430,7 @@ def test_of_equally_good_completions_the_first_is_returned():
 
 def test_the_engine_is_asked_for_as_many_logprobs_as_the_choice_takes():
     bench = Bench()
-    admitted = bench.inputs.admit("Hi", SamplingParams(best_of=3, temperature=1.0))
+    admitted = bench.inputs.admit("Hi", bench.inputs.check_params(SamplingParams(best_of=3, temperature=1.0)))
     requests = bench.inputs.process_inputs("r", admitted)
     assert [request.request_id for request in requests] == ["0_r", "1_r", "2_r"]
     assert {request.sampling_params.logprobs for request in requests} == {0}
@@ -438,7 +440,7 @@ def test_the_engine_is_asked_for_as_many_logprobs_as_the_choice_takes():
 
 def test_the_requests_of_a_beam_search_say_how_many_they_are():
     bench = Bench()
-    admitted = bench.inputs.admit("Hi", SamplingParams(n=3, use_beam_search=True))
+    admitted = bench.inputs.admit("Hi", bench.inputs.check_params(SamplingParams(n=3, use_beam_search=True)))
     requests = bench.inputs.process_inputs("r", admitted)
     assert [request.fork_of for request in requests] == ["", "0_r", "0_r"]
     assert {request.sampling_params.n for request in requests} == {3}

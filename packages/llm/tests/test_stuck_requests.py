@@ -7,10 +7,11 @@ from array import array
 from pathlib import Path
 
 from llmstack_llm.async_llm import AsyncLLM
-from llmstack_llm.model_config import load_model_config
+from llmstack_llm.model.config import load_model_config
 from llmstack_llm.output_processor import OutputProcessor
+from llmstack_llm.requests import AdmittedRequest
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
-from llmstack_llm.tokenizer import load_tokenizer
+from llmstack_llm.text.tokenizer import load_tokenizer
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -25,7 +26,8 @@ PARAMS = SamplingParams(max_tokens=9, seed=0, detokenize=False)
 
 def add(processor: OutputProcessor, request_id: str, arrival_s: float) -> None:
     request = EngineCoreRequest(request_id, [1], PARAMS, arrival_time_s=arrival_s)
-    processor.add_request(request_id, None, [request], PARAMS)
+    collector = processor.new_collector(PARAMS.output_kind)
+    processor.add_request(request_id, AdmittedRequest(None, [1], PARAMS), [request], collector)
 
 
 def running(request_id: str, time_s: float) -> RequestEvent:
@@ -55,7 +57,7 @@ def test_a_request_that_pools_is_watched_too() -> None:
     assert processor.find_stalled(40.0, counts_waiting=True) == []
 
 
-async def test_an_engine_core_that_stands_still_holds_up_everybody(tmp_path: Path) -> None:
+async def test_an_engine_core_that_stands_still_holds_up_all_requests(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path / "m")
     client = FakeEngineCoreClient()
     client.step_delay_s = 3600.0

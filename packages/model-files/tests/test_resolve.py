@@ -56,6 +56,45 @@ def test_a_folder_with_a_configuration_is_itself(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
 
 
+def install_models(folder: Path, **models: str) -> None:
+    """The metadata of an installed distribution that registers models, as pip leaves it in a folder of `sys.path`."""
+    metadata = folder / "their_models-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-models\nVersion: 1.0\n")
+    lines = [f"{name} = {target}" for name, target in models.items()]
+    (metadata / "entry_points.txt").write_text("\n".join(["[llmstack.models]", *lines]))
+
+
+def test_an_installed_package_provides_a_model_folder_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "their_model_folders.py").write_text(f"def path():\n    return {str(tmp_path / 'model')!r}\n")
+    install_models(tmp_path, theirs="their_model_folders:path")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert resolve_model("theirs") == tmp_path / "model"
+    here = tmp_path / "here/theirs"
+    here.mkdir(parents=True)
+    (here / "config.json").write_text("{}")
+    monkeypatch.chdir(here.parent)
+    assert resolve_model("theirs") == Path("theirs")  # a folder of that name comes first
+
+
+def test_an_installed_model_that_cannot_be_opened_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty_model_folders.py").write_text(
+        f"def path():\n    return {str(tmp_path)!r}\n\ndef fail():\n    raise OSError('the disk is gone')\n"
+    )
+    install_models(
+        tmp_path, empty="empty_model_folders:path", failing="empty_model_folders:fail", absent="nowhere:path"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelFilesError, match=r"no config\.json"):
+        resolve_model("empty")
+    with pytest.raises(ModelFilesError, match=r"^The installed model failing .*: OSError: the disk is gone$"):
+        resolve_model("failing")
+    with pytest.raises(ModelFilesError, match=r"^The installed model absent .* cannot be opened: ModuleNot"):
+        resolve_model("absent")
+
+
 def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelFilesError, match=r"no config\.json"):
         resolve_model(str(tmp_path))
@@ -122,7 +161,7 @@ def answered(kind: str, status: int | None) -> Exception:
         ("LocalEntryNotFoundError", None, "cannot be reached"),
     ],
 )
-def test_answers_of_the_hub_are_told_apart(
+def test_answers_of_the_hub_are_distinguished(
     kind: str, status: int | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)

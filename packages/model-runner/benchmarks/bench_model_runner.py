@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_model_runner.step_timing import StepTiming
+from llmstack_model_runner.steps.timing import StepTiming
 from llmstack_model_runner.testing import StepDriver, write_gpt2_config
 from llmstack_types import ModelRunnerConfig, SamplingParams
 

@@ -1,7 +1,7 @@
-"""What bit-equal logits cost: the kernels that promise them against the fastest that do not, at GPT-2's shapes.
+"""Cost of bit-equal logits: batch-invariant kernels against the fastest others, at GPT-2's shapes.
 
-Linear layers stand beside oneDNN's packed weights, attention beside PyTorch's over gathered keys and values. Both are
-measured in turns, so that a busy machine slows both. `cost` below 0 means that the promise comes with a gain.
+Linear layers are compared with oneDNN's packed weights, attention with PyTorch's over gathered keys and values. Both
+are measured alternately, so that a busy machine slows both. `cost` below 0 means that batch invariance is faster.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from llmstack_kernels.linear import native as native_linear
 from llmstack_kernels.native import library
+from llmstack_kernels.paged_attention import AttentionInputs
 from llmstack_kernels.paged_attention import cpu as gathered_attention
 from llmstack_kernels.paged_attention import native as native_attention
 
@@ -67,7 +68,7 @@ def attention_steps(batch: list[tuple[int, int]], dtype: torch.dtype) -> tuple[S
         has_plan = hasattr(module, "make_plan")
         plan = module.make_plan(caches[0][0], block_tables, starts, seq_lens, None) if has_plan else None
         for keys, values in caches:
-            module.paged_attention(query, keys, values, *tables, HEAD_DIM**-0.5, **lists, plan=plan)
+            module.paged_attention(AttentionInputs(query, keys, values, *tables, HEAD_DIM**-0.5, **lists, plan=plan))
 
     return lambda: step(native_attention), lambda: step(gathered_attention)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model_runner_helpers.sampling_rows import make_sampling_rows
 
 from llmstack_model_runner.sampling import Sampler, TokenBitmask
-from llmstack_model_runner.sampling.testing import make_sampling_rows
 from llmstack_types import SamplingParams
 
 VOCAB_SIZE = 50_257

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmstack_model_runner.input_batch import InputBatchError
 from llmstack_model_runner.model_runner import ModelRunner, ModelRunnerStateError
+from llmstack_model_runner.steps.input_batch import InputBatchError
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint, write_gpt2_config
 from llmstack_types import (
     EngineStartError,
@@ -86,8 +86,8 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone(loaded: ModelRunner
     assert driver.outputs == expected
 
 
-def test_the_tiny_model_says_different_things(loaded: ModelRunner) -> None:
-    """Else the tests of equality would prove little."""
+def test_outputs_of_the_tiny_model_differ(loaded: ModelRunner) -> None:
+    """Otherwise the tests of equality would prove little."""
     outputs = [alone(loaded, prompt, GREEDY, 8) for prompt in PROMPTS.values()]
     assert len({tuple(output) for output in outputs}) == len(outputs)
 
@@ -176,7 +176,7 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone(runner: ModelRunner, mon
     assert driver.outputs["b"] == expected
 
 
-def test_min_tokens_bars_the_end_until_reached_across_a_resume(runner: ModelRunner) -> None:
+def test_min_tokens_masks_the_end_until_reached_across_a_resume(runner: ModelRunner) -> None:
     prompt = PROMPTS["a"]
     (end,) = alone(runner, prompt, GREEDY, 1)
     driver = StepDriver(runner, NUM_BLOCKS)
@@ -219,7 +219,7 @@ def test_spec_and_memory_are_those_of_the_model(loaded: ModelRunner) -> None:
     assert spec.bytes_per_block == 2 * 2 * 4 * 8 * 4 * 4
     # Not more than 256 requests of 128 tokens can fill.
     assert loaded.available_kv_bytes() == 256 * 32 * spec.bytes_per_block
-    # Somebody who gives a size may keep more than that cached.
+    # A user who gives a size may want to cache more.
     assert loaded.available_kv_bytes(is_size_given=True) > 256 * 32 * spec.bytes_per_block
     assert "paged_attention" in loaded.backends()
 
@@ -261,7 +261,7 @@ def test_a_configuration_without_architecture_is_refused(tmp_path: Path, archite
         runner.load_model()
 
 
-def test_missing_weights_are_said_in_words_for_the_user(tmp_path: Path) -> None:
+def test_missing_weights_are_one_sentence_for_the_user(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="has no safetensors weights"):
         make_runner(tmp_path, load_format="auto")
 
@@ -281,7 +281,7 @@ def test_storage_too_small_for_the_warm_up_is_no_error(tmp_path: Path, num_block
     assert len(alone(runner, [1], GREEDY, 2)) == 2
 
 
-def test_calls_out_of_order_say_so_and_shutdown_may_be_repeated(tmp_path: Path) -> None:
+def test_calls_out_of_order_raise_and_shutdown_may_be_repeated(tmp_path: Path) -> None:
     runner = make_runner(tmp_path)
     with pytest.raises(ModelRunnerStateError, match="not initialized"):
         runner.execute_model(SchedulerOutput(0))
@@ -293,7 +293,7 @@ def test_calls_out_of_order_say_so_and_shutdown_may_be_repeated(tmp_path: Path) 
         runner.execute_model(SchedulerOutput(0))
 
 
-def test_importing_the_runner_brings_torch_and_nothing_else_heavy() -> None:
+def test_importing_the_runner_imports_torch_and_nothing_else_heavy() -> None:
     code = (
         "import sys, llmstack_model_runner.model_runner;"
         "print([m for m in ('transformers', 'torch._dynamo', 'torch._inductor', 'sympy', 'scipy', 'pydantic')"

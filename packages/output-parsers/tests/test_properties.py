@@ -68,7 +68,7 @@ def test_however_a_text_is_cut_the_same_comes_of_it(make: Callable[[], OutputPar
 def test_a_text_without_notation_is_content_as_it_stands(make: Callable[[], OutputParser], text: str):
     plain = text.translate({ord(character): "x" for character in "<[{("})
     found = parse(make(), [plain])
-    if found.calls or found.reasoning:  # a named function takes all, and R1 thinks unless told otherwise
+    if found.calls or found.reasoning:  # a named function takes all text, and R1 reasons by default
         assert "".join([found.reasoning, *(arguments for _, arguments in found.calls)]) in plain
     elif plain.strip():
         assert found.content == plain

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from llmstack_output_parsers import HermesToolParser, ThinkParser, UnknownParserError, reasoning_parser, tool_parser
+from llmstack_output_parsers import (
+    TOOL_PARSERS,
+    HermesToolParser,
+    ThinkParser,
+    UnknownParserError,
+    reasoning_parser,
+    tool_parser,
+)
 
 
 class EntryPoint:
@@ -40,3 +47,13 @@ def test_a_module_and_class_is_one_more_under_any_name():
 def test_what_cannot_be_loaded_is_refused_by_name(plugin: str):
     with pytest.raises(UnknownParserError, match="cannot be loaded as module:Class"):
         tool_parser("anything", plugin)
+
+
+def test_strict_tags_are_the_text_around_a_call_of_that_parser() -> None:
+    tagged = {name: make.strict_tags for name, make in TOOL_PARSERS.items() if getattr(make, "strict_tags", None)}
+    assert set(tagged) == {"hermes", "qwen3"}
+    for name, (begin, end) in tagged.items():
+        parser = TOOL_PARSERS[name]({"f": {"type": "object"}})
+        deltas = [parser.feed(f'{begin}{{"name": "f", "arguments": {{}}}}{end}'), parser.finish()]
+        assert [call.name for delta in deltas for call in delta.tool_calls] == ["f"]
+        assert "".join(delta.content for delta in deltas) == ""

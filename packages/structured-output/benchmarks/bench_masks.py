@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(not (FOLDER / "tokenizer.json").is_file(), reaso
 
 
 class Steps:
-    """Requests at different places of their texts, each of which begins anew at its end."""
+    """Requests at different places of their texts, each of which starts again at its end."""
 
     def __init__(self, kind: str, num_requests: int) -> None:
         self.requests = ConstrainedRequests(str(FOLDER), VOCAB_SIZE)

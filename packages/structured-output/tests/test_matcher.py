@@ -47,7 +47,7 @@ def test_a_token_that_is_not_allowed_ends_the_matcher(matcher: Matcher) -> None:
     assert matcher.is_finished
 
 
-def test_what_could_follow_is_counted_without_being_taken_over(matcher: Matcher) -> None:
+def test_what_could_follow_is_counted_without_being_accepted(matcher: Matcher) -> None:
     assert matcher.num_allowed(b"abx") == 2
     assert matcher.num_tokens == 0
     assert allowed(matcher.mask()) == [ord("a")]

@@ -13,10 +13,13 @@ import pytest
 import llmstack_types
 from llmstack_types import (
     BlockEviction,
+    Control,
     EngineCoreOutput,
+    EngineCoreOutputs,
     FinishReason,
     InvalidRequestError,
     LLMStackError,
+    Operation,
     RequestEvent,
     SamplingParams,
     ScheduledRequest,
@@ -27,12 +30,13 @@ from llmstack_types import (
     StepRecording,
     TokenLogprobs,
 )
+from llmstack_types.vocabulary import LoggingLevel, LogLevel, words_of
 
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
-    BlockEviction, EngineCoreOutput, RequestEvent, ScheduledRequest, SchedulerStats, StepPhases, StepRecord,
-    StepRecording, TokenLogprobs,
+    BlockEviction, EngineCoreOutput, EngineCoreOutputs, RequestEvent, ScheduledRequest, SchedulerStats, StepPhases,
+    StepRecord, StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.
@@ -77,7 +81,7 @@ def test_the_defaults_of_sampling_params_are_vllms() -> None:
 
 def test_importing_takes_the_standard_library_only() -> None:
     script = (
-        "import sys; import llmstack_types\n"
+        "import sys; from llmstack_types import *; import llmstack_types.traces, llmstack_types.vocabulary\n"
         "print({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names) - "
         "{'__main__', 'llmstack_types', 'sitecustomize', 'usercustomize'})"
     )
@@ -111,8 +115,15 @@ def test_rows_of_a_step_are_immutable_named_tuples(cls: Any) -> None:
 
 def test_everything_public_is_data_or_an_error() -> None:
     for name, value in PUBLIC.items():
-        is_data = value in DATACLASSES or value in NAMED_TUPLES or issubclass(value, StrEnum)
+        is_data = value in DATACLASSES or value in NAMED_TUPLES or issubclass(value, StrEnum) or value is Control
         assert is_data or issubclass(value, LLMStackError), name
+
+
+def test_control_is_a_set_of_operations_with_numbers_of_their_own() -> None:
+    operations = {name: value for name, value in vars(Control).items() if not name.startswith("__")}
+    assert all(isinstance(operation, Operation) for operation in operations.values())
+    assert [operation.name.upper() for operation in operations.values()] == list(operations)
+    assert len({operation.number for operation in operations.values()}) == len(operations)
 
 
 def test_stop_strings_have_one_form() -> None:
@@ -144,3 +155,19 @@ def test_the_usage_of_the_cache_is_a_share() -> None:
 def test_a_step_without_rows_is_empty() -> None:
     assert SchedulerOutput(1, removed_request_ids=["r"]).is_empty()
     assert not SchedulerOutput(1, scheduled_requests=[ScheduledRequest("r", 0, 1, [0])]).is_empty()
+
+
+def test_a_name_that_is_not_public_is_no_attribute() -> None:
+    assert dir(llmstack_types) == llmstack_types.__all__
+    with pytest.raises(AttributeError, match=r"'llmstack_types' has no attribute 'Sampling'"):
+        llmstack_types.Sampling  # noqa: B018 - looking it up is what raises
+
+
+def test_importing_the_vocabulary_loads_no_other_module_of_the_package() -> None:
+    script = "import sys, llmstack_types.vocabulary; print(sorted(n for n in sys.modules if n.startswith('llmstack_')))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "['llmstack_types', 'llmstack_types.vocabulary']"
+
+
+def test_a_set_of_words_may_contain_another() -> None:
+    assert words_of(LogLevel) == (*words_of(LoggingLevel), "trace")

@@ -1,11 +1,13 @@
-"""What the routes need of an engine front end, by shape; `llmstack_llm.AsyncLLM` satisfies it."""
+"""Protocols of an engine front end, which `llmstack_llm.AsyncLLM` satisfies."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+from llmstack_llm import ChatPrompt, CheckedSampling, GenerationRequest, RenderedPrompt, RequestObserver
+from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_types import EngineReady, PoolingParams, SamplingParams, StepRecording
 
 
@@ -38,7 +40,7 @@ class Completion(Protocol):
 
 
 class Timings(Protocol):
-    """When things happened to a prompt, in monotonic seconds; `llmstack_llm.RequestMetrics` has the meanings."""
+    """Times of a prompt in monotonic seconds, as in `llmstack_llm.RequestMetrics`."""
 
     @property
     def arrival_time_s(self) -> float: ...
@@ -59,8 +61,10 @@ class Timings(Protocol):
 
 
 class PromptOutput(Protocol):
-    """What one prompt has brought, in whole or since the last time."""
+    """The output of one prompt, complete or since the last one."""
 
+    @property
+    def prompt_index(self) -> int: ...
     @property
     def prompt_token_ids(self) -> Sequence[int]: ...
     @property
@@ -86,8 +90,21 @@ class AdmittedPrompt(Protocol):
     def sampling_params(self) -> SamplingParams: ...
 
 
+class OutputStream(Protocol):
+    """Outputs of the prompts that were submitted together; closing it aborts what has not ended."""
+
+    @property
+    def prompts(self) -> Sequence[AdmittedPrompt]: ...
+    def __aiter__(self) -> AsyncIterator[PromptOutput]: ...
+    async def __anext__(self) -> PromptOutput: ...
+    async def aclose(self) -> None: ...
+    def fail_after(self, timeout_s: float, error: Exception) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+
 class AdmittedInput(Protocol):
-    """A prompt to pool and its parameters after every check."""
+    """A pooling prompt and its parameters after every check."""
 
     @property
     def prompt_token_ids(self) -> Sequence[int]: ...
@@ -96,7 +113,7 @@ class AdmittedInput(Protocol):
 
 
 class Numbers(Protocol):
-    """What one prompt to pool has brought: a vector, several, or a number for each label."""
+    """The numbers of one pooling prompt: a vector, several vectors, or a number per label."""
 
     @property
     def data(self) -> array[float]: ...
@@ -105,7 +122,7 @@ class Numbers(Protocol):
 
 
 class PooledOutput(Protocol):
-    """What one prompt to pool has brought."""
+    """The output of one pooling prompt."""
 
     @property
     def outputs(self) -> Numbers: ...
@@ -122,85 +139,69 @@ class TextCodec(Protocol):
 
 
 class EngineClient(Protocol):
-    """An engine front end seen from the routes; used on one event loop.
-
-    Prompts are passed through unread (`Any`): what `render_chat` returns goes into `admit`, what `admit` returns into
-    `generate`.
-    """
+    """An engine front end as the routes use it, on one event loop."""
 
     async def wait_until_ready(self) -> EngineReady:
-        """Raises EngineStartError, EngineDeadError."""
+        """Waits for the engine core's READY; raises EngineStartError or EngineDeadError."""
         ...
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the engine core is gone."""
+        """Raises EngineDeadError once the engine core has ended."""
         ...
 
     @property
     def is_recovering(self) -> bool:
-        """True while another engine core takes the place of one that died; requests wait for it."""
+        """True while an engine core that ended is being replaced; requests wait meanwhile."""
         ...
 
     @property
     def num_restarts(self) -> int:
-        """How often that has happened."""
+        """The number of engine cores that were replaced."""
         ...
 
-    def default_sampling_params(self) -> SamplingParams:
-        """The model's own defaults; `max_tokens` None means what the context has left."""
+    @property
+    def limits(self) -> AdmissionLimits:
+        """The limits of the running model."""
         ...
 
-    async def admit(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams,
-        *,
-        param: str = "prompt",
-        is_echo: bool = False,
-        param_names: Mapping[str, str] = ...,
-        default_max_tokens: int | None = None,
-        add_special_tokens: bool = True,
-    ) -> AdmittedPrompt:
-        """Tokenizes and checks.
+    def add_observer(self, observer: RequestObserver) -> None:
+        """Reports every request submitted from now on to the observer."""
+        ...
+
+    def check_sampling(
+        self, given: Mapping[str, Any], names: Mapping[str, str] = ..., *, is_echo: bool = False
+    ) -> CheckedSampling:
+        """Checks the sampling fields of a request, over the model's defaults.
 
         Raises:
             InvalidRequestError: Names the field at fault.
         """
         ...
 
-    async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The prompt of a conversation.
+    async def render(self, chat: ChatPrompt) -> RenderedPrompt:
+        """Renders and tokenizes a conversation.
 
         Raises:
-            InvalidRequestError: The template refuses it.
+            InvalidRequestError: The template refuses it, or its text is too long.
+            ServerOverloadedError: Too many long texts are waiting.
         """
         ...
 
-    def generate(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams | None,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> AsyncIterator[PromptOutput]:
-        """Streams outputs; leaving the iteration aborts the request.
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """The tokens of a text; raises as `render`."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int], *, param: str = "tokens") -> str:
+        """The text of token ids; raises as `render`."""
+        ...
+
+    async def submit(self, *requests: GenerationRequest) -> OutputStream:
+        """Submits prompts, all of them or none.
 
         Raises:
+            InvalidRequestError: Names the field at fault.
             ServerOverloadedError: Too many requests are waiting.
-            RequestFailedError: This request failed.
-            EngineDeadError: The engine core is gone.
+            EngineDeadError: The engine core has ended.
         """
         ...
 
@@ -213,10 +214,10 @@ class EngineClient(Protocol):
         param_names: Mapping[str, str] = ...,
         add_special_tokens: bool = True,
     ) -> AdmittedInput:
-        """Tokenizes and checks.
+        """Tokenizes and checks a pooling prompt.
 
         Raises:
-            InvalidRequestError: Names the first field at fault.
+            InvalidRequestError: Names the first invalid field.
         """
         ...
 
@@ -229,17 +230,17 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncIterator[PooledOutput]:
-        """A stream of one output; raises as `generate`."""
+        """A stream of one output; raises as `submit`."""
         ...
 
     @property
     def prompt_prefixes(self) -> Mapping[str, str]:
-        """What the model wants before texts, by what they are for, as far as it says so."""
+        """The prefixes that the model's folder configures, by purpose of the text."""
         ...
 
     @property
     def label_names(self) -> Mapping[int, str]:
-        """What a classifier calls its labels, as far as it does."""
+        """The names of a classifier's labels, as far as its folder has them."""
         ...
 
     async def get_tokenizer(self, param: str = "prompt") -> TextCodec:
@@ -248,7 +249,7 @@ class EngineClient(Protocol):
 
     @property
     def engines(self) -> Sequence[EngineReady]:
-        """What each engine core said when it was ready."""
+        """The READY message of each engine core."""
         ...
 
     @property
@@ -257,29 +258,29 @@ class EngineClient(Protocol):
         ...
 
     async def current_sleep_level(self) -> int:
-        """`sleep_level`, asked for: another process may have changed it a moment ago."""
+        """The sleep level as reported by the engine core, since another process may have changed it."""
         ...
 
     async def sleep(self, level: int) -> bool:
-        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
+        """Frees the KV storage, and with level 2 the weights too; False while requests are running."""
         ...
 
     async def wake_up(self) -> None:
-        """Brings back what `sleep` gave back."""
+        """Allocates again what `sleep` has freed."""
         ...
 
     async def reset_prefix_cache(self) -> bool:
-        """False while requests are running."""
+        """Empties the prefix cache; False while requests are running."""
         ...
 
     async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""
+        """The last steps after `after_step` and the last events that the engine core keeps."""
         ...
 
     def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
-        """Ids of the requests without progress for so long, and whether the engine core itself stands still."""
+        """Ids of the requests without progress for so long, and whether the engine core has stopped."""
         ...
 
     async def shutdown(self) -> None:
-        """Stops everything. Idempotent."""
+        """Stops the engine and frees its resources; a second call has no effect."""
         ...

@@ -1,1 +1,1 @@
-"""Benchmarks of LLM servers and of llmstack itself: load over plain OpenAI HTTP, offline runs, cold starts."""
+"""Benchmarks of LLM servers over HTTP, and of llmstack offline and at start."""

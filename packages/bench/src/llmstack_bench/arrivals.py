@@ -1,4 +1,4 @@
-"""When requests are sent: all at once, at a rate, or as a trace says."""
+"""Arrival times of requests: all at once, at a rate, or from a trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def arrival_times(
     Gaps follow a gamma distribution and are scaled so that the mean rate is exactly `request_rate`.
 
     `request_rate`: Requests per second; infinite sends all at once.
-    `burstiness`: Shape of the distribution: 1 is a Poisson process, below 1 comes in bursts, infinite is a metronome.
+    `burstiness`: Shape of the distribution: 1 is a Poisson process, below 1 sends bursts, infinity is evenly spaced.
 
     Raises:
         BenchError: A rate or a burstiness that is not above 0.
@@ -36,7 +36,7 @@ def arrival_times(
 
 
 def planned_arrivals(requests: Sequence[BenchRequest]) -> list[float] | None:
-    """The arrivals that the requests bring along; None where they bring none."""
+    """The arrival times that the requests carry; None if any request has none."""
     times = [request.arrival_s for request in requests if request.arrival_s is not None]
     return times if times and len(times) == len(requests) else None
 

@@ -1,4 +1,4 @@
-"""Reads the machine's memory as fast as it goes: the limit of single-stream decoding on a CPU, just now."""
+"""Memory read bandwidth of the machine: the limit of single-stream CPU decoding."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NUM_PASSES = 5
 
 
 def read_bandwidth_gb_per_s(num_threads: int | None = None, buffer_bytes: int = BUFFER_BYTES) -> float:
-    """Bytes read per nanosecond by all threads together, the best of five passes over a buffer no cache holds.
+    """Bytes read per nanosecond by all threads together, the best of five passes over a buffer larger than any cache.
 
-    The C library's `memchr` looks for a byte that is not there: it reads and does nothing else, with the processor's
-    widest instructions, and ctypes lets go of the interpreter's lock meanwhile.
+    The C library's `memchr` searches for an absent byte: it only reads, with the processor's widest instructions.
+    ctypes releases the interpreter's lock meanwhile.
 
-    `num_threads`: None takes the processors this process may use.
+    `num_threads`: None uses every processor that this process may use.
     """
     threads = num_threads or len(os.sched_getaffinity(0))
     with mmap.mmap(-1, buffer_bytes) as buffer:
-        # Pages that were never written all stand for one page of zeros, which would stay in the cache.
+        # Pages that were never written all map to one page of zeros, which would stay in the cache.
         for start in range(0, buffer_bytes, mmap.PAGESIZE):
             buffer[start] = 1
         view = (ctypes.c_char * buffer_bytes).from_buffer(buffer)

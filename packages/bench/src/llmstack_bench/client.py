@@ -1,4 +1,4 @@
-"""Sends one streamed request over HTTP and measures its answer."""
+"""HTTP client for one streamed request, with the times of its answer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAX_ERROR_TEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What every request of a run says beside its prompt.
+    """Fields that all requests of a run share, the prompt apart.
 
     Attributes:
         endpoint: Path of the route; one that ends with `chat/completions` gets messages in place of a prompt.
-        extra_body: Further fields, over all others.
-        timeout_s: A request that takes longer has failed.
+        extra_body: Further fields, which override all others.
+        timeout_s: A request that takes longer counts as failed.
     """
 
     endpoint: str = "/v1/completions"
@@ -54,7 +54,7 @@ class RequestOptions:
 
 
 class CompletionClient:
-    """Streams from one server. An asynchronous context manager, which holds the connections."""
+    """Streams from one server. An asynchronous context manager that owns the connections."""
 
     def __init__(self, base_url: str, options: RequestOptions) -> None:
         self.base_url = base_url.rstrip("/")
@@ -70,7 +70,7 @@ class CompletionClient:
             await self._session.close()
 
     async def reconnect(self) -> None:
-        """Drops the connections that are open and idle; requests in flight fail."""
+        """Closes the idle connections; requests in flight fail."""
         await self._opened().close()
         self._session = self._new_session()
 
@@ -88,7 +88,7 @@ class CompletionClient:
         """Sends a body of `RequestOptions.encode`; a failure is part of the result, never raised.
 
         `run_started_s`: `time.perf_counter()` at the start of the run; results count from there.
-        `planned_s`: When it was to be sent, in seconds since then.
+        `planned_s`: The planned send time, in seconds since `run_started_s`.
         """
         sent_s = time.perf_counter()
         start_s = sent_s - run_started_s
@@ -102,10 +102,10 @@ class CompletionClient:
         return result
 
     async def models(self) -> list[dict[str, Any]]:
-        """What `/v1/models` lists.
+        """The models that `/v1/models` lists.
 
         Raises:
-            BenchError: The server is not there, or does not say.
+            BenchError: The server cannot be reached, or sends no list.
         """
         url = f"{self.base_url}/v1/models"
         try:
@@ -113,7 +113,7 @@ class CompletionClient:
                 response.raise_for_status()
                 listed = json.loads(await response.read())["data"]
         except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
-            raise BenchError(f"{url} gives no list of models: {_describe(error)}") from error
+            raise BenchError(f"{url} returns no list of models: {_describe(error)}") from error
         return [model for model in listed if isinstance(model, dict)]
 
     async def _stream(self, body: bytes, result: RequestResult, sent_s: float) -> None:
@@ -150,7 +150,7 @@ def _prompt_field(prompt: str | list[int] | list[Mapping[str, Any]], *, is_chat:
 
 
 def _message(body: bytes) -> str:
-    """The server's own words in an error body, shortened."""
+    """The error message in a response body, shortened."""
     try:
         error = json.loads(body)
         error = error.get("error", error)

@@ -1,4 +1,4 @@
-"""Measures servers side by side: repetitions interleaved, medians, and ratios to the first."""
+"""Interleaved measurement of several servers, with medians and ratios."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Run:
     """One repetition on one server.
 
     Attributes:
-        bandwidth_gb_per_s: The machine's memory just before; None where it was not asked for.
+        bandwidth_gb_per_s: Memory bandwidth just before the run; None if it was not requested.
     """
 
     load: LoadResult
@@ -26,10 +26,10 @@ class Run:
 
 @dataclass(slots=True)
 class Server:
-    """One server under test, and what it did.
+    """One server under test, and its runs.
 
     Attributes:
-        pid: Its process, which stands still in the turns of the others; 0 for one that is left alone.
+        pid: Its process, which is stopped while another server is measured; 0 leaves it running.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Server:
     pid: int = 0
 
     def medians(self) -> dict[str, float]:
-        """Name to the median over the repetitions."""
+        """Metric name to its median over the repetitions."""
         return {name: statistics.median(values) for name, values in _columns(self).items()}
 
     def to_json(self, first: Server, *, is_detailed: bool = False) -> dict[str, Any]:
@@ -58,9 +58,9 @@ Measure = Callable[[Server, int], Coroutine[Any, Any, Run]]
 
 
 async def measure_interleaved(servers: Sequence[Server], num_repetitions: int, measure: Measure) -> None:
-    """Calls `measure(server, repetition)` for all, one at a time, and keeps the runs.
+    """Calls `measure(server, repetition)` for all servers, one at a time, and stores the runs.
 
-    The order turns around every time (A B, B A, ...), so that a machine which grows slower favours nobody.
+    The order alternates (A B, B A, ...), so that a machine which slows down favours no server.
     """
     for repetition in range(num_repetitions):
         for server in servers if repetition % 2 == 0 else reversed(servers):
@@ -68,7 +68,7 @@ async def measure_interleaved(servers: Sequence[Server], num_repetitions: int, m
 
 
 def ratios(server: Server, first: Server) -> dict[str, float]:
-    """Name to the median of the ratios of runs that stood next to each other, which share the machine's mood."""
+    """Metric name to the median ratio of neighbouring runs, which ran under the same conditions."""
     own, others = _columns(server), _columns(first)
     found = {}
     for name in own.keys() & others.keys():
@@ -79,7 +79,7 @@ def ratios(server: Server, first: Server) -> dict[str, float]:
 
 
 def _columns(server: Server) -> dict[str, list[float]]:
-    """Name to one value per repetition, for the names that every repetition has."""
+    """Metric name to one value per repetition, for the metrics that every repetition has."""
     summaries = [run.summary.values for run in server.runs]
     names = [name for name in (summaries[0] if summaries else {}) if all(name in values for values in summaries)]
     return {name: [values[name] for values in summaries] for name in names}

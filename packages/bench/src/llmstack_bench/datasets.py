@@ -1,4 +1,4 @@
-"""From flags to requests: which workload, in which form."""
+"""Workloads that the flags describe, as text or token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MakeRequests = Callable[[int], list[BenchRequest]]
 
 
 def request_maker(options: argparse.Namespace, vocab_size: int, *, is_chat: bool) -> MakeRequests:
-    """A function from a seed to the requests of one run; files are read here, once.
+    """A function from a seed to the requests of one run. Files are read once, here.
 
     Raises:
         BenchError: A flag or a file is wrong.
@@ -59,9 +59,9 @@ def text_maker(tokenizer_path: Path | None) -> Callable[[Any], str]:
 def find_vocab_size(
     explicit: int | None, tokenizer_path: Path | None, models: Sequence[Mapping[str, Any]]
 ) -> tuple[int, str]:
-    """A size that every model under test has, and where it was found.
+    """A vocabulary size that is valid for every model under test, and its source.
 
-    `models`: What the servers list; `root` of vLLM's and llmstack's names a folder that may be on this machine.
+    `models`: The servers' lists of models. In those of vLLM and llmstack, `root` is a folder, perhaps on this machine.
 
     Raises:
         BenchError: The tokenizer cannot be read.
@@ -74,11 +74,11 @@ def find_vocab_size(
     known = [size for size in sizes if size is not None]
     if known and len(known) == len(sizes):
         return min(known), "the model's configuration"
-    return SAFE_VOCAB_SIZE, "a safe guess; --vocab-size says it better"
+    return SAFE_VOCAB_SIZE, "a safe guess; --vocab-size overrides it"
 
 
 def warmup_requests(make: MakeRequests, num_requests: int, seed: int) -> list[BenchRequest]:
-    """Requests like the run's, with other tokens where they are random."""
+    """Requests like those of the run, with different random tokens."""
     requests = make(seed)
     rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
     return rng.sample(requests, min(num_requests, len(requests)))

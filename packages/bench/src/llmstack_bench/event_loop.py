@@ -1,4 +1,4 @@
-"""Runs a coroutine on the fastest event loop that is installed."""
+"""The event loop of the load generator: uvloop if it is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` to its end: on uvloop where it is installed, which takes a little less processor time."""
+    """Runs `main` until it returns. uvloop, if installed, takes a little less processor time."""
     try:
         factory = importlib.import_module("uvloop").new_event_loop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Requests from a file of the user's own, one JSON object per line."""
+"""Requests from the user's own file, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FIELDS = ("prompt", "prompt_token_ids", "messages")
 def read_requests(path: Path, limit: int | None = None, default_output_tokens: int = 128) -> list[BenchRequest]:
     """The first `limit` requests of a file.
 
-    A line holds one of `prompt` (text), `prompt_token_ids` and `messages`, and may hold `output_tokens` and `timestamp`
+    A line has one of `prompt` (text), `prompt_token_ids` and `messages`, and may have `output_tokens` and `timestamp`
     (milliseconds since the run began).
 
     Raises:
-        BenchError: The file cannot be read, or a line says something else; the text names it.
+        BenchError: The file cannot be read, or a line has another format; the text names it.
     """
     try:
         with path.open("rb") as lines:
@@ -42,7 +42,7 @@ def _request(path: Path, number: int, line: bytes, default_output_tokens: int) -
     try:
         named = json.loads(line)
         if not isinstance(named, dict):
-            raise TypeError("is no object")
+            raise TypeError("is not an object")
         output_tokens = named.get("output_tokens", default_output_tokens)
         if type(output_tokens) is not int or output_tokens < 1:
             raise ValueError("output_tokens must be an integer above 0")

@@ -1,4 +1,4 @@
-"""Drives a load: sends each request at its time, holds a limit on those in flight, and collects every result."""
+"""Load generation: timed sends, a concurrency limit, and the results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Progress = Callable[[RequestResult], object]
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """One run.
+    """The results of one run.
 
     Attributes:
-        results: One for each request, in the order they were given; failed ones included.
-        duration_s: From the first request sent to the last one ended.
+        results: One for each request, in their order, failed requests included.
+        duration_s: From the first request sent to the end of the last.
         generator_cpu_s: Processor time the load generator itself took.
-        max_in_flight: Most requests that were open at once.
+        max_in_flight: The largest number of simultaneous requests.
     """
 
     results: list[RequestResult]
@@ -32,7 +32,7 @@ class LoadResult:
 
 @dataclass(slots=True)
 class _InFlight:
-    """Counts open requests, and holds new ones back at the limit."""
+    """Counts open requests, and delays new ones at the limit."""
 
     gate: asyncio.Semaphore | None
     count: int = 0
@@ -59,12 +59,12 @@ async def run_load(
     max_concurrency: int | None = None,
     on_result: Progress | None = None,
 ) -> LoadResult:
-    """Sends `bodies[i]` at `arrivals_s[i]` seconds, or as soon after that as the limit allows.
+    """Sends `bodies[i]` at `arrivals_s[i]` seconds, or later if the limit requires it.
 
-    Times are measured from the moment a request is sent, so that waiting for the limit counts as no latency.
+    Times are measured from the moment a request is sent, so waiting for the limit is not part of a latency.
 
-    `max_concurrency`: Requests in flight at most; None is no limit.
-    `on_result`: Called with each result as it comes.
+    `max_concurrency`: Maximum number of requests in flight; None means no limit.
+    `on_result`: Called with each result when its request ends.
     """
     results: list[RequestResult | None] = [None] * len(bodies)
     in_flight = _InFlight(asyncio.Semaphore(max_concurrency) if max_concurrency else None)
@@ -83,7 +83,7 @@ async def run_load(
         for index, arrival_s in enumerate(arrivals_s):
             await _sleep_until(started_s + arrival_s)
             await in_flight.enter()
-            # Held back by the limit it is not late: the limit is part of the plan.
+            # A request that the limit delays is not late: the limit is part of the plan.
             planned_s = arrival_s if max_concurrency is None else time.perf_counter() - started_s
             group.create_task(send(index, planned_s))
     done = [result for result in results if result is not None]
@@ -97,6 +97,6 @@ def _duration_s(results: Sequence[RequestResult]) -> float:
 
 
 async def _sleep_until(when_s: float) -> None:
-    # Timers of event loops have a millisecond's resolution and may fire early: then the rest is slept too.
+    # Timers of event loops have a resolution of a millisecond and may fire early, hence the loop.
     while (delay_s := when_s - time.perf_counter()) > 0:  # noqa: ASYNC110 - a time is waited for, not a state
         await asyncio.sleep(delay_s)

@@ -34,13 +34,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Targets that a request must meet, all of them, to count as good; milliseconds by metric."""
+    """Latency targets in milliseconds; a request that meets all of them counts as good."""
 
     targets_ms: Mapping[str, float]
 
     @classmethod
     def parse(cls, pairs: Iterable[str]) -> Goodput:
-        """From `ttft:200`, `tpot:50`, `e2el:3000`.
+        """Parses targets such as `ttft:200`, `tpot:50` and `e2el:3000`.
 
         Raises:
             BenchError: A pair is malformed, or its metric unknown.
@@ -55,7 +55,7 @@ class Goodput:
         return cls(targets)
 
     def is_met(self, result: RequestResult) -> bool:
-        """Whether a request met every target; a failed one never does, and one token has no time per token to miss."""
+        """Whether a request met every target. Failed requests never do; a single token has no TPOT to miss."""
         if result.error is not None:
             return False
         found = {"ttft": result.ttft_s, "tpot": result.tpot_s, "e2el": result.e2e_s}
@@ -64,12 +64,12 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run in numbers.
+    """The metrics of one run.
 
     Attributes:
         values: Name to value, under the names of vLLM's result files: `output_throughput`, `p99_ttft_ms`, ...
-        failures: Reason to the number of requests that failed for it.
-        notes: What a reader must know to trust the values.
+        failures: Reason to number of failed requests.
+        notes: Caveats about the values.
     """
 
     values: dict[str, float]
@@ -84,7 +84,7 @@ class RunSummary:
 def summarise(
     load: LoadResult, percentiles: Sequence[float] = DEFAULT_PERCENTILES, goodput: Goodput | None = None
 ) -> RunSummary:
-    """The numbers of a run: rates over its wall-clock time, latencies over the requests answered in full."""
+    """The metrics of a run: rates over wall-clock time, latencies over successful requests."""
     completed = [result for result in load.results if result.error is None]
     values: dict[str, float] = {
         "duration": load.duration_s,
@@ -117,12 +117,12 @@ def latencies_ms(completed: Sequence[RequestResult]) -> dict[str, list[float]]:
 
 
 def percentile_name(percent: float) -> str:
-    """`p99`, `p99.9`."""
+    """The name of a percentile in results, such as `p99` or `p99.9`."""
     return f"p{percent:g}"
 
 
 def parse_percentiles(text: str) -> tuple[float, ...]:
-    """From `50,90,99.9`.
+    """Parses a list of percentiles such as `50,90,99.9`.
 
     Raises:
         BenchError: A part is no number in [0, 100].
@@ -165,7 +165,7 @@ def _percentile_of_sorted(ordered: Sequence[float], percent: float) -> float:
     lower = math.floor(position)
     upper = min(lower + 1, len(ordered) - 1)
     low, high = ordered[lower], ordered[upper]
-    # Clamped: rounding must not carry the result past its neighbours.
+    # Clamped, so that rounding never moves the result past its neighbours.
     return min(max(low + (high - low) * (position - lower), low), high)
 
 
@@ -173,7 +173,7 @@ def _notes(completed: Sequence[RequestResult]) -> list[str]:
     notes = []
     num_uncounted = sum(not result.has_usage for result in completed)
     if num_uncounted:
-        notes.append(f"{num_uncounted} answers came without usage: a chunk counts as a token there, prompts as none")
+        notes.append(f"{num_uncounted} answers had no usage: each chunk counts as one token, and their prompts as none")
     num_chunks = sum(result.num_chunks for result in completed)
     num_tokens = sum(result.num_output_tokens for result in completed)
     if num_chunks and num_tokens > 1.02 * num_chunks:
@@ -197,4 +197,4 @@ def _number(flag: str, shown: str, text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise BenchError(f"{flag} {shown}: '{text}' is no number", exit_code=2) from error
+        raise BenchError(f"{flag} {shown}: '{text}' is not a number", exit_code=2) from error

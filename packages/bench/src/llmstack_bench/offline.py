@@ -1,4 +1,4 @@
-"""Measures llmstack's engine without a server: one large load, or one batch again and again."""
+"""Offline measurement of llmstack's engine: throughput, or latency of a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch:
     """One call of `LLM.generate`.
 
     Attributes:
-        num_cached_tokens: Of the prompts, those the prefix cache had.
+        num_cached_tokens: Prompt tokens that the prefix cache supplied.
     """
 
     seconds: float
@@ -38,10 +38,10 @@ class Batch:
 
 @contextlib.contextmanager
 def offline_engine(options: argparse.Namespace) -> Iterator[OfflineEngine]:
-    """The engine that the flags describe, started and in the end closed.
+    """The engine that the flags describe; closed at the end of the context.
 
     Raises:
-        BenchError: llmstack-llm is missing, or cannot run what was asked for; the text says why.
+        BenchError: llmstack-llm is missing, or refuses the options; the text gives the reason.
     """
     try:
         llm_package = importlib.import_module("llmstack_llm")
@@ -61,10 +61,10 @@ def offline_engine(options: argparse.Namespace) -> Iterator[OfflineEngine]:
 
 @dataclass(frozen=True, slots=True)
 class OfflineEngine:
-    """A started `LLM`, with what makes its prompts.
+    """A started `LLM` and the settings of its prompts.
 
     Attributes:
-        start_s: Seconds it took to start.
+        start_s: Duration of the start in seconds.
     """
 
     llm: Any
@@ -73,7 +73,7 @@ class OfflineEngine:
     start_s: float
 
     def generate(self, num_prompts: int, run: int) -> Batch:
-        """Computes prompts of their own for every `run`, so that no prefix cache answers for an earlier one."""
+        """Generates from prompts that differ in every `run`, so that the prefix cache has no hits from earlier runs."""
         options = self.options
         workload = RandomWorkload(
             num_prompts,
@@ -97,15 +97,15 @@ class OfflineEngine:
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of `LLM`: the flags that were said, then `--engine-option`."""
+    """Keyword arguments of `LLM`: the flags that were given, then `--engine-option`."""
     named = {"model": options.model, "dtype": options.dtype, "load_format": options.load_format}
-    said = {"tokenizer": options.tokenizer, "max_model_len": options.max_model_len}
-    named |= {name: value for name, value in said.items() if value is not None}
+    given = {"tokenizer": options.tokenizer, "max_model_len": options.max_model_len}
+    named |= {name: value for name, value in given.items() if value is not None}
     return named | {name.replace("-", "_"): value for name, value in options.engine_option}
 
 
 def measure_throughput(options: argparse.Namespace) -> dict[str, float]:
-    """Name to median over the iterations of one load of `--num-prompts` requests at once."""
+    """Metric name to median over the iterations; each submits `--num-prompts` requests at once."""
     with offline_engine(options) as engine:
         for run in range(options.num_iters_warmup):
             engine.generate(min(options.num_prompts, 8), options.num_iters + run)
@@ -127,7 +127,7 @@ def measure_throughput(options: argparse.Namespace) -> dict[str, float]:
 
 
 def measure_latency(options: argparse.Namespace) -> dict[str, float]:
-    """Name to value over the iterations of one batch of `--batch-size` requests."""
+    """Metric name to value over the iterations of one batch of `--batch-size` requests."""
     with offline_engine(options) as engine:
         for run in range(options.num_iters_warmup):
             engine.generate(options.batch_size, options.num_iters + run)

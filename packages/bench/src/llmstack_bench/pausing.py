@@ -1,4 +1,7 @@
-"""Stops the processes of the servers that are not being measured, so that one which spins while idle takes no core."""
+"""Suspension of server processes that are not being measured.
+
+A server that spins while idle would otherwise take a core from the measured one.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from llmstack_bench.process_tree import tree_pids
 
 
 class PausedTrees:
-    """A context manager: the process trees of `pids` stand still (SIGSTOP) while it is open, except in their turns.
+    """A context manager that suspends the process trees of `pids` (SIGSTOP), except inside `running`.
 
     Raises:
-        BenchError: On entering, where one of the processes is not there, or is another user's.
+        BenchError: On entering, if a process does not exist or belongs to another user.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
@@ -33,24 +36,24 @@ class PausedTrees:
         self._resume_all()
 
     @contextlib.contextmanager
-    def turn(self, pid: int) -> Iterator[None]:
-        """Lets this one run until the block ends."""
+    def running(self, pid: int) -> Iterator[None]:
+        """Resumes one process tree until the block ends."""
         _signal_tree(pid, signal.SIGCONT)
         try:
             yield
         finally:
-            with contextlib.suppress(BenchError):  # where it ended, its failed requests say so
+            with contextlib.suppress(BenchError):  # a server that has ended shows in its failed requests
                 _signal_tree(pid, signal.SIGSTOP)
 
     def _resume_all(self) -> None:
         for pid in self._pids:
-            # One that ended meanwhile must not leave the others standing.
+            # A process that has ended must not leave the others suspended.
             with contextlib.suppress(BenchError):
                 _signal_tree(pid, signal.SIGCONT)
 
 
 def _signal_tree(pid: int, number: signal.Signals) -> None:
-    """Signals a process and its descendants, parents first: a parent that stands still starts no further child."""
+    """Signals a process and its descendants, parents first: a suspended parent starts no more children."""
     members = tree_pids(pid)
     if not members:
         raise BenchError(f"--server-pid {pid}: there is no such process")
@@ -60,4 +63,4 @@ def _signal_tree(pid: int, number: signal.Signals) -> None:
         except ProcessLookupError:
             continue  # ended since it was listed
         except PermissionError as error:
-            raise BenchError(f"--server-pid {pid}: {member} is another user's process") from error
+            raise BenchError(f"--server-pid {pid}: {member} belongs to another user") from error

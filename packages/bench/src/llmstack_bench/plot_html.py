@@ -1,4 +1,4 @@
-"""Draws panels into one HTML page of inline SVG, which needs nothing but a browser."""
+"""Plots as one HTML page of inline SVG, without scripts or other files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import html
 import math
 from collections.abc import Sequence
 
-from llmstack_bench.plot import Panel
+from llmstack_bench.plot_panels import Panel
 
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 34, 46
-# Told apart by colour-blind readers too (Okabe and Ito).
+# Distinguishable for colour-blind readers (Okabe and Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 STYLE = "body{font:14px system-ui,sans-serif;margin:2em}svg{margin:0 1em 1em 0}text{font:11px system-ui,sans-serif}"
 

@@ -1,4 +1,4 @@
-"""Named workloads, so that two people who compare servers send the same load."""
+"""Named workloads, so that two comparisons of servers use the same load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Values of flags; what the command line says itself wins.
+    """Values of flags; the command line overrides them.
 
     Attributes:
         flags: Name of a flag, with `_`, to its value.

@@ -1,4 +1,4 @@
-"""A process and its descendants, as Linux's `/proc` shows them: their memory, and their end."""
+"""Process trees from Linux's `/proc`: their members, memory and termination."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class TreeMemory:
     """Memory of a process tree, in MiB.
 
     Attributes:
-        num_processes: That were alive and readable.
-        rss: Sum of what each has resident now; pages they share count once for each.
-        peak_rss: Sum of the most that each ever had.
-        pss: Sum of their proportional shares: what the tree really takes.
+        num_processes: Number of processes that were alive and readable.
+        rss: Sum of resident memory; shared pages count once for each process.
+        peak_rss: Sum of each process's peak resident memory.
+        pss: Sum of proportional shares: the memory that the tree really takes.
     """
 
     num_processes: int
@@ -29,7 +29,7 @@ class TreeMemory:
 
 
 def tree_pids(pid: int, proc: Path = PROC) -> list[int]:
-    """The process and its descendants, those that have ended left out."""
+    """The process and its living descendants, parents first."""
     parent_to_children: dict[int, list[int]] = {}
     for folder in proc.iterdir():
         if folder.name.isdigit():
@@ -43,30 +43,30 @@ def tree_pids(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def tree_memory(pid: int, proc: Path = PROC) -> TreeMemory:
-    """What the process and its descendants hold at this moment."""
+    """The present memory of the process and its descendants."""
     rows = [row for row in (_memory_of(proc / str(member)) for member in tree_pids(pid, proc)) if row is not None]
     rss, peak_rss, pss = (sum(row[column] for row in rows) / 1024 for column in range(3))
     return TreeMemory(len(rows), rss, peak_rss, pss)
 
 
 def stop_group(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Ends a process that leads its own group: politely, then, after `timeout_s`, at once.
+    """Terminates a process that leads its own group: SIGTERM, then SIGKILL for the group.
 
-    Returns whether politeness was enough. The group is ended in any case, so nothing of it stays behind.
+    Returns whether the process ended within `timeout_s` of SIGTERM. No process of the group remains in any case.
     """
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout_s)
-        is_polite = True
+        has_ended = True
     except subprocess.TimeoutExpired:
-        is_polite = False
+        has_ended = False
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        return is_polite
+        return has_ended
     process.wait()
-    return is_polite
+    return has_ended
 
 
 def _parent_of(folder: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""What `bench serve` prints: one column per server, and its ratio to the first."""
+"""The table of `bench serve`: a column per server, and ratios to the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one request measured."""
+"""Measurements of one request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 @dataclass(slots=True)
 class RequestResult:
-    """One request as its client saw it; a failed one keeps what it had received.
+    """One request as its client measured it; a failed one keeps the data received until then.
 
     Attributes:
         start_s: When it was sent, in seconds since the run began.
-        lag_s: How much later than planned it was sent: the load generator's own lateness.
-        ttft_s: Time to the first token; None where none came.
+        lag_s: Delay behind the planned send time, caused by the load generator.
+        ttft_s: Time to the first token; None if there was none.
         e2e_s: Time to the last token, or to the failure.
-        token_gaps_s: Time between tokens. A chunk of several tokens, where the server says so, counts as equal gaps.
+        token_gaps_s: Time between tokens. A chunk that the server counts as several tokens gives equal gaps.
         num_chunks: Chunks that held tokens.
-        num_prompt_tokens: As the server counted them; None where it sent no usage.
+        num_prompt_tokens: As the server counted them; None without usage.
         num_output_tokens: As the server counted them, else `num_chunks`.
         has_usage: Whether the server counted.
-        error: Why it failed; None for a request that was answered in full.
+        error: The reason of a failure; None for a complete answer.
     """
 
     start_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Runs `llmstack bench serve`: servers, warm-up, interleaved runs, report."""
+"""The run of `llmstack bench serve`: warm-up, interleaved measurement, report."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from llmstack_bench.plot import check_plot_path, write_plot
 from llmstack_bench.report import format_report
 from llmstack_bench.workload import BenchRequest
 
-# Runs differ in their tokens, or a prefix cache would answer the second one from the first.
+# Runs differ in their tokens, so that a prefix cache cannot answer the second from the first.
 _SEED_STEP = 1_000_003
 _WARMUP_SEED = 500_009
 
 
 def run_serve_bench(options: argparse.Namespace) -> int:
-    """Measures what the flags of `commands.serve` ask for and prints it; the exit code.
+    """Runs the benchmark that the flags of `commands.serve` describe, prints it, and returns the exit code.
 
     Raises:
         BenchError: A flag is wrong, or a server does not answer.
@@ -52,7 +52,7 @@ def run_serve_bench(options: argparse.Namespace) -> int:
         if not any(server.runs for server in bench.servers):
             raise
         is_interrupted = True
-        sys.stderr.write("interrupted: this is what was measured until then\n")
+        sys.stderr.write("interrupted; these are the results until then\n")
     sys.stdout.write(format_report(bench.servers, bench.percentiles, bench.metrics) + "\n")
     _write_results(bench, options)
     for path in options.plot:
@@ -76,7 +76,7 @@ class ServeBench:
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ServeBench:
-        """Checks everything that needs no server."""
+        """Checks all flags; no server is contacted."""
         ignore_eos = options.dataset_name != "custom" if options.ignore_eos is None else options.ignore_eos
         request_options = RequestOptions(
             endpoint="/" + options.endpoint.lstrip("/"),
@@ -97,7 +97,7 @@ class ServeBench:
         )
 
     async def run(self) -> None:
-        """Fills the servers' runs."""
+        """Measures all servers and stores the results in their `runs`."""
         async with contextlib.AsyncExitStack() as stack:
             clients = {
                 server.label: await stack.enter_async_context(CompletionClient(server.base_url, self.request_options))
@@ -106,19 +106,19 @@ class ServeBench:
             make = await self._prepare(clients)
             paused = stack.enter_context(PausedTrees(server.pid for server in self.servers if server.pid))
             for server in self.servers:
-                async with _turn(server, clients[server.label], paused):
+                async with _running(server, clients[server.label], paused):
                     await self._warm_up(server, clients[server.label], make)
 
             async def measure(server: Server, repetition: int) -> Run:
                 requests = make(self.options.seed + _SEED_STEP * repetition)
                 bandwidth = read_bandwidth_gb_per_s() if self.options.bandwidth else None
-                async with _turn(server, clients[server.label], paused):
+                async with _running(server, clients[server.label], paused):
                     return await self._measure(server, clients[server.label], requests, bandwidth)
 
             await measure_interleaved(self.servers, self.options.repetitions, measure)
 
     async def _prepare(self, clients: dict[str, CompletionClient]) -> MakeRequests:
-        """Finds the models and their vocabulary, and what makes the requests."""
+        """Finds the models and their vocabulary size; returns the maker of requests."""
         models = []
         for server in self.servers:
             listed = await _list_models(clients[server.label], is_needed=not server.model)
@@ -162,13 +162,13 @@ class ServeBench:
 
 
 @contextlib.asynccontextmanager
-async def _turn(server: Server, client: CompletionClient, paused: PausedTrees) -> AsyncIterator[None]:
-    """Lets the server run, where its process was named, and waits until it answers."""
+async def _running(server: Server, client: CompletionClient, paused: PausedTrees) -> AsyncIterator[None]:
+    """Resumes the server's process, if one was named, and waits until it answers."""
     if not server.pid:
         yield
         return
-    with paused.turn(server.pid):
-        # A server that stood still closes the connections that were idle meanwhile, perhaps under the first request.
+    with paused.running(server.pid):
+        # A resumed server closes connections that were idle meanwhile, perhaps during the first request.
         await client.reconnect()
         await _list_models(client, is_needed=False)
         yield
@@ -180,7 +180,7 @@ async def _list_models(client: CompletionClient, *, is_needed: bool) -> list[dic
     except BenchError:
         if is_needed:
             raise
-        return []  # the name is known; the list would only have told the vocabulary
+        return []  # the name is known; the list would only have named the vocabulary
     if is_needed and not listed:
         raise BenchError(f"--model: {client.base_url} lists no model")
     return listed
@@ -188,8 +188,8 @@ async def _list_models(client: CompletionClient, *, is_needed: bool) -> list[dic
 
 @contextlib.contextmanager
 def _progress(title: str, total: int, *, is_shown: bool) -> Iterator[Progress | None]:
-    """A bar of requests on standard error, where that is a terminal."""
-    # Drawn twice a second at most: the bar shares the processor with the server.
+    """A progress bar on standard error, if that is a terminal."""
+    # At most two updates per second: the bar shares the processor with the server.
     with tqdm(total=total, desc=title, unit="req", disable=None if is_shown else True, mininterval=0.5) as bar:
         yield lambda _result: bar.update(1)
 
@@ -201,13 +201,13 @@ def _servers(options: argparse.Namespace) -> list[Server]:
             raise BenchError(f"--base-url {url}: must look like http://host:port", exit_code=2)
     labels = options.label or [urlsplit(url).netloc for url in urls]
     if len(labels) != len(urls) or len(set(labels)) != len(urls):
-        raise BenchError(f"--label: {len(urls)} different ones are needed, one for each --base-url", exit_code=2)
+        raise BenchError(f"--label: give {len(urls)} different labels, one for each --base-url", exit_code=2)
     models = options.model * len(urls) if len(options.model) == 1 else options.model or [""] * len(urls)
     if len(models) != len(urls):
-        raise BenchError("--model: one for all servers, or one for each --base-url", exit_code=2)
+        raise BenchError("--model: give one for all servers, or one for each --base-url", exit_code=2)
     pids = options.server_pid or [0] * len(urls)
     if len(pids) != len(urls):
-        raise BenchError("--server-pid: one for each --base-url; 0 leaves that one alone", exit_code=2)
+        raise BenchError("--server-pid: give one for each --base-url; 0 leaves that server running", exit_code=2)
     columns = zip(labels, urls, models, pids, strict=True)
     return [Server(label, url.rstrip("/"), model, pid=pid) for label, url, model, pid in columns]
 
@@ -227,7 +227,7 @@ def _metrics(text: str) -> tuple[str, ...]:
 
 
 def _workload_json(options: argparse.Namespace) -> dict[str, Any]:
-    """Every flag that changes what is sent, or when; no header, which may hold a key."""
+    """Every flag that changes the requests or their times; no headers, which may contain a key."""
     hidden = {"header", "base_url", "label", "model", "host", "port", "plot", "output_json", "result_dir", "server_pid"}
     values = {name: value for name, value in vars(options).items() if name not in hidden}
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

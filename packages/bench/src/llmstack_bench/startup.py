@@ -1,4 +1,4 @@
-"""Times a server's start: process, open socket, ready, first token."""
+"""Start-up times of a server: open socket, ready, first token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmstack_bench.process_tree import TreeMemory, stop_group, tree_memory
 from llmstack_bench.workload import RandomWorkload
 
 HOST = "127.0.0.1"
-# Often enough for a start of a second, and a thousandth of a core.
+# Precise enough for a start of one second, at a thousandth of a core.
 POLL_S = 0.01
 
 
@@ -48,16 +48,16 @@ def measure_starts(options: argparse.Namespace) -> list[Start]:
     """Starts the command `--num-iters` times, one after the other.
 
     Raises:
-        BenchError: It does not start, or answers no request; the text ends with its last words.
+        BenchError: It does not start, or answers no request; the text ends with its last output.
     """
     return [measure_start(options) for _ in range(options.num_iters)]
 
 
 def measure_start(options: argparse.Namespace) -> Start:
-    """Starts the command once, asks for one token, and ends it."""
+    """Starts the command once, requests one token, and stops it."""
     command, port = command_with_port(options.server_command)
     if _accepts(port):
-        raise BenchError(f"--port {port}: somebody listens there already", exit_code=2)
+        raise BenchError(f"--port {port}: the port is already in use", exit_code=2)
     with tempfile.TemporaryFile() as log:
         started_s = time.perf_counter()
         with _started(command, log, options.stop_timeout) as process:
@@ -85,7 +85,7 @@ def command_with_port(command: Sequence[str]) -> tuple[list[str], int]:
             if text.isdigit() and int(text) > 0:
                 return words, int(text)
             if text != "{port}":
-                raise BenchError(f"--port {text}: give a port above 0, or none, and a free one is found", exit_code=2)
+                raise BenchError(f"--port {text}: give a port above 0, or no --port for a free one", exit_code=2)
     port = free_port()
     if any("{port}" in word for word in words):
         return [word.replace("{port}", str(port)) for word in words], port
@@ -93,14 +93,14 @@ def command_with_port(command: Sequence[str]) -> tuple[list[str], int]:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def start_values(starts: Sequence[Start]) -> dict[str, float]:
-    """Name to value: the first start, which finds the disk's cache cold, apart from the median of all."""
+    """Metric name to value: medians, and the first start alone, which finds a cold disk cache."""
     names = ("socket_s", "ready_s", "first_token_s", "stop_s")
     values = {f"median_{name}": statistics.median(getattr(start, name) for start in starts) for name in names}
     values |= {f"first_{name}": getattr(starts[0], name) for name in names[:3]}
@@ -112,7 +112,7 @@ def start_values(starts: Sequence[Start]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], log: IO[bytes], stop_timeout_s: float) -> Iterator[subprocess.Popen[bytes]]:
-    """The running command, in a group of its own, which is gone in the end."""
+    """The running command in its own process group, which is killed at the end."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -138,13 +138,13 @@ class _Waiter:
             now_s = time.perf_counter() - self.started_s
             code = self.process.poll()
             if code is not None:
-                raise BenchError(f"the server ended with {code} before {what}: {self._last_words()}")
+                raise BenchError(f"the server ended with {code} before {what}: {self._last_output()}")
             if now_s > self.timeout_s:
-                raise BenchError(f"after {self.timeout_s:g} s the server is not so far that {what}")
+                raise BenchError(f"the server did not start within {self.timeout_s:g} s: waiting until {what}")
             time.sleep(POLL_S)
         return time.perf_counter() - self.started_s
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         num_bytes = self.log.seek(0, os.SEEK_END)
         self.log.seek(max(0, num_bytes - 4096))
         lines = self.log.read().decode("utf-8", "replace").split("\n")
@@ -178,4 +178,4 @@ async def _first_token(port: int, options: argparse.Namespace) -> None:
         model = options.model or str(listed[0].get("id") if listed else "")
         result = await client.send(request_options.encode(request, model))
     if result.error is not None:
-        raise BenchError(f"the ready server answers no request: {result.error}")
+        raise BenchError(f"the server is ready but answers no request: {result.error}")

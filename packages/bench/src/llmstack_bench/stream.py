@@ -1,4 +1,4 @@
-"""Reads a stream of server-sent events and measures when its tokens arrive."""
+"""Parser of server-sent events that measures when tokens arrive."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _DELTA_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 class StreamError(Exception):
-    """The answer is not a completion stream, or it says that the request failed."""
+    """The answer is not a completion stream, or it reports a failed request."""
 
 
 class EventLines:
-    """Cuts bytes into the payloads of their `data:` lines; an event is one line, as every OpenAI server sends it."""
+    """Splits bytes into the payloads of `data:` lines. Every OpenAI server sends one line per event."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that are complete now.
+        """The payloads that `data` completes.
 
         Raises:
             StreamError: An event is larger than 16 MiB.
@@ -37,7 +37,7 @@ class EventLines:
 
 
 class StreamRecorder:
-    """Takes the events of one stream and fills a `RequestResult`."""
+    """Fills a `RequestResult` from the events of one stream."""
 
     def __init__(self, result: RequestResult, sent_s: float) -> None:
         self._result = result
@@ -50,7 +50,7 @@ class StreamRecorder:
         """Records one event that arrived at `now_s`.
 
         Raises:
-            StreamError: The event is no JSON object, or an error.
+            StreamError: The event is not a JSON object, or reports an error.
         """
         if payload == b"[DONE]":
             self._is_finished = True
@@ -64,16 +64,16 @@ class StreamRecorder:
             self._take_choice(choices[0], now_s)
 
     def close(self) -> None:
-        """Checks that the stream came to its end.
+        """Checks that the stream is complete.
 
         Raises:
-            StreamError: It broke off, or held no token.
+            StreamError: It ended early, or contained no token.
         """
         if not self._is_finished:
-            raise StreamError("the stream broke off")
+            raise StreamError("the stream ended early")
         result = self._result
         if result.ttft_s is None:
-            raise StreamError("the stream held no tokens")
+            raise StreamError("the stream contained no tokens")
         if not result.has_usage:
             result.num_output_tokens = result.num_chunks
 
@@ -82,7 +82,7 @@ class StreamRecorder:
         result.e2e_s = now_s - self._sent_s
         if choice.get("finish_reason"):
             self._is_finished = True
-        if not _holds_token(choice):
+        if not _has_token(choice):
             return
         result.num_chunks += 1
         num_new = max(result.num_output_tokens - self._num_counted, 1) if result.has_usage else 1
@@ -105,17 +105,17 @@ def _decode(payload: bytes) -> dict[str, Any]:
     try:
         event = json.loads(payload)
     except ValueError as error:
-        raise StreamError(f"an event is no JSON: {payload[:80]!r}") from error
+        raise StreamError(f"an event is not JSON: {payload[:80]!r}") from error
     if not isinstance(event, dict):
-        raise StreamError(f"an event is no object: {payload[:80]!r}")
+        raise StreamError(f"an event is not an object: {payload[:80]!r}")
     if event.get("error"):
         reason = event["error"]
         raise StreamError(f"error in the stream: {reason.get('message') if isinstance(reason, dict) else reason}")
     return event
 
 
-def _holds_token(choice: dict[str, Any]) -> bool:
-    """Whether a chunk stands for tokens. Text may be empty where a character's bytes are not complete yet."""
+def _has_token(choice: dict[str, Any]) -> bool:
+    """Whether a chunk contains tokens. Its text may be empty if a character is still incomplete."""
     is_last = choice.get("finish_reason") is not None
     if "delta" not in choice:
         return bool(choice.get("text")) or not is_last

@@ -1,4 +1,7 @@
-"""A small OpenAI-like server to try the load generator on, with the oddities of real ones on request."""
+"""A small OpenAI-like server for tests of clients.
+
+It can imitate the deviations of real servers: no usage, several tokens per chunk, errors, broken streams.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ class Behaviour:
     """How a `FakeServer` answers.
 
     Attributes:
-        status: Anything but 200 answers with an error in OpenAI's form.
-        tokens_per_chunk: A last chunk may hold fewer.
-        has_usage: Sends a chunk of usage where it is asked for.
+        status: Any other than 200 sends an error in OpenAI's form.
+        tokens_per_chunk: The last chunk may have fewer.
+        has_usage: Sends a chunk with usage if requested.
         has_continuous_usage: Sends usage with every chunk.
         breaks_after: Closes the connection after that many chunks.
         error_after: Sends an error in place of the chunk after that many.
@@ -86,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.bodies.append(body)
         if self.behaviour.status != 200:
-            self._answer(self.behaviour.status, {"error": {"message": "told to refuse"}})
+            self._answer(self.behaviour.status, {"error": {"message": "configured to refuse"}})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -95,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: " + event + b"\n\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Suppresses the log of `http.server`."""
 
     def _answer(self, status: int, data: dict[str, Any]) -> None:
         content = json.dumps(data).encode()
@@ -114,7 +117,7 @@ def _events(body: dict[str, Any], behaviour: Behaviour, *, is_chat: bool) -> Ite
         if number == behaviour.breaks_after:
             return
         if number == behaviour.error_after:
-            yield _event({"error": {"message": "told to fail"}})
+            yield _event({"error": {"message": "configured to fail"}})
             return
         time.sleep(behaviour.token_delay_s)
         num_new = min(behaviour.tokens_per_chunk, num_left)

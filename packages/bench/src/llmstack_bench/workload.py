@@ -1,4 +1,4 @@
-"""Requests to send: prompts of random tokens, alone or behind shared prefixes."""
+"""Random prompts, with or without shared prefixes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from llmstack_bench.errors import BenchError
 
-# The first ids of most vocabularies are unknown, begin and end; prompts of random tokens leave them out.
+# The first ids of most vocabularies are the tokens unknown, begin and end; random prompts avoid them.
 FIRST_TOKEN_ID = 3
-# Prompts are made and encoded before the run, so that the generator costs little during it; this bounds their memory.
+# Prompts are encoded before the run, to keep the generator cheap during it. This bounds their memory.
 MAX_PROMPT_TOKENS = 50_000_000
 
 Message = Mapping[str, Any]
@@ -19,12 +19,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request.
+    """One request to be sent.
 
     Attributes:
         prompt: Text, token ids, or the messages of a conversation.
-        num_output_tokens: Tokens asked for.
-        arrival_s: When to send it, in seconds since the run began; None leaves that to the request rate.
+        num_output_tokens: Number of tokens to generate.
+        arrival_s: When to send it, in seconds since the run began; None means that the request rate decides.
     """
 
     prompt: str | list[int] | list[Message]
@@ -34,10 +34,10 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class RandomWorkload:
-    """Random prompts of given lengths; two equal ones with equal seeds hold equal requests.
+    """Random prompts of given lengths; equal workloads with equal seeds give equal requests.
 
     Attributes:
-        num_prefix_tokens: Tokens in front of a prompt's own, which `num_prompts / num_prefixes` of them share.
+        num_prefix_tokens: Tokens before a prompt's own, which `num_prompts / num_prefixes` of them share.
         range_ratio: Lengths are drawn from `[length * (1 - ratio), length * (1 + ratio)]`.
         vocab_size: Token ids lie below it.
     """
@@ -86,7 +86,7 @@ class RandomWorkload:
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """Draws token ids."""
+    """Random token ids of a vocabulary."""
 
     rng: random.Random
     vocab_size: int
@@ -101,7 +101,7 @@ class TokenSource:
 
 
 def check_total(num_tokens: int) -> None:
-    """Raises BenchError where prompts of `num_tokens` together would not fit into memory."""
+    """Raises BenchError if prompts of `num_tokens` in total would not fit into memory."""
     if num_tokens > MAX_PROMPT_TOKENS:
         reason = f"{num_tokens} prompt tokens together, {MAX_PROMPT_TOKENS} at most"
         raise BenchError(f"--num-prompts: {reason}", exit_code=2)

@@ -1,4 +1,4 @@
-"""`python -m llmstack_command`: the command where its script is not installed."""
+"""`python -m llmstack_command`: the command without an installed script."""
 
 from __future__ import annotations
 

@@ -1,15 +1,25 @@
-"""The subcommands that need no other package."""
+"""The subcommands `versions`, `collect-env` and `completion`."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import platform
 import sys
 
+SHELLS = ("bash", "zsh", "fish")
+
+_COMPLETION_EPILOG = """install the script:
+  bash  llmstack completion bash > ~/.local/share/bash-completion/completions/llmstack
+  zsh   llmstack completion zsh > "${fpath[1]}/_llmstack"
+  fish  llmstack completion fish > ~/.config/fish/completions/llmstack.fish
+
+Run this again after an update: the script lists the flags of the installed packages and starts no process."""
+
 
 def command_version() -> str:
-    """Version of the `llmstack-command` distribution; `source` where it runs without being installed."""
+    """Version of the `llmstack-command` distribution; `source` if it runs without being installed."""
     try:
         return importlib.metadata.version("llmstack-command")
     except importlib.metadata.PackageNotFoundError:
@@ -25,17 +35,58 @@ def installed_versions() -> dict[str, str]:
 
 
 class VersionsCommand:
-    """`llmstack versions`: what a report of a fault should name."""
+    """Versions of the installed packages, for bug reports."""
 
     name = "versions"
     help = "list the installed packages of the stack and their versions"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """There are none."""
+        """Declares no flags: the command has none."""
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Prints one `name version` line each."""
         lines = [f"{name} {version}" for name, version in installed_versions().items()]
         lines.append(f"python {platform.python_version()} ({sys.platform})")
         print("\n".join(lines))
+        return 0
+
+
+class CollectEnvCommand:
+    """Description of the machine and its software, for bug reports."""
+
+    name = "collect-env"
+    help = "describe this machine and its software, for a bug report"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """Prints the report. Facts that are not available are left out, or give the reason."""
+        from llmstack_command.collect_env.report import collect, render
+
+        sections = collect()
+        print(json.dumps(sections, indent=2) if namespace.json else render(sections))
+        return 0
+
+
+class CompletionCommand:
+    """Completion scripts for bash, zsh and fish."""
+
+    name = "completion"
+    help = "print a script that completes commands and flags in a shell"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = _COMPLETION_EPILOG
+        parser.add_argument("shell", choices=SHELLS)
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        from llmstack_command.completion.bash import bash_script
+        from llmstack_command.completion.fish import fish_script
+        from llmstack_command.completion.tree import describe_commands
+        from llmstack_command.completion.zsh import zsh_script
+        from llmstack_command.discovery import find_commands
+
+        write = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}[namespace.shell]
+        print(write(describe_commands(find_commands())), end="")
         return 0

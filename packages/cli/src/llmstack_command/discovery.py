@@ -1,4 +1,4 @@
-"""Finds subcommands: built in, from the entry point group `llmstack.commands`, or next to us on the path."""
+"""Discovery of subcommands: built in, by entry point, or by package name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ GROUP = "llmstack.commands"
 
 BUILT_IN = {
     "chat": "llmstack_command.client.commands:ChatCommand",
-    "collect-env": "llmstack_command.collect_env.command:CollectEnvCommand",
+    "collect-env": "llmstack_command.builtin:CollectEnvCommand",
     "complete": "llmstack_command.client.commands:CompleteCommand",
-    "completion": "llmstack_command.completion.command:CompletionCommand",
+    "completion": "llmstack_command.builtin:CompletionCommand",
     "versions": "llmstack_command.builtin:VersionsCommand",
 }
 
-# Entry points exist only where a distribution is installed; over PYTHONPATH these are looked for by name.
+# Entry points need an installed distribution; over PYTHONPATH these packages are found by name.
 FALLBACKS = {
     "bench": "llmstack_bench.commands:BenchCommand",
     "replay": "llmstack_engine_core.commands.replay:ReplayCommand",
-    "run-batch": "llmstack_server.batch.command:RunBatchCommand",
+    "run-batch": "llmstack_server.commands:RunBatchCommand",
     "serve": "llmstack_server.commands:ServeCommand",
     "simulate": "llmstack_engine_core.commands.simulate:SimulateCommand",
 }
@@ -33,7 +33,7 @@ FALLBACKS = {
 
 @dataclass(frozen=True, slots=True)
 class CommandSource:
-    """Where a subcommand comes from; nothing is imported until `load`.
+    """The source of a subcommand, which is imported by `load` only.
 
     Attributes:
         target: `module:attribute`; the attribute is a `Command`, or a class of one without arguments.
@@ -46,7 +46,7 @@ class CommandSource:
         """Imports the command.
 
         Raises:
-            CommandLineError: It cannot be imported; the text says why.
+            CommandLineError: It cannot be imported; the text gives the reason.
         """
         module_name, _, attribute = self.target.partition(":")
         try:
@@ -59,7 +59,7 @@ class CommandSource:
 
 
 def find_commands() -> dict[str, CommandSource]:
-    """Subcommand name to its source, sorted by name; a built-in one wins over an entry point of its name."""
+    """Subcommand name to its source, sorted by name; built-in commands take precedence over entry points."""
     found = {name: CommandSource(name, target) for name, target in FALLBACKS.items() if _is_importable(target)}
     found |= {source.name: source for source in _from_entry_points()}
     found |= {name: CommandSource(name, target) for name, target in BUILT_IN.items()}
@@ -67,7 +67,7 @@ def find_commands() -> dict[str, CommandSource]:
 
 
 def _from_entry_points() -> Iterable[CommandSource]:
-    # Sorted backwards: where two distributions claim one name, the first in the alphabet is taken, on every machine.
+    # Sorted backwards: of two distributions with the same command, the first in the alphabet is chosen everywhere.
     for entry_point in sorted(
         importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.value, reverse=True
     ):

@@ -1,4 +1,7 @@
-"""JSON values written piece by piece: `--flag.key.inner 4` beside, or in place of, `--flag '{"key": {"inner": 4}}'`."""
+"""Dotted flags: JSON values given key by key.
+
+`--flag.key.inner 4` means `--flag '{"key": {"inner": 4}}'`, and can be combined with it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from llmstack_command.errors import CommandLineError
 
 
 def fold_dotted_flags(arguments: Sequence[str]) -> list[str]:
-    """Each flag that is given with dots comes once, as `--flag=JSON`, where its first piece stood.
+    """Replaces the dotted pieces of each flag by one `--flag=JSON` in the place of the first piece.
 
-    A value that is no JSON is text. The flag's own JSON object, if it is given too, is what the pieces are put into.
+    A value that is not JSON is text. If the flag has a JSON object too, the pieces are merged into it.
 
     Raises:
-        CommandLineError: A piece has no value, or lies inside another piece that is no object.
+        CommandLineError: A piece has no value, or is inside another piece that is not an object.
     """
     dotted = {flag.partition(".")[0] for flag, _ in _words(arguments) if _is_dotted(flag)}
     if not dotted:
@@ -43,7 +46,7 @@ def fold_dotted_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _words(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Flag and the value behind its equals sign, for each word before `--`."""
+    """Flag and value after the equals sign, for each word before `--`."""
     for word in arguments:
         if word == "--":
             return
@@ -63,19 +66,19 @@ def _value_of(flag: str, words: Iterator[str]) -> str:
 
 
 def _take(flag_to_value: dict[str, Any], flag: str, text: str) -> None:
-    """Puts one piece where it belongs."""
+    """Merges one piece into the value of its flag."""
     base, *keys = flag.split(".")
     value = _parsed(text)
     if not keys:
         if not isinstance(value, dict):
-            raise CommandLineError(f"{flag}: '{text[:64]}' is no JSON object")
+            raise CommandLineError(f"{flag}: '{text[:64]}' is not a JSON object")
         flag_to_value[base] = value | flag_to_value.get(base, {})
         return
     inner = flag_to_value.setdefault(base, {})
     for key in keys[:-1]:
         inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner
     if not isinstance(inner, dict):
-        raise CommandLineError(f"{flag}: the value it belongs into is no JSON object")
+        raise CommandLineError(f"{flag}: the surrounding value is not a JSON object")
     inner[keys[-1]] = value
 
 

@@ -1,13 +1,18 @@
-"""Errors that end the command with one line on standard error."""
+"""Errors of the command, and the suggestion of the nearest word in their texts."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class CommandLineError(Exception):
-    """The command line cannot be run as it stands.
+    """The command line is invalid, or something it needs is missing.
+
+    The message is one line; `main` prints it after the name of the command and ends with the exit code.
 
     Attributes:
-        exit_code: 2 for a wrong command line, 1 where something is missing on the machine.
+        exit_code: 2 for a wrong command line, 1 if something is missing on the machine.
         prog: The command at fault, such as `llmstack serve`.
     """
 
@@ -15,3 +20,21 @@ class CommandLineError(Exception):
         super().__init__(message)
         self.prog = prog
         self.exit_code = exit_code
+
+
+class ApiError(Exception):
+    """The server cannot be reached, refuses, or sends an invalid answer; the text is for the user.
+
+    Attributes:
+        code: The server's own code of the error, such as `model_not_found`; None if it sent none.
+    """
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the candidate nearest to `word`, or an empty text."""
+    nearest = difflib.get_close_matches(word, list(candidates), n=1)
+    return f"; did you mean '{nearest[0]}'?" if nearest else ""

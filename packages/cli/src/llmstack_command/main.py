@@ -1,4 +1,4 @@
-"""Entry point of the command: picks the subcommand, parses its line, runs it."""
+"""Entry point of the command: selects, parses and runs a subcommand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from llmstack_command.builtin import command_version
 from llmstack_command.discovery import BUILT_IN, CommandSource, find_commands
-from llmstack_command.errors import CommandLineError
-from llmstack_command.parser import CommandParser, did_you_mean
+from llmstack_command.errors import CommandLineError, did_you_mean
+from llmstack_command.parser import CommandParser
+from llmstack_command.protocols import CheckedCommand
 
 DESCRIPTION = "Serve and use large language models."
-NO_PROVIDER = "no command is installed that serves a model; run: pip install llmstack-server"
+NO_PROVIDER = "no installed package serves models; run: pip install llmstack-server"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,21 +22,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_line(line)
     except CommandLineError as error:
-        print(f"{error.prog}: error: {error}", file=sys.stderr)
+        for sentence in str(error).splitlines():
+            print(f"{error.prog}: error: {sentence}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output is gone (`llmstack --help | head`); keep the interpreter's last flush quiet.
+        # The reader of the output has exited (`llmstack --help | head`). The interpreter's last flush must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
 def run_line(line: Sequence[str]) -> int:
-    """As `main`, but raises `CommandLineError`.
+    """Runs one command line and returns the exit code.
 
     Raises:
-        CommandLineError: The command line cannot be run as it stands.
+        CommandLineError: The command line is invalid, or something it needs is missing.
     """
     commands = find_commands()
     if not line or line[0] in ("-h", "--help", "help"):
@@ -51,7 +53,7 @@ def choose(commands: Mapping[str, CommandSource], name: str) -> CommandSource:
     """The source of the subcommand `name`.
 
     Raises:
-        CommandLineError: There is none; the text names the nearest.
+        CommandLineError: There is none; the text suggests the nearest name.
     """
     if name in commands:
         return commands[name]
@@ -70,7 +72,8 @@ def run_command(source: CommandSource, line: Sequence[str]) -> int:
     command = source.load()
     parser = CommandParser(prog=f"llmstack {command.name}", description=command.help)
     command.add_arguments(parser)
-    return command.run(parser.parse_line(line))
+    check = command.problems if isinstance(command, CheckedCommand) else None
+    return command.run(parser.parse_line(line, check))
 
 
 def overview(commands: Mapping[str, CommandSource]) -> str:
@@ -96,5 +99,5 @@ def _one_line(source: CommandSource) -> str:
     try:
         return source.load().help
     except CommandLineError as error:
-        # One broken package must not take the others' help away.
+        # A broken package must not prevent the help of the others.
         return f"({error})"

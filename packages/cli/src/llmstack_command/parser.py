@@ -1,45 +1,63 @@
-"""An argument parser that names the nearest valid flag or value, and takes `_` for `-` in flags."""
+"""An argument parser that names the nearest valid flag and reports all errors."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from llmstack_command.dotted import fold_dotted_flags
-from llmstack_command.errors import CommandLineError
-from llmstack_command.settings_file import words_of_files
+from llmstack_command.errors import CommandLineError, did_you_mean
+
+Check = Callable[[argparse.Namespace], Sequence[str]]
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises `CommandLineError` where argparse would print its usage and exit."""
+    """Raises `CommandLineError` instead of printing the usage and exiting, as argparse does."""
 
     def __init__(self, prog: str, description: str) -> None:
         # No abbreviations: a flag added later must not change what an old command line means.
         super().__init__(prog=prog, description=description, allow_abbrev=False, exit_on_error=False)
 
-    def parse_line(self, arguments: Sequence[str]) -> argparse.Namespace:
+    def parse_line(self, arguments: Sequence[str], check: Check | None = None) -> argparse.Namespace:
         """Parses all of `arguments`.
 
+        `check`: What else is wrong with the parsed line, a sentence each.
+
         Raises:
-            CommandLineError: A flag or a value is wrong; the one-line text names it and the nearest valid one.
+            CommandLineError: Flags or values are wrong; the text has a line for each, with the nearest valid one.
         """
         try:
-            namespace, unknown = self.parse_known_args(self._folded(arguments))
-        except argparse.ArgumentError as error:
-            self.error(self._describe(error))
-        if unknown:
-            self.error(self._describe_unknown(unknown[0]))
-        return namespace
-
-    def _folded(self, arguments: Sequence[str]) -> list[str]:
-        line = normalise_flags(arguments)
-        try:
-            # In front, and only what the line does not say itself.
-            return fold_dotted_flags([*words_of_files(self._actions, self._option_string_actions, line), *line])
+            line = fold_dotted_flags(normalise_flags(arguments))
         except CommandLineError as error:
             self.error(str(error))
+        namespace, unknown, problems = self._parse(line)
+        flags = [word for word in unknown if word.startswith("-") and not _is_number(word)]
+        # Other words may be the values of flags at fault.
+        problems += [self._describe_unknown(word) for word in (flags if flags or problems else unknown)]
+        if check is not None:
+            problems += check(namespace)
+        if problems:
+            self.error("\n".join(problems))
+        return namespace
+
+    def _parse(self, line: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
+        """The namespace, the unknown words, and what is wrong with flags that are left out of the namespace."""
+        problems: list[str] = []
+        while True:
+            try:
+                return *self.parse_known_args(line), problems
+            except CommandLineError:  # what is required, and may only be left out here
+                if not problems:
+                    raise
+                self.error("\n".join(problems))
+            except argparse.ArgumentError as error:
+                problems.append(self._describe(error))
+                names = (error.argument_name or "").split("/")
+                rest = [word for word in line if word.partition("=")[0] not in names]
+                if len(rest) == len(line):  # a positional, without which the rest is unknown
+                    self.error("\n".join(problems))
+                line = rest
 
     def error(self, message: str) -> NoReturn:
         """Raises `message` as a `CommandLineError`."""
@@ -67,7 +85,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def normalise_flags(arguments: Sequence[str]) -> list[str]:
-    """`--max_model_len=4` becomes `--max-model-len=4`; values, keys behind a dot and what follows `--` stay."""
+    """`--max_model_len=4` becomes `--max-model-len=4`; values, keys after a dot and words after `--` stay."""
     normalised = list(arguments)
     for index, word in enumerate(arguments):
         if word == "--":
@@ -78,14 +96,16 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
     return normalised
 
 
-def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the candidate nearest to `word`, or nothing where none is near."""
-    nearest = difflib.get_close_matches(word, list(candidates), n=1)
-    return f"; did you mean '{nearest[0]}'?" if nearest else ""
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _display_name(action: argparse.Action) -> str | None:
-    """The name argparse puts into its errors."""
+    """The name of the argument in errors of argparse."""
     if action.option_strings:
         return "/".join(action.option_strings)
     return action.metavar if isinstance(action.metavar, str) else action.dest

@@ -1,9 +1,9 @@
-"""What the command needs of a subcommand, by shape; any package can provide one."""
+"""Protocols of subcommands, which any package can provide."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 
@@ -25,12 +25,21 @@ class Command(Protocol):
         ...
 
     def run(self, namespace: argparse.Namespace) -> int:
-        """Does the work and returns the exit code; says its own errors in one line on standard error."""
+        """Runs the command and returns the exit code; errors are one line on standard error."""
+        ...
+
+
+@runtime_checkable
+class CheckedCommand(Protocol):
+    """A `Command` that checks its values itself, so that all errors of a line are reported together."""
+
+    def problems(self, namespace: argparse.Namespace) -> Sequence[str]:
+        """A sentence for each wrong value; the command runs only if there is none."""
         ...
 
 
 class Subcommand(Protocol):
-    """One word after a command that is a group, such as `serve` in `llmstack bench serve`."""
+    """A subcommand of a command, such as `serve` in `llmstack bench serve`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares flags and positionals."""
@@ -39,7 +48,7 @@ class Subcommand(Protocol):
 
 @runtime_checkable
 class CommandGroup(Protocol):
-    """What a `Command` with subcommands says besides, so that shells can complete them."""
+    """A `Command` with subcommands, which shells can complete."""
 
     def subcommands(self) -> Mapping[str, tuple[str, Subcommand]]:
         """Word to a line of help and the subcommand."""

@@ -1,4 +1,4 @@
-"""Helpers for the tests of packages that provide a subcommand."""
+"""Test support for packages that provide a subcommand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from unittest import mock
 
 @contextmanager
 def installed_commands(folder: Path, commands: Mapping[str, str]) -> Iterator[None]:
-    """Makes `commands` (name to `module:attribute`) look like the entry points of one installed distribution.
+    """Registers `commands` (name to `module:attribute`) as the entry points of an installed distribution.
 
     Args:
-        folder: An empty folder for the distribution's metadata; put modules the targets name here too.
+        folder: An empty folder for the distribution's metadata; modules that the targets name can be put here too.
         commands: Entry points of the group `llmstack.commands`.
     """
     metadata = folder / "third_party_commands-1.0.dist-info"

@@ -1,4 +1,4 @@
-"""A server of the OpenAI API small enough to misbehave as told."""
+"""A server of the OpenAI API small enough to misbehave as configured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODELS = {"data": [{"id": "first-model"}, {"id": "second-model"}]}
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Repeats what it is told, word by word.
+    """Repeats its input, word by word.
 
     Attributes:
         requests: Path, headers and decoded body of every POST.

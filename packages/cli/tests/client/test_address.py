@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmstack_command.client.address import Address
-from llmstack_command.client.errors import ApiError
+from llmstack_command.errors import ApiError
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from llmstack_command.client.errors import ApiError
 from llmstack_command.client.events import error_text, read_events
+from llmstack_command.errors import ApiError
 
 
 def test_events_are_the_objects_up_to_done():
@@ -18,9 +18,9 @@ def test_events_are_the_objects_up_to_done():
 @pytest.mark.parametrize(
     ("stream", "words"),
     [
-        (b'data: {"a":1}\n\n', "broke off"),
-        (b"data: {oops\n\n", "no JSON"),
-        (b"data: []\n\n", "no object"),
+        (b'data: {"a":1}\n\n', "is incomplete"),
+        (b"data: {oops\n\n", "is not JSON"),
+        (b"data: []\n\n", "is not an object"),
         (b'data: {"error":{"message":"Internal\\nerror","code":"internal_error"}}\n\n', "Internal error"),
     ],
 )

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmstack_command.client.errors import ApiError
 from llmstack_command.client.session import ChatSession, CompletionSession, converse
 from llmstack_command.client.terminal import Terminal
+from llmstack_command.errors import ApiError
 
 
 class FakeClient:

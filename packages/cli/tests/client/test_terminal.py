@@ -7,8 +7,8 @@ import io
 import pytest
 
 from llmstack_command.client import terminal as terminal_module
-from llmstack_command.client.errors import ApiError
 from llmstack_command.client.terminal import Terminal
+from llmstack_command.errors import ApiError
 
 
 class Screen(io.StringIO):

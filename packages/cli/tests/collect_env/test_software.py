@@ -24,7 +24,7 @@ def test_packages_that_matter_are_named_once():
     assert "pytest" not in package_versions()
 
 
-def test_what_the_probe_prints_is_taken_over():
+def test_the_facts_of_the_probe_are_included():
     assert import_facts(probe('print(\'{"torch": "2.13", "threads": 2}\')')) == {"torch": "2.13", "threads": "2"}
 
 

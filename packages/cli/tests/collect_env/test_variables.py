@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmstack_command.collect_env.variables import HIDDEN, relevant_variables
+from llmstack_command.collect_env.software import HIDDEN, relevant_variables
 
 
 def test_only_variables_that_matter_are_shown():

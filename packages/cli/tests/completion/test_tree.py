@@ -37,7 +37,7 @@ class OuterCommand:
 
 @dataclass(frozen=True)
 class HeldSource:
-    """A source whose command is at hand."""
+    """A source whose command is available."""
 
     command: OuterCommand
 

@@ -1,4 +1,7 @@
-"""A continuous-batching scheduler as a pure function: one token budget, chunked prefill, preemption, forks."""
+"""A continuous-batching scheduler as a pure function.
+
+It has one token budget, chunked prefill, preemption and forks.
+"""
 
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.preemption import AlwaysRecompute, AlwaysSwap, CheapestPreemption, PreemptionPolicy

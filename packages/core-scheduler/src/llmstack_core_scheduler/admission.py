@@ -1,15 +1,15 @@
-"""Refuses, at the door, requests that could never run to their end."""
+"""Admission checks: requests that can never run to their end are refused."""
 
 from __future__ import annotations
 
-from llmstack_core_scheduler.protocols import KVCacheManager
+from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.request import Request
 from llmstack_types import EngineCoreRequest, InvalidRequestError
 
 MAX_TOKEN_ID = 2**31 - 1
 
 
-def longest_length(request: EngineCoreRequest, max_model_len: int, kv_cache_manager: KVCacheManager) -> int:
+def longest_length(request: EngineCoreRequest, max_model_len: int, needs: BlockNeeds) -> int:
     """Most tokens that the request can grow to, prompt and output together.
 
     Raises:
@@ -32,8 +32,8 @@ def longest_length(request: EngineCoreRequest, max_model_len: int, kv_cache_mana
         raise _too_long("This model's maximum context length is", max_model_len, num_prompt_tokens, max_tokens)
     # The last token is sampled but never fed back: it needs no slot.
     num_slots = max(num_prompt_tokens, num_tokens - 1)
-    capacity = kv_cache_manager.num_blocks * kv_cache_manager.block_size
-    if num_slots > capacity:
+    if not needs.fit_pool(num_slots):
+        capacity = needs.longest_length(num_slots)
         raise _too_long("The KV cache has room for", capacity, num_prompt_tokens, max_tokens)
     return num_tokens
 
@@ -47,7 +47,7 @@ def _check_outputs(request: EngineCoreRequest, max_tokens: int) -> None:
         )
 
 
-def check_kinship(child: EngineCoreRequest, parent: Request) -> None:
+def check_block_sharing(child: EngineCoreRequest, parent: Request) -> None:
     """Checks that two requests may share blocks.
 
     Raises:
@@ -64,7 +64,7 @@ def check_fork(child: EngineCoreRequest, parent: Request) -> None:
     Raises:
         InvalidRequestError: Their prompts, salts or adapters differ.
     """
-    check_kinship(child, parent)
+    check_block_sharing(child, parent)
     if child.prompt_token_ids != parent.arrival.prompt_token_ids:
         raise InvalidRequestError("The prompt of a fork must be that of its parent.", param="fork_of")
 

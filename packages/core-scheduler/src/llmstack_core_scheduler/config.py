@@ -70,8 +70,13 @@ class SchedulerConfig:
 
     @property
     def max_num_row_tokens(self) -> int:
-        """Most tokens of one request in one step."""
+        """Most tokens of one request in one step, drafts apart."""
         return self.long_prefill_token_threshold or self.max_num_batched_tokens
+
+    @property
+    def max_num_step_tokens(self) -> int:
+        """Most tokens of one request in one step, drafts included."""
+        return min(self.max_num_row_tokens + self.max_num_drafts, self.max_num_batched_tokens)
 
     @property
     def max_num_drafts(self) -> int:

@@ -1,4 +1,4 @@
-"""Adds draft tokens to the rows of a step, as far as budget and blocks are left over."""
+"""Draft tokens of a step, within the budget and the blocks that remain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from llmstack_core_scheduler.step_plan import StepPlan
 
 
 class Drafting:
-    """Asks a source for drafts and finds them slots. Drafts take what nobody else wants: no request waits for them.
+    """Asks a source for drafts and allocates their slots. Drafts have the lowest priority and never preempt.
 
     Attributes:
+        has_source: Whether there is anything to ask.
         num_drafts: Counter of rows that were scheduled with drafts.
         num_draft_tokens: Counter of drafts that were scheduled.
         num_accepted: Counters of those that were right and are part of an answer, by their place in the row.
@@ -24,6 +25,7 @@ class Drafting:
         self.num_draft_tokens = 0
         self.num_accepted = [0] * config.max_num_drafts
         self._source = NgramDrafts(config.speculative) if source is None and config.speculative else source
+        self.has_source = self._source is not None
         self._manager = manager
 
     def extend(self, plan: StepPlan) -> None:
@@ -76,5 +78,5 @@ class Drafting:
             return []
         new_block_ids = self._manager.allocate_slots(request.request_id, num_tokens)
         if new_block_ids is not None:
-            request.num_slots += len(new_block_ids) * self._manager.block_size
+            request.num_slots += len(new_block_ids) // self._manager.num_groups * self._manager.block_size
         return new_block_ids

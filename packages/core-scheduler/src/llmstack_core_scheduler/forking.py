@@ -1,4 +1,4 @@
-"""Lets a new request begin, between two steps, with what a running one has computed."""
+"""Forks of running requests between two steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmstack_types import RequestStatus
 
 
 class Forking:
-    """Forks of running requests that the runner has not been told of yet.
+    """Forks that the runner does not know yet.
 
     They run from the moment of the fork, so that their parent may end before the next step. In that step each is either
     introduced to the runner or preempted.
@@ -26,7 +26,7 @@ class Forking:
     def fork(self, parent: Request, child: Request) -> int:
         """Gives the child what it has in common with the parent; the number of tokens, 0 where there is no room."""
         num_tokens = self._num_common_tokens(parent, child)
-        if not num_tokens:
+        if not num_tokens or not self._manager.keeps_prefix(parent.request_id, num_tokens):
             return 0
         copies = self._manager.fork(parent.request_id, child.request_id, num_tokens)
         if copies is None:
@@ -39,18 +39,18 @@ class Forking:
         return num_tokens
 
     def introduce(self, child: Request, plan: StepPlan) -> list[int] | None:
-        """The whole table of a fork that the runner is to be told of in this step; None for any other request."""
+        """The whole table of a fork that the runner does not know yet; None for any other request."""
         copies = self._request_id_to_copies.pop(child.request_id, None)
         if copies is None:
             return None
         plan.introduce(child)
         plan.block_copies += copies
         block_ids = self._manager.block_table(child.request_id)
-        child.num_slots = len(block_ids) * self._manager.block_size
+        child.num_slots = len(block_ids) // self._manager.num_groups * self._manager.block_size
         return block_ids
 
     def forget(self, request_id: str) -> bool:
-        """Whether the runner has not been told of the request; then it never will be."""
+        """Drops a fork that the runner does not know, which then never will; False for any other request."""
         return self._request_id_to_copies.pop(request_id, None) is not None
 
     def _num_common_tokens(self, parent: Request, child: Request) -> int:

@@ -1,4 +1,7 @@
-"""Drafts by prompt lookup: what followed when the last tokens of a request last occurred in it."""
+"""Drafts by prompt lookup.
+
+The drafts are the tokens that followed when the last tokens of a request last occurred in it.
+"""
 
 from __future__ import annotations
 

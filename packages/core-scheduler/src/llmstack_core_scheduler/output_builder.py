@@ -48,7 +48,7 @@ def build_pooled(request: Request, output: ModelRunnerOutput) -> EngineCoreOutpu
 
 
 def collect_prompt_logprobs(request: Request, output: ModelRunnerOutput) -> None:
-    """Keeps a chunk's prompt log-probabilities until the first token; a prompt recomputed later brings none."""
+    """Keeps a chunk's prompt log-probabilities until the first token; a prompt that is recomputed later adds none."""
     if request.prompt_logprobs is not None:
         request.prompt_logprobs.extend(output.prompt_logprobs.get(request.request_id, ()))
 

@@ -1,4 +1,4 @@
-"""What becomes of the KV of a request that has to give way: computed again later, or moved to the host and back."""
+"""Preemption policies: recompute the KV of a request, or swap it to the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class PreemptionPolicy(Protocol):
-    """Chooses between recompute and swap, once per preemption. A pure function of what it was told."""
+    """Chooses between recompute and swap, once per preemption. A pure function of its observations."""
 
     def prefers_swap(self, num_computed_tokens: int, num_blocks: int) -> bool:
         """Whether to move the request's blocks to the host rather than to compute its tokens again."""
@@ -18,25 +18,25 @@ class PreemptionPolicy(Protocol):
 
 
 class AlwaysRecompute:
-    """Never swaps."""
+    """Recomputes every preempted request."""
 
     def prefers_swap(self, num_computed_tokens: int, num_blocks: int) -> bool:
-        """No."""
+        """Returns False for every request."""
         return False
 
     def observe(self, num_tokens: int, num_rows: int, num_copied_blocks: int, duration_s: float) -> None:
-        """Nothing to learn."""
+        """Ignores the costs, on which the choice does not depend."""
 
 
 class AlwaysSwap:
     """Swaps whenever the host has room."""
 
     def prefers_swap(self, num_computed_tokens: int, num_blocks: int) -> bool:
-        """Yes."""
+        """Returns True for every request; a full host recomputes all the same."""
         return True
 
     def observe(self, num_tokens: int, num_rows: int, num_copied_blocks: int, duration_s: float) -> None:
-        """Nothing to learn."""
+        """Ignores the costs, on which the choice does not depend."""
 
 
 class CheapestPreemption:

@@ -1,4 +1,4 @@
-"""Takes a running request's blocks away, by recompute or by swap, and learns what either costs."""
+"""Preemption of running requests, and the measured costs of recompute and swap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Preemptor:
         num_preemptions: Counter of all of them.
         num_swaps: Counter of those that moved blocks to the host.
         num_swapped_out_blocks: Counter of these blocks.
-        num_swapped_in_blocks: Counter of those that came back.
+        num_swapped_in_blocks: Counter of those that were swapped in.
     """
 
     def __init__(self, policy: PreemptionPolicy, max_num_preemptions: int, manager: KVCacheManager) -> None:
@@ -46,15 +46,14 @@ class Preemptor:
 
     def observe(self, scheduled: SchedulerOutput, start_s: float, end_s: float) -> None:
         """Learns from a step; one that was scheduled ahead is counted from the end of the one before."""
-        if self._has_host_blocks:
-            num_copied_blocks = len(scheduled.swap_outs) + len(scheduled.swap_ins)
-            duration_s = end_s - max(start_s, self._end_s)
-            num_rows = len(scheduled.scheduled_requests)
-            self._policy.observe(scheduled.total_num_scheduled_tokens, num_rows, num_copied_blocks, duration_s)
-            self._end_s = end_s
+        num_copied_blocks = len(scheduled.swap_outs) + len(scheduled.swap_ins)
+        duration_s = end_s - max(start_s, self._end_s)
+        num_rows = len(scheduled.scheduled_requests)
+        self._policy.observe(scheduled.total_num_scheduled_tokens, num_rows, num_copied_blocks, duration_s)
+        self._end_s = end_s
 
     def _swap_out(self, victim: Request, plan: StepPlan) -> bool:
-        num_blocks = victim.num_slots // self._manager.block_size
+        num_blocks = self._manager.num_held_blocks(victim.request_id)
         if not self._policy.prefers_swap(victim.num_computed_tokens, num_blocks):
             return False
         swap_outs = self._manager.swap_out(victim.request_id)

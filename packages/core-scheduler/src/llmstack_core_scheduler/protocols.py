@@ -1,4 +1,7 @@
-"""What the scheduler needs of a KV-cache manager, by shape; `llmstack-kv-cache` satisfies it without knowing it."""
+"""Protocols of the scheduler: the KV-cache manager and the source of drafts.
+
+`llmstack-kv-cache` satisfies the first structurally, without importing this package.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class KVCacheManager(Protocol):
 
     @property
     def block_size(self) -> int:
-        """Tokens per block."""
+        """Number of tokens per block."""
         ...
 
     @property
@@ -25,7 +28,20 @@ class KVCacheManager(Protocol):
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks nobody references; cached ones count, since allocation may evict them."""
+        """Blocks that no request references; cached ones count, since allocation may evict them."""
+        ...
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers with block tables of their own.
+
+        All lists of block ids are interleaved: for each block of tokens they have the id of every group.
+        """
+        ...
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether `advance` ever frees a block."""
         ...
 
     @property
@@ -66,6 +82,29 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def num_blocks_needed(self, num_tokens: int, num_computed_tokens: int, max_num_step_tokens: int) -> int:
+        """Most blocks that a request holds at once while it grows from `num_computed_tokens` to `num_tokens`.
+
+        It computes at most `max_num_step_tokens` in a step. No other request changes the answer.
+        """
+        ...
+
+    def num_held_blocks(self, request_id: str) -> int:
+        """Blocks that the request holds, 0 if none; those of sliding windows only if no other request shares them."""
+        ...
+
+    def advance(self, request_id: str, num_computed_tokens: int) -> int:
+        """Frees the blocks that sliding windows have passed: no token from `num_computed_tokens` on attends to them.
+
+        The scheduler calls it before it allocates blocks in the same step. Returns the number of computed tokens from
+        which on another call can free more.
+        """
+        ...
+
+    def keeps_prefix(self, request_id: str, num_tokens: int) -> bool:
+        """Whether `fork` can share the request's first `num_tokens` tokens: no window has passed what follows them."""
+        ...
+
     def cache_blocks(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Makes the request's full blocks below `num_computed_tokens` findable.
 
@@ -79,7 +118,7 @@ class KVCacheManager(Protocol):
         ...
 
     def block_table(self, request_id: str) -> list[int]:
-        """The block ids of a request that holds blocks: token i lies in the one at index i // block_size."""
+        """The block ids of a request that holds blocks: token i lies in those from i // block_size * num_groups on."""
         ...
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> list[tuple[int, int]] | None:
@@ -97,7 +136,7 @@ class KVCacheManager(Protocol):
         ...
 
     def swap_in(self, request_id: str) -> list[tuple[int, int]] | None:
-        """Brings a swapped-out request back: the copies (host block, block), or None if there is no room.
+        """Swaps a request in: the copies (host block, block), or None if there is no room.
 
         The host blocks are free at once. None changes nothing.
         """
@@ -126,5 +165,5 @@ class DraftSource(Protocol):
         ...
 
     def forget(self, request_id: str) -> None:
-        """Drops what is kept about a request that has ended, or lost its row and may come back; unknown ids too."""
+        """Drops what is kept about a request that has ended, or lost its row and may be resumed; unknown ids too."""
         ...

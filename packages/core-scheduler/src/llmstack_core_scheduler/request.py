@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it: its tokens, how far they are computed, and its state."""
+"""A scheduled request: its tokens, how far they are computed, and its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Rank = tuple[float, ...]
 
 
 StatusListener = Callable[[str, RequestStatus], None]
-"""Hears the id of a request and the state it enters."""
+"""Receives the id of a request and the state it enters."""
 
 
 class Request:
@@ -32,14 +32,15 @@ class Request:
         stop_token_ids: Further ids that end it.
         ending_token_ids: Both together.
         num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
-        num_slots: Tokens that the blocks it holds have room for.
+        num_slots: Tokens that its block table has room for.
+        next_passed_token: Computed tokens at which a sliding window passes another block; 0 where that is to be asked.
         num_preemptions: How often it has lost its row.
         is_protected: Whether that is as often as it may be.
         recompute_step: The last step that was scheduled before it lost its KV; results up to there are of before.
         is_finished: Whether it has ended, by whatever cause.
         has_more_to_tell: Whether its next message holds more than tokens: its first one does, and any with logprobs.
         num_cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; -1 before.
-        pools_whole_prompt: Whether it brings a vector that takes the hidden states of all its tokens.
+        pools_whole_prompt: Whether it returns a vector that takes the hidden states of all its tokens.
         prompt_logprobs: Entries collected so far; None when not asked for, or sent.
     """
 
@@ -54,6 +55,7 @@ class Request:
         "max_num_slots",
         "max_num_tokens",
         "min_num_tokens",
+        "next_passed_token",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -101,6 +103,7 @@ class Request:
         self.ending_token_ids = self.eos_token_ids | self.stop_token_ids
         self.num_computed_tokens = 0
         self.num_slots = 0
+        self.next_passed_token = 0
         self.num_preemptions = 0
         self.is_protected = False
         self.recompute_step = 0
@@ -110,7 +113,7 @@ class Request:
         self.wants_logprobs = params.logprobs is not None
         pooling_params = arrival.pooling_params
         self.pools_whole_prompt = pooling_params is not None and pooling_params.needs_whole_prompt
-        # Whoever has the first token has these.
+        # A client that has the first token has these.
         is_asked_for = params.prompt_logprobs is not None and not arrival.output_token_ids
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if is_asked_for else None
 
@@ -120,7 +123,7 @@ class Request:
         return self.pools_whole_prompt or self.prompt_logprobs is not None
 
     def change_status(self, status: RequestStatus) -> None:
-        """Enters a state, and tells whoever listens."""
+        """Enters a state and notifies the listener."""
         self.status = status
         if self.on_status is not None:
             self.on_status(self.request_id, status)
@@ -130,6 +133,7 @@ class Request:
         self.change_status(RequestStatus.PREEMPTED)
         self.num_computed_tokens = 0
         self.num_slots = 0
+        self.next_passed_token = 0
         self.recompute_step = step
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = [None]

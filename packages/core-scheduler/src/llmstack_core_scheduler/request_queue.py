@@ -1,4 +1,4 @@
-"""Requests in the order of a policy: who is admitted first, and who is preempted last."""
+"""Requests in the order of a scheduling policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FCFSPolicy:
     """First come, first served."""
 
     def rank(self, arrival: EngineCoreRequest, number: int) -> Rank:
-        """Earlier first."""
+        """Ranks earlier arrivals first."""
         return (arrival.arrival_time_s, number)
 
 
@@ -44,7 +44,7 @@ POLICIES: Mapping[str, SchedulingPolicy] = MappingProxyType({"fcfs": FCFSPolicy(
 class RequestQueue:
     """Requests sorted by rank, the first to go at the front.
 
-    A request that comes back, preempted, stands where its rank puts it: before all that arrived after it. Adding and
+    A preempted request has the place of its rank: before all that arrived after it. Adding and
     removing cost O(log n) comparisons and a move of pointers, which at 100,000 requests is tens of microseconds.
 
     Attributes:

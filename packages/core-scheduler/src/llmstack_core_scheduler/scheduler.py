@@ -1,22 +1,23 @@
-"""Chooses what each step computes, and takes over what the step brought."""
+"""The scheduler: chooses what each step computes and applies its results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
 
-from llmstack_core_scheduler.admission import check_fork, check_kinship, longest_length
+from llmstack_core_scheduler.admission import check_block_sharing, check_fork, longest_length
+from llmstack_core_scheduler.allocation_plan import AllocationPlan, plan_allocation, waits_for_progress
+from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.drafting import Drafting
-from llmstack_core_scheduler.entrance import Entrance, find_entrance
 from llmstack_core_scheduler.forking import Forking
 from llmstack_core_scheduler.output_builder import build_error, build_output, build_pooled, collect_prompt_logprobs
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.preemptor import Preemptor
-from llmstack_core_scheduler.promises import keeps_promises
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
+from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
 from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay
 from llmstack_core_scheduler.stop_check import append_until_stop
 from llmstack_types import (
@@ -44,8 +45,8 @@ class Scheduler:
     A pure function of its calls: no clock, no randomness, no I/O, no order of a set. Equal calls give equal decisions.
 
     The request that goes first by policy always advances: blocks are taken from the one that goes last. A preempted
-    request loses its blocks and its row, and later comes back as a new one with all its tokens, computed again or
-    swapped in. `promises` has the proof that nobody is preempted without end.
+    request loses its blocks and its row, and is resumed later as a new one with all its tokens, computed again or
+    swapped in. `starvation_guard` bounds how often.
 
     The next step may be scheduled before the last one is updated (asynchronous scheduling): a row then begins with the
     token that the step under way samples. Where that token ends its request, the row's result is dropped.
@@ -67,13 +68,17 @@ class Scheduler:
     ) -> None:
         """`policy` replaces the one that `config.policy` names; `preemption` decides where there are host blocks.
 
-        `on_status` hears each state that a request enters, from WAITING on; it must not call the scheduler.
+        `on_status` receives each state that a request enters, from WAITING on; it must not call the scheduler.
         """
         self.running = RequestQueue()
         self.waiting = RequestQueue()
         self._config = config
         self._kv_cache_manager = kv_cache_manager
         self._block_size = kv_cache_manager.block_size
+        self._has_windows = kv_cache_manager.has_windows
+        self._num_blocks = kv_cache_manager.num_blocks
+        self._num_host_blocks = kv_cache_manager.num_host_blocks
+        self._needs = BlockNeeds(config, kv_cache_manager)
         self._policy = policy or POLICIES[config.policy]
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
         self._forking = Forking(kv_cache_manager)
@@ -114,7 +119,7 @@ class Scheduler:
         parent = self._requests.get(parent_id)
         if parent is None:
             raise InvalidRequestError(f"There is no request '{parent_id[:64]}' to fork.", param="parent_id")
-        check_kinship(child, parent)
+        check_block_sharing(child, parent)
         forked = self._accept(child, None)
         num_tokens = self._forking.fork(parent, forked) if self._can_fork(parent, forked) else 0
         (self.running if num_tokens else self.waiting).add(forked)
@@ -131,22 +136,25 @@ class Scheduler:
                 self._retire(request, RequestStatus.FINISHED_ABORTED)
 
     def has_unfinished_requests(self) -> bool:
-        """True while a step could bring something, or the runner has not yet been told of a removed request."""
+        """True while a step has work, or the runner has not received the removal of a request."""
         return bool(self._requests or self._removed_request_ids)
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Chooses the rows of the next step. `now_s` is when, for the measured cost of preemption."""
         plan = StepPlan(self._config.max_num_batched_tokens)
+        if self._has_windows:
+            self._free_passed_blocks()
         self._schedule_running(plan)
-        if not plan.has_preempted:
+        if self.waiting.requests and not plan.has_preempted:
             self._admit_waiting(plan)
-        self._drafting.extend(plan)
+        if self._drafting.has_source:
+            self._drafting.extend(plan)
         return self._issue(plan, now_s)
 
     def update_from_output(
         self, scheduled: SchedulerOutput, output: ModelRunnerOutput, now_s: float
     ) -> EngineCoreOutputs:
-        """Takes over the step's results: appends tokens, ends requests, frees blocks. Steps come in their order.
+        """Applies the step's results: appends tokens, ends requests, frees blocks. Steps come in their order.
 
         Raises:
             ValueError: The step was not scheduled, has been updated already or is not the first of those under way, or
@@ -164,7 +172,8 @@ class Scheduler:
                 message = self._update_row(row, request, sampled_token_ids, output, scheduled.step)
                 if message is not None:
                     outputs.append(message)
-        self._preemptor.observe(scheduled, start_s, now_s)
+        if self._num_host_blocks:
+            self._preemptor.observe(scheduled, start_s, now_s)
         return EngineCoreOutputs(outputs, now_s, self.stats())
 
     def stats(self) -> SchedulerStats:
@@ -176,13 +185,13 @@ class Scheduler:
             num_waiting=len(self.waiting.requests),
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_free_blocks=kv_cache_manager.num_free_blocks,
-            num_blocks=kv_cache_manager.num_blocks,
+            num_blocks=self._num_blocks,
             num_preemptions=preemptor.num_preemptions,
             prefix_cache_queries=kv_cache_manager.prefix_cache_queries,
             prefix_cache_hits=kv_cache_manager.prefix_cache_hits,
             num_swapped=self._num_swapped,
-            num_host_blocks=kv_cache_manager.num_host_blocks,
-            num_free_host_blocks=kv_cache_manager.num_free_host_blocks,
+            num_host_blocks=self._num_host_blocks,
+            num_free_host_blocks=kv_cache_manager.num_free_host_blocks if self._num_host_blocks else 0,
             num_swap_preemptions=preemptor.num_swaps,
             num_swapped_out_blocks=preemptor.num_swapped_out_blocks,
             num_swapped_in_blocks=preemptor.num_swapped_in_blocks,
@@ -204,7 +213,7 @@ class Scheduler:
                 param="request_id",
                 code="duplicate_request_id",
             )
-        max_num_tokens = longest_length(request, self._config.max_model_len, self._kv_cache_manager)
+        max_num_tokens = longest_length(request, self._config.max_model_len, self._needs)
         rank = self._policy.rank(request, next(self._arrival_numbers))
         accepted = Request(request, rank, max_num_tokens, parent, self._on_status)
         self._requests[accepted.request_id] = accepted
@@ -216,8 +225,16 @@ class Scheduler:
             parent.status is RequestStatus.RUNNING
             and not child.needs_whole_prompt
             and len(self.running) < self._config.max_num_rows
-            and self._keeps_promises(child)
+            and self._has_room_for(child)
         )
+
+    def _free_passed_blocks(self) -> None:
+        """Frees what sliding windows have passed, before this step allocates any."""
+        advance = self._kv_cache_manager.advance
+        for request in self.running.requests:
+            # Without tokens to compute it may have drafts under way, which may turn out to be wrong.
+            if request.next_passed_token <= request.num_computed_tokens < request.num_tokens:
+                request.next_passed_token = advance(request.request_id, request.num_computed_tokens)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         running, max_num_row_tokens = self.running.requests, self._config.max_num_row_tokens
@@ -248,7 +265,7 @@ class Scheduler:
             self._preempt(victim, plan)
             if victim is request:
                 return None
-        request.num_slots += len(new_block_ids) * self._block_size
+        request.num_slots += self._needs.num_slots(new_block_ids)
         block_ids = self._forking.introduce(request, plan)
         return new_block_ids if block_ids is None else block_ids
 
@@ -267,61 +284,48 @@ class Scheduler:
         waiting = self.waiting.requests
         num_skipped = 0
         while num_skipped < len(waiting) and len(self.running) < self._config.max_num_rows and plan.budget:
-            if self._is_to_be_skipped(waiting[num_skipped], plan):
+            if waits_for_progress(waiting[num_skipped], plan, self._config):
                 num_skipped += 1
                 if num_skipped > MAX_NUM_SKIPPED:
                     break
             elif not self._admit(waiting[num_skipped], plan):
-                break  # nobody overtakes a request that waits for room
-
-    def _is_to_be_skipped(self, request: Request, plan: StepPlan) -> bool:
-        """Whether the request waits for the progress of running ones, not for room: then others may overtake it."""
-        if request.num_tokens > len(request.token_ids):
-            return True  # preempted while a step under way samples for it
-        parent, limit = request.parent, self._config.max_num_partial_prefills
-        if parent is not None and parent.status is RequestStatus.RUNNING:
-            if parent.num_computed_tokens < request.num_prompt_tokens - 1:
-                return True  # what it will share is being computed
-        elif limit and plan.num_partial_rows >= limit:
-            num_tokens = request.num_tokens - request.num_computed_tokens
-            return num_tokens > min(plan.budget, self._config.max_num_row_tokens)
-        return False
+                break  # no request overtakes one that waits for room
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Admits the request if the step and the pool have room for it; False changes nothing."""
-        entrance = find_entrance(request, self._kv_cache_manager, plan)
-        num_missing_tokens = request.num_tokens - entrance.num_computed_tokens
+        allocation = plan_allocation(request, self._kv_cache_manager, self._needs, plan)
+        num_missing_tokens = request.num_tokens - allocation.num_computed_tokens
         num_tokens = min(num_missing_tokens, plan.budget, self._config.max_num_row_tokens)
         if num_tokens < num_missing_tokens and not self._config.enable_chunked_prefill:
             return False
         # All its tokens have to find room now, though the step takes only a chunk: half a prompt admitted is preempted.
-        if entrance.num_needed_blocks > self._kv_cache_manager.num_free_blocks or not self._keeps_promises(request):
+        if allocation.num_needed_blocks > self._kv_cache_manager.num_free_blocks or not self._has_room_for(request):
             return False
-        block_ids = entrance.take(entrance.num_computed_tokens + num_tokens, plan)
+        block_ids = allocation.allocate(allocation.num_computed_tokens + num_tokens, plan)
         if block_ids is None:
             return False
-        self._start(request, entrance, len(block_ids))
+        self._start(request, allocation, block_ids)
         plan.introduce(request)
         plan.add(request, num_tokens, block_ids)
         self._cache_blocks(request)
         return True
 
-    def _keeps_promises(self, request: Request) -> bool:
+    def _has_room_for(self, request: Request) -> bool:
         if not self._num_protected:
             return True
         num_free_blocks = self._kv_cache_manager.num_free_blocks
-        return keeps_promises(request, self.running.requests, num_free_blocks, self._block_size)
+        return leaves_room_for_protected(request, self.running.requests, num_free_blocks, self._needs)
 
-    def _start(self, request: Request, entrance: Entrance, num_blocks: int) -> None:
+    def _start(self, request: Request, allocation: AllocationPlan, block_ids: list[int]) -> None:
         self.waiting.remove(request)
         self.running.add(request)
         self._num_swapped -= request.status is RequestStatus.SWAPPED
         request.change_status(RequestStatus.RUNNING)
         request.parent = None
-        request.num_computed_tokens = entrance.num_computed_tokens
-        request.num_slots = num_blocks * self._block_size
+        request.num_computed_tokens = allocation.num_computed_tokens
+        request.num_slots = self._needs.num_slots(block_ids)
         if request.num_cached_tokens < 0:
-            request.num_cached_tokens = entrance.num_computed_tokens
+            request.num_cached_tokens = allocation.num_computed_tokens
 
     def _cache_blocks(self, request: Request) -> None:
         """Makes the blocks that a row fills findable; a token not known yet leaves its block for later."""
@@ -339,14 +343,9 @@ class Scheduler:
         return scheduled
 
     def _update_row(
-        self,
-        row: ScheduledRequest,
-        request: Request,
-        sampled_token_ids: list[int],
-        output: ModelRunnerOutput,
-        step: int,
+        self, row: ScheduledRequest, request: Request, sampled_ids: list[int], output: ModelRunnerOutput, step: int
     ) -> EngineCoreOutput | None:
-        """Takes over one row; None when there is nothing to tell, as after a chunk of a prefill."""
+        """Applies one row's results; None without a message, as after a chunk of a prefill."""
         error = output.errors.get(request.request_id) if output.errors else None
         if error is not None:
             self._kv_cache_manager.forget_prefix(request.token_ids, row.num_computed_tokens, request.arrival.cache_salt)
@@ -357,11 +356,11 @@ class Scheduler:
         num_known_tokens = row.num_computed_tokens + row.num_scheduled_tokens - len(draft_token_ids)
         if num_known_tokens != len(request.token_ids):
             return None
-        if len(sampled_token_ids) != 1 and not 0 < len(sampled_token_ids) <= len(draft_token_ids) + 1:
-            return self._end_without_token(request, len(sampled_token_ids), output)
-        new_token_ids, stop = append_until_stop(request, sampled_token_ids)
+        if len(sampled_ids) != 1 and not 0 < len(sampled_ids) <= len(draft_token_ids) + 1:
+            return self._end_without_token(request, len(sampled_ids), output)
+        new_token_ids, stop = append_until_stop(request, sampled_ids)
         if draft_token_ids:
-            self._settle_drafts(request, min(len(sampled_token_ids) - 1, len(new_token_ids)), step)
+            self._settle_drafts(request, min(len(sampled_ids) - 1, len(new_token_ids)), step)
         if stop is not None:
             self._retire(request, stop.status)
         elif not request.has_more_to_tell:

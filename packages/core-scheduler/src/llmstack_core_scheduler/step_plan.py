@@ -1,4 +1,4 @@
-"""A step in the making: the rows chosen so far and what is left of the token budget."""
+"""The plan of one step: the rows chosen so far and the remaining token budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StepPlan:
         budget: Tokens that the step can still take.
         requests: The requests of `rows`, in the same order.
         preempted_request_ids: Rows that the runner has to drop because their blocks went to others.
-        has_preempted: Whether anybody has lost blocks in this step.
+        has_preempted: Whether a request has lost blocks in this step.
         num_partial_rows: Rows that leave some of their request's tokens for later.
         num_forks: Requests that begin in this step with another's blocks.
         swap_outs: Copies (block, host block) that come first.

@@ -1,4 +1,4 @@
-"""Tells where the demo model's folder is: a small GPT-2 storyteller in Hugging Face form."""
+"""The demo model: a small GPT-2 storyteller as a folder in Hugging Face form."""
 
 from __future__ import annotations
 

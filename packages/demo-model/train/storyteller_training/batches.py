@@ -43,9 +43,9 @@ class DocumentEncoder:
         targets: list[int] = []
         for turn in turns:
             asked = [self._user, *self.encode(turn.request or ""), self._storyteller]
-            told = [*self.encode(turn.answer), self.end_id]
-            ids += asked + told
-            targets += [IGNORED] * len(asked) + told
+            answered = [*self.encode(turn.answer), self.end_id]
+            ids += asked + answered
+            targets += [IGNORED] * len(asked) + answered
         return ids, targets
 
 

@@ -69,7 +69,7 @@ def learning_rate_at(step: int, config: TrainingConfig) -> float:
 def batches_from(
     sections: list[Section], encoder: DocumentEncoder, length: int, first_epoch: int, config: TrainingConfig
 ) -> Iterator[list[Row]]:
-    """Yield batches of rows of `length` tokens for ever, each epoch arranged anew."""
+    """Yield batches of rows of `length` tokens for ever, each epoch in a new arrangement."""
     batch_size = config.num_batch_tokens // length
     for epoch in itertools.count(first_epoch):
         rows = epoch_rows(sections, encoder, length, config.seed * 1000 + epoch)

@@ -1,4 +1,4 @@
-"""The engine loop and its process: schedule, execute, update, behind ZeroMQ with msgpack frames.
+"""The engine core and its clients: schedule, execute, update, behind ZeroMQ.
 
 Names are imported when they are first used: `llmstack --help` loads this package for the commands in it.
 """

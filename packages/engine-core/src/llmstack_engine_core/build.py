@@ -1,4 +1,4 @@
-"""From a configuration to an engine core: the model, its KV cache, the scheduler, in the order they need each other."""
+"""Construction of an engine core from its configuration."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 from llmstack_core_scheduler import SchedulerConfig
-from llmstack_engine_core.beams import BeamScheduler
 from llmstack_engine_core.block_residency import BlockResidency
 from llmstack_engine_core.config import EngineConfig
-from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
+from llmstack_engine_core.control_plane import CacheConfig, build_scheduler, cache_config
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
 from llmstack_engine_core.plugins import load_model_runner
-from llmstack_engine_core.protocols import EventHook, ModelRunner, Scheduler
-from llmstack_engine_core.step_log import FileSink, LogHeader, RecordingScheduler, RingSink, StepLog
-from llmstack_engine_core.structured_output import CompilingScheduler, ConstrainedRunner, LazyBackend
+from llmstack_engine_core.protocols import EventHook, ModelRunner
+from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog
+from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times its block."""
+        """Adds the time of the `with` block as phase `name`."""
         start_s = time.monotonic()
         yield
         self.phases_s[name] = time.monotonic() - start_s
@@ -51,7 +50,7 @@ class PhaseTimer:
 def build_engine_core(config: EngineConfig, event_hooks: Sequence[EventHook] = ()) -> EngineCore:
     """Loads the model and sizes its KV cache; takes as long as that does.
 
-    `event_hooks`: Hear what happens in the engine core, beside the recorder.
+    `event_hooks`: Called with the events of the engine core, after the recorder.
 
     Raises:
         EngineStartError: It cannot start as configured; the text says why in one line.
@@ -79,35 +78,31 @@ def _build_with_runner(
         is_size_given = config.num_blocks is not None or config.kv_cache_bytes is not None
         available_bytes = runner.available_kv_bytes(is_size_given=is_size_given)
         num_blocks = choose_num_blocks(config, spec, available_bytes)
-        max_model_len = choose_max_model_len(config, num_blocks, spec.block_size)
-    num_host_blocks = config.num_host_blocks or config.host_kv_bytes // spec.bytes_per_block
+        num_host_blocks = config.num_host_blocks or config.host_kv_bytes // spec.bytes_per_block
+        cache = cache_config(spec, num_blocks, config.enable_prefix_caching, num_host_blocks)
+        max_model_len = choose_max_model_len(config, cache)
     with timer.phase("initialize_kv_cache"):
         _initialize_kv_cache(runner, num_blocks, num_host_blocks, spec)
-    residency = make_block_residency(config, spec)
+    residency = make_block_residency(config, cache)
     events = make_event_bus(config, [hook for hook in (recorder, residency) if hook is not None], event_hooks)
     with timer.phase("build_scheduler"):
-        enable_prefix_caching = config.enable_prefix_caching and spec.is_causal
-        cache_config = CacheConfig(num_blocks, spec.block_size, enable_prefix_caching, num_host_blocks)
         scheduler_config = replace(config.scheduler, max_model_len=max_model_len)
         if not spec.is_causal:
             scheduler_config = with_whole_prompts(scheduler_config)
-        scheduler: Scheduler = build_scheduler(scheduler_config, cache_config, events.on_status)
-        step_log = open_step_log(config, LogHeader.of(scheduler_config, cache_config, _versions()))
-        if step_log is not None:
-            scheduler = RecordingScheduler(scheduler, step_log)
-    ready = _make_ready(config, spec, num_blocks, max_model_len, timer.phases_s, runner.backends())
+        scheduler = build_scheduler(scheduler_config, cache, events.on_status)
+        step_log = open_step_log(config, LogHeader.of(scheduler_config, cache, _versions()))
+    ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends())
     logger.info(
-        "KV cache: %d blocks of %d tokens, %d tokens in all, room for %.1f requests of %d; start took %s",
-        num_blocks, spec.block_size, num_blocks * spec.block_size, num_blocks * spec.block_size / max_model_len,
-        max_model_len, _describe(timer.phases_s),
+        "KV cache: %d blocks of %d tokens%s, room for %.1f requests of %d; start took %s",
+        num_blocks, spec.block_size, f" in each of {len(spec.groups)} groups of layers" if spec.groups else "",
+        cache.num_usable_blocks / cache.num_blocks_needed(max_model_len, scheduler_config), max_model_len,
+        _describe(timer.phases_s),
     )  # fmt: skip
-    constraints = LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size)
-    searching = BeamScheduler(scheduler)  # around the log, which so holds what a search does to the scheduler
     return EngineCore(
-        # Around both: requests are in the log from when the scheduler has them.
-        CompilingScheduler(searching, constraints, events.on_status),
-        ConstrainedRunner(runner, constraints),
+        scheduler,
+        runner,
         ready,
+        constraints=LazyBackend(config.constraint_backend, config.tokenizer_path, spec.vocab_size),
         log_stats=config.log_stats,
         max_num_queued_requests=config.max_num_queued_requests,
         step_log=step_log,
@@ -121,19 +116,19 @@ def _build_with_runner(
 def _make_ready(
     config: EngineConfig,
     spec: KVCacheSpec,
-    num_blocks: int,
+    cache: CacheConfig,
     max_model_len: int,
     phases_s: Mapping[str, float],
     backends: Mapping[str, str],
 ) -> EngineReady:
     return EngineReady(
-        num_blocks=num_blocks,
+        num_blocks=cache.num_usable_blocks,
         block_size=spec.block_size,
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,
         dtype=spec.dtype,
         device=spec.device,
-        kv_cache_bytes=num_blocks * spec.bytes_per_block,
+        kv_cache_bytes=cache.num_blocks * spec.bytes_per_block,
         pid=os.getpid(),
         phases_s=phases_s,
         backends=dict(backends),
@@ -145,6 +140,7 @@ def _make_ready(
         model_path=config.model.model_path,
         kv_cache_dtype=spec.kv_cache_dtype or spec.dtype,
         async_scheduling=resolve_async_scheduling(config, spec.device),
+        num_kv_tokens=max(max_model_len, cache.num_usable_blocks * spec.block_size // len(cache.groups)),
     )
 
 
@@ -155,10 +151,12 @@ def resolve_async_scheduling(config: EngineConfig, device: str) -> bool:
     return device == "cuda" and not config.scheduler.max_num_drafts
 
 
-def make_block_residency(config: EngineConfig, spec: KVCacheSpec) -> BlockResidency | None:
+def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResidency | None:
     """What follows blocks, where that is asked for."""
     sample = config.block_metrics_sample
-    return BlockResidency(spec.block_size, sample, time.monotonic) if sample else None
+    if not sample:
+        return None
+    return BlockResidency(cache.block_size, sample, time.monotonic, len(cache.sliding_windows))
 
 
 def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:
@@ -200,11 +198,15 @@ def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: 
     elif config.kv_cache_bytes is not None:
         num_blocks, flag = config.kv_cache_bytes // spec.bytes_per_block, "--kv-cache-memory-bytes"
     else:
-        useful = 2 * config.scheduler.max_num_seqs * _blocks_of(config.model.max_model_len, spec.block_size)
+        cache = cache_config(spec, 1, enable_prefix_caching=False, num_host_blocks=0)
+        num_row_blocks = cache.num_blocks_needed(config.model.max_model_len, config.scheduler)
+        useful = 2 * config.scheduler.max_num_seqs * num_row_blocks + bool(spec.groups)
         num_blocks, flag = min(available_bytes // spec.bytes_per_block, useful), "--gpu-memory-utilization"
-    if num_blocks < 1:
+    least = len(spec.groups) + 1 if spec.groups else 1  # the null block, and one of each group
+    what = f"{f'{least} blocks' if spec.groups else 'one block'} of {spec.block_size} tokens"
+    if num_blocks < least:
         raise EngineStartError(
-            f"the KV cache needs at least {spec.bytes_per_block} bytes for one block of {spec.block_size} tokens, but "
+            f"the KV cache needs at least {least * spec.bytes_per_block} bytes for {what}, but "
             f"has {config.kv_cache_bytes or max(available_bytes, 0)}; raise {flag} or choose a smaller model"
         )
     if num_blocks * spec.bytes_per_block > available_bytes:
@@ -215,18 +217,20 @@ def choose_num_blocks(config: EngineConfig, spec: KVCacheSpec, available_bytes: 
     return num_blocks
 
 
-def choose_max_model_len(config: EngineConfig, num_blocks: int, block_size: int) -> int:
+def choose_max_model_len(config: EngineConfig, cache: CacheConfig) -> int:
     """The longest request that the KV cache can hold, at most the configured length.
 
     Raises:
         EngineStartError: That is less than what the user asked for.
     """
-    wanted, possible = config.model.max_model_len, num_blocks * block_size
+    wanted = config.model.max_model_len
+    possible, num_blocks = cache.longest_request(wanted, config.scheduler), cache.num_usable_blocks
     if wanted <= possible:
         return wanted
+    num_needed_blocks = cache.num_blocks_needed(wanted, config.scheduler)
     if config.is_max_model_len_explicit:
         raise EngineStartError(
-            f"one request of max_model_len {wanted} needs {_blocks_of(wanted, block_size)} blocks of KV cache, but "
+            f"one request of max_model_len {wanted} needs {num_needed_blocks} blocks of KV cache, but "
             f"there are {num_blocks}; lower --max-model-len to {possible} or raise --kv-cache-memory-bytes"
         )
     logger.warning("max_model_len lowered from %d to %d, which the KV cache of %d blocks can hold",
@@ -245,10 +249,6 @@ def with_whole_prompts(config: SchedulerConfig) -> SchedulerConfig:
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_model_len),
         long_prefill_token_threshold=0,
     )
-
-
-def _blocks_of(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
 
 
 def _initialize_kv_cache(runner: ModelRunner, num_blocks: int, num_host_blocks: int, spec: KVCacheSpec) -> None:

@@ -1,4 +1,4 @@
-"""The configuration of one engine core: each layer's own, composed."""
+"""The configuration of one engine core."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_types import ModelRunnerConfig
+from llmstack_types.vocabulary import LoggingLevel, words_of
 
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_LOG_LEVELS = tuple(level.upper() for level in reversed(words_of(LoggingLevel)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class EngineConfig:
         is_max_model_len_explicit: The user asked for this `max_model_len`: refuse to start rather than lower it when
             the KV cache cannot hold one such request.
         log_stats: Report the scheduler's state with each step, and the states of requests.
-        num_recorded_steps: Steps that are kept for whoever looks later; 0 keeps none.
+        num_recorded_steps: Last steps that `Control.RECENT_STEPS` returns; 0 keeps none.
         block_metrics_sample: Share of the KV blocks that is followed, to measure how long they keep what they hold.
         trace: Print a line for each stage of each request to standard error.
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
@@ -87,8 +88,8 @@ class EngineConfig:
             raise ValueError("async_scheduling and speculative decoding exclude each other: drafts follow known tokens")
         if not 0.0 <= self.block_metrics_sample <= 1.0:
             raise ValueError(f"block_metrics_sample must lie in [0, 1], but is {self.block_metrics_sample}")
-        if self.log_level not in LOG_LEVELS:
-            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, but is {self.log_level[:64]!r}")
+        if self.log_level not in _LOG_LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, but is {self.log_level[:64]!r}")
 
     def _check_shared_limits(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):

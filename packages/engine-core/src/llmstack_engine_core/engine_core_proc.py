@@ -1,4 +1,4 @@
-"""The loop of an engine core's process: its clients come over one ZeroMQ socket."""
+"""The loop of an engine core's process, with clients over one ZeroMQ socket."""
 
 from __future__ import annotations
 

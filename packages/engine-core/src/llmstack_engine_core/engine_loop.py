@@ -1,4 +1,7 @@
-"""The loop around an engine core: take messages between steps, step while there is work, send what came of it."""
+"""The loop around an engine core.
+
+Between two steps it handles messages; after each step it sends the outputs.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence, Set
 from typing import Final, TypeVar
 
-from llmstack_engine_core.engine_core import EngineCore, error_output
+from llmstack_engine_core.admission import error_output
+from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.ipc.frames import (
     AbortRequests,
     ClientMessage,
+    ControlCall,
+    ControlResult,
     EngineFailed,
     EngineMessage,
     Goodbye,
     Hello,
     SleepChanged,
     StartFailed,
-    UtilityCall,
-    UtilityOperation,
-    UtilityResult,
 )
 from llmstack_types import (
     EngineCoreOutput,
@@ -27,8 +30,6 @@ from llmstack_types import (
     EngineCoreRequest,
     InvalidRequestError,
     RequestEvent,
-    SchedulerStats,
-    StepRecording,
 )
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ Entry = TypeVar("Entry", EngineCoreOutput, RequestEvent)
 
 # A signal may come between the check for it and the wait, so no wait is endless.
 IDLE_WAIT_MS: Final = 500
-# Clients that a step brings nothing hear how busy the engine core is this often: one balances its load by that.
+# Clients without outputs receive the load of the engine core at this interval; `BalancedClient` needs it.
 STATS_INTERVAL_S: Final = 0.1
 MAX_CLIENTS: Final = 256
 
@@ -45,33 +46,33 @@ MAX_CLIENTS: Final = 256
 class EngineLoop(ABC):
     """An engine core and its clients, each known by an identity; single threaded. Messages travel as subclasses say.
 
-    A request belongs to the client that sent it: nobody else gets its outputs or can abort it.
-
-    Attributes:
-        is_stopping: A client asked for the end.
+    A request belongs to the client that sent it: no other client gets its outputs or can abort it.
     """
 
     def __init__(self, core: EngineCore) -> None:
-        self.is_stopping = False
         self._core = core
         # Identity to the time of the last statistics; a set would iterate in a different order each time.
         self._clients: dict[bytes, float] = {}
         self._request_id_to_client: dict[str, bytes] = {}
 
     def run(self) -> None:
-        """Serves until a client asks for the end, or an exception ends it: clients are told, then it goes on up."""
+        """Serves until a client asks for the end. An exception is sent to the clients, then raised."""
         try:
-            while not self.is_stopping:
-                self._receive(0 if self._core.has_unfinished_requests() else IDLE_WAIT_MS)
-                if self._core.has_unfinished_requests():
-                    self._send_outputs(self._core.step())
+            while not self._core.is_stopping:
+                self.run_once()
         except Exception as error:  # whatever it was, the clients must learn of it; it is raised again
             self._broadcast(EngineFailed(f"the engine core failed: {type(error).__name__}; its log says more"))
             raise
 
+    def run_once(self) -> None:
+        """Handles the messages that have come, then computes one step if there is work."""
+        self._receive(0 if self._core.has_unfinished_requests() else IDLE_WAIT_MS)
+        if self._core.has_unfinished_requests():
+            self._send_outputs(self._core.step())
+
     @abstractmethod
     def _receive(self, wait_ms: int) -> None:
-        """Handles the messages at hand; waits so long for the first."""
+        """Handles the messages that have come; waits at most `wait_ms` for the first."""
 
     @abstractmethod
     def _send(self, client: bytes, message: EngineMessage) -> None:
@@ -91,10 +92,10 @@ class EngineLoop(ABC):
         elif isinstance(message, AbortRequests):
             self._abort(request_id for request_id in message.request_ids if self._is_owner(client, request_id))
         else:
-            self._send(client, UtilityResult(message.call_id, self._call(message)))
+            self._call(client, message)
 
     def _welcome(self, client: bytes) -> None:
-        if client in self._clients:  # it has begun anew, and knows nothing of what it asked for before
+        if client in self._clients:  # it has started again and has lost its earlier requests
             self._drop(client)
         if len(self._clients) >= MAX_CLIENTS:
             self._broadcast(EngineCoreOutputs([]))  # drops those that are gone
@@ -133,27 +134,12 @@ class EngineLoop(ABC):
         self._clients.pop(client, None)
         self._abort([request_id for request_id, owner in self._request_id_to_client.items() if owner == client])
 
-    def _call(self, call: UtilityCall) -> bool | SchedulerStats | StepRecording:
-        match call.operation:
-            case UtilityOperation.RESET_PREFIX_CACHE:
-                return self._core.reset_prefix_cache()
-            case UtilityOperation.STATS:
-                return self._core.stats()
-            case UtilityOperation.RECENT_STEPS:
-                return self._core.recent_steps(call.argument)
-            case UtilityOperation.SHUTDOWN:
-                self.is_stopping = True
-                return True
-            case UtilityOperation.SLEEP:
-                return self._tell_sleep_level(self._core.sleep(call.argument))
-            case UtilityOperation.WAKE_UP:
-                self._core.wake_up()
-                return self._tell_sleep_level(True)
-
-    def _tell_sleep_level(self, is_done: bool) -> bool:
-        """All clients learn it, before the one that asked gets its answer."""
-        self._broadcast(SleepChanged(self._core.sleep_level))
-        return is_done
+    def _call(self, client: bytes, call: ControlCall) -> None:
+        sleep_level = self._core.sleep_level
+        value = self._core.call(call.operation, *call.arguments)
+        if self._core.sleep_level != sleep_level:  # all clients learn it, before the one that asked gets its answer
+            self._broadcast(SleepChanged(self._core.sleep_level))
+        self._send(client, ControlResult(call.call_id, call.operation, value))
 
     def _send_outputs(self, step: EngineCoreOutputs) -> None:
         if len(self._clients) == 1:
@@ -182,7 +168,7 @@ class EngineLoop(ABC):
         """Those that get the step's statistics.
 
         The first by identity gets all, so that one client sees every step. The others are not woken for each step
-        that brings them nothing, but hear of the last one before the engine core is idle.
+        without outputs for them, but receive those of the last one before the engine core is idle.
         """
         if step.scheduler_stats is None or not self._clients:
             return set()

@@ -1,10 +1,10 @@
-"""Tells hooks and the front end what happens in an engine core, and keeps the last of it for whoever looks later."""
+"""Event hooks, and the recorder of the last steps."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llmstack_engine_core.protocols import EventHook
@@ -22,54 +22,66 @@ from llmstack_types import (
 
 logger = logging.getLogger(__name__)
 
-# What the front end is told: a request that ends has an output that says so.
-_TOLD_STATES = frozenset((RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED))
+# The states that the front end receives: a request that ends has an output that says so.
+_REPORTED_STATES = frozenset(
+    (RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
+)
 
 
 class EventBus:
     """Collects the states that requests enter, and calls the hooks. Used by the engine core's thread.
 
     `on_status` is what the scheduler calls; it reads the clock, which the scheduler may not.
+
+    Attributes:
+        scheduled_hooks: The `on_scheduled` of the hooks that have one.
+        step_hooks: The `on_step` of the hooks that have one.
+        unsent: The events that have not been sent to the front end.
     """
 
     def __init__(self, hooks: Sequence[EventHook], clock: Callable[[], float]) -> None:
-        self._hooks = tuple(hooks)
+        self.unsent: list[RequestEvent] = []
+        self.scheduled_hooks = [hook.on_scheduled for hook in hooks if _overrides(hook, "on_scheduled")]
+        self.step_hooks = [hook.on_step for hook in hooks if _overrides(hook, "on_step")]
+        self._status_hooks = [hook.on_status for hook in hooks if _overrides(hook, "on_status")]
         self._clock = clock
-        self._untold: list[RequestEvent] = []
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self._hooks)
 
     def on_status(self, request_id: str, status: RequestStatus) -> None:
-        """A request enters a state."""
+        """Notes that a request enters a state."""
         event = RequestEvent(request_id, status, self._clock())
-        if status in _TOLD_STATES:
-            self._untold.append(event)
-        for hook in self._hooks:
-            self._call(hook.on_status, event)
+        if status in _REPORTED_STATES:
+            self.unsent.append(event)
+        for hook in self._status_hooks:
+            _call(hook, event)
 
     def on_scheduled(self, scheduled: SchedulerOutput) -> None:
-        """A step is about to be computed."""
-        for hook in self._hooks:
-            self._call(hook.on_scheduled, scheduled)
+        """Calls the hooks before a step is computed."""
+        for hook in self.scheduled_hooks:
+            _call(hook, scheduled)
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
-        """A step is over."""
-        for hook in self._hooks:
-            self._call(hook.on_step, record, outputs)
+        """Calls the hooks after a step."""
+        for hook in self.step_hooks:
+            _call(hook, record, outputs)
 
     def take(self) -> list[RequestEvent]:
-        """The events that the front end has not been told of."""
-        untold, self._untold = self._untold, []
-        return untold
+        """Returns `unsent` and clears it."""
+        unsent, self.unsent = self.unsent, []
+        return unsent
 
-    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
-        try:
-            method(*arguments)
-        except Exception:  # a user's hook must not end the requests of all users
-            logger.exception("an event hook failed")
+
+def _overrides(hook: EventHook, name: str) -> bool:
+    return getattr(type(hook), name, None) is not getattr(EventHook, name)
+
+
+def _call(method: Callable[..., None], *arguments: Any) -> None:
+    try:
+        method(*arguments)
+    except Exception:  # a user's hook must not end the requests of all users
+        logger.exception("an event hook failed")
+
+
+_NONE: Mapping[int, Any] = {}
 
 
 class _KeptStep(NamedTuple):
@@ -81,8 +93,8 @@ class _KeptStep(NamedTuple):
     request_ids: tuple[str, ...]
     num_computed_tokens: tuple[int, ...]
     num_scheduled_tokens: tuple[int, ...]
-    new_block_ids: dict[int, list[int]]
-    draft_token_ids: dict[int, Sequence[int]]
+    new_block_ids: Mapping[int, list[int]]
+    draft_token_ids: Mapping[int, Sequence[int]]
 
     @classmethod
     def of(cls, record: StepRecord) -> _KeptStep:
@@ -90,8 +102,8 @@ class _KeptStep(NamedTuple):
         request_ids, computed, scheduled, blocks, drafts = zip(*record.rows, strict=True) if record.rows else ((),) * 5
         return cls(
             record.start_s, record.phases, record.stats, request_ids, computed, scheduled,
-            {index: ids for index, ids in enumerate(blocks) if ids} if any(blocks) else {},
-            {index: ids for index, ids in enumerate(drafts) if ids} if any(drafts) else {},
+            {index: ids for index, ids in enumerate(blocks) if ids} if any(blocks) else _NONE,
+            {index: ids for index, ids in enumerate(drafts) if ids} if any(drafts) else _NONE,
         )  # fmt: skip
 
     def record(self) -> StepRecord:
@@ -118,7 +130,7 @@ class StepRecorder(EventHook):
         self._events: deque[RequestEvent] = deque(maxlen=max_events)
 
     def on_status(self, event: RequestEvent) -> None:
-        """Keeps it."""
+        """Keeps the event, within the bound."""
         self._events.append(event)
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
@@ -140,7 +152,7 @@ class StepLogger(EventHook):
     """One line of the log per step, at level DEBUG."""
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
-        """What was in the batch, what it brought, and who waits."""
+        """Logs the batch, its outputs and the queues."""
         logger.debug(
             "STEP %d: %d requests scheduled, %d tokens in the batch, %d sampled, %d finished, %d running, %d waiting",
             record.stats.step, len(record.rows), sum(row.num_scheduled_tokens for row in record.rows),

@@ -1,4 +1,7 @@
-"""Starts an engine core in a process of its own: a private directory, a socket pair, and no pickle."""
+"""Start of an engine core in a process of its own.
+
+A private directory, a socket pair, and no pickle.
+"""
 
 from __future__ import annotations
 

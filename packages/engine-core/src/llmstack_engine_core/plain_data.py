@@ -1,4 +1,7 @@
-"""Configuration dataclasses as nested dicts of builtins, and back with every field checked."""
+"""Configuration dataclasses as nested dicts of builtins.
+
+Every field is checked on the way back.
+"""
 
 from __future__ import annotations
 

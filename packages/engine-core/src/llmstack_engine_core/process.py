@@ -1,4 +1,7 @@
-"""The engine core's process: `python -m llmstack_engine_core.process FD`, started by the launcher."""
+"""The engine core's process.
+
+The launcher starts it as `python -m llmstack_engine_core.process FD`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def main(arguments: list[str]) -> int:
     lifeline = socket.socket(fileno=int(arguments[0]))
     try:
         order = receive_start_order(lifeline)
-    except EngineStartError:  # whoever started it has ended meanwhile: there is nobody to tell
+    except EngineStartError:  # the launcher has ended in the meantime
         return 1
     _configure_logging(order.config.log_level)
     # Not in a `finally`, which a signal of its own could leave before it is done.
@@ -138,7 +141,7 @@ def _follow_parent(lifeline: socket.socket, order: StartOrder) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_GRACE_S)
     remove_places(order.directory, order.address)
-    os._exit(1)  # the main thread is inside native code and hears no signal
+    os._exit(1)  # the main thread is inside native code and handles no signal
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the engine core needs of a scheduler and of a model runner, by shape."""
+"""Protocols of the scheduler, the model runner, hooks and constraint backends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Scheduler(Protocol):
         ...
 
     def has_unfinished_requests(self) -> bool:
-        """True while a step could bring something, or the runner has not yet been told of a removed request."""
+        """True while a step could return outputs, or has to remove a request's row from the runner."""
         ...
 
     def schedule(self, now_s: float) -> SchedulerOutput:
@@ -53,7 +53,7 @@ class Scheduler(Protocol):
     def update_from_output(
         self, scheduled: SchedulerOutput, output: ModelRunnerOutput, now_s: float
     ) -> EngineCoreOutputs:
-        """Takes over the results of the oldest step under way: appends tokens, ends requests, frees blocks."""
+        """Applies the results of the oldest step under way: appends tokens, ends requests, frees blocks."""
         ...
 
     def stats(self) -> SchedulerStats:
@@ -128,7 +128,7 @@ class ModelRunner(Protocol):
         ...
 
     def wake_up(self) -> None:
-        """Brings back what `sleep` gave back: the same weights, and KV storage of the same size without content."""
+        """Restores what `sleep` freed: the same weights, and empty KV storage of the same size."""
         ...
 
     def shutdown(self) -> None:
@@ -137,9 +137,9 @@ class ModelRunner(Protocol):
 
 
 class EventHook(Protocol):
-    """Hears what happens in an engine core, on its thread, as it happens: it must not block, nor change what it gets.
+    """Receives the events of an engine core on its thread, as they happen. It must not block, nor change its arguments.
 
-    An error in it is logged and ends nothing. A class that derives from this one may leave methods away.
+    An error in it is logged and ends nothing. A subclass may omit methods.
     """
 
     def on_status(self, event: RequestEvent) -> None:
@@ -151,7 +151,7 @@ class EventHook(Protocol):
         return
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
-        """A step is over, and this is what it brought."""
+        """A step is over, with these outputs."""
         return
 
 
@@ -178,7 +178,7 @@ class ConstraintBackend(Protocol):
         ...
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Takes over what a followed request has said."""
+        """Advances a followed request by its new tokens."""
         ...
 
     def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
@@ -186,5 +186,5 @@ class ConstraintBackend(Protocol):
         ...
 
     def end(self, request_id: str) -> None:
-        """Forgets a request."""
+        """Forgets a request that `start` began to follow."""
         ...

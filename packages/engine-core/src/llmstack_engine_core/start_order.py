@@ -1,4 +1,7 @@
-"""What the launcher tells the process it starts, over the socket that also shows each the other's end."""
+"""The start order, from the launcher to the process it starts.
+
+It goes over the socket by which each of the two notices the end of the other.
+"""
 
 from __future__ import annotations
 

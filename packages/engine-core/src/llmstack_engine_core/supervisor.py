@@ -1,4 +1,4 @@
-"""Watches one engine core's process, and ends it without leaving anything behind."""
+"""Supervision of one engine core's process, to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmstack_engine_core.ipc.sockets import remove_places
 
 
 class EngineProcess:
-    """A started engine core process; whoever holds it ends it, at the latest when it is collected or at exit.
+    """A started engine core process. Its owner ends it, at the latest when the object is collected or at exit.
 
     Attributes:
         directory: Its private directory.
@@ -36,7 +36,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         return self._popen.pid
 
     @property

@@ -1,4 +1,4 @@
-"""For tests of this package and of others: a model runner without a model, and what any model runner must do."""
+"""Test kit: a model runner without a model, and checks of any model runner."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 from llmstack_engine_core.protocols import ModelRunner
 from llmstack_types import (
+    KVCacheGroupSpec,
     KVCacheSpec,
     ModelRunnerConfig,
     ModelRunnerOutput,
@@ -42,6 +43,7 @@ class EchoOptions:
         num_available_blocks: What `available_kv_bytes` reports room for.
         is_generative: Whether it pools only, if 0, or generates as well.
         num_labels: How many labels it has, up to 4; their numbers are the first of the vector's.
+        sliding_window: Unless 0, it has a second layer with such a window, and block tables for each of the two.
     """
 
     step_delay_s: float = 0.0
@@ -55,6 +57,7 @@ class EchoOptions:
     num_available_blocks: int = 16_384
     is_generative: int = 1
     num_labels: int = 0
+    sliding_window: int = 0
 
     @classmethod
     def from_model_path(cls, model_path: str) -> EchoOptions:
@@ -79,7 +82,7 @@ class EchoOutput:
     output: ModelRunnerOutput
 
     def result(self) -> ModelRunnerOutput:
-        """The step's results."""
+        """The results of the step."""
         return self.output
 
 
@@ -114,9 +117,11 @@ class EchoModelRunner:
             raise ValueError(self.options.load_error)
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """One layer with one head of one number."""
+        """One layer, or two with groups of their own, with one head of one number."""
+        window = self.options.sliding_window
+        groups = (KVCacheGroupSpec((0,)), KVCacheGroupSpec((1,), window)) if window else ()
         return KVCacheSpec(
-            num_layers=1,
+            num_layers=max(len(groups), 1),
             num_kv_heads=1,
             head_dim=1,
             block_size=self._block_size,
@@ -126,17 +131,18 @@ class EchoModelRunner:
             embedding_size=ECHO_EMBEDDING_SIZE,
             is_generative=bool(self.options.is_generative),
             num_labels=self.options.num_labels,
+            groups=groups,
         )
 
     def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
-        """Room for `num_available_blocks`."""
+        """Returns room for `num_available_blocks` blocks."""
         return self.options.num_available_blocks * BYTES_PER_TOKEN * self._block_size
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """There is nothing to allocate."""
 
     def backends(self) -> Mapping[str, str]:
-        """One operation."""
+        """Returns one made-up operation."""
         return {"echo": "python"}
 
     def sleep(self, level: int) -> None:
@@ -146,11 +152,11 @@ class EchoModelRunner:
         self._sleep_level = level
 
     def wake_up(self) -> None:
-        """Takes steps again."""
+        """Accepts steps again after `sleep`."""
         self._sleep_level = 0
 
     def shutdown(self) -> None:
-        """Forgets its rows."""
+        """Forgets the rows of all requests."""
         self._rows.clear()
 
     def execute_model(
@@ -200,7 +206,8 @@ class EchoModelRunner:
         request = row.request
         num_tokens = len(request.token_ids)
         end = num_computed + num_scheduled - len(drafts)
-        row.num_block_slots += len(new_block_ids) * self._block_size
+        num_groups = 2 if self.options.sliding_window else 1
+        row.num_block_slots += len(new_block_ids) // num_groups * self._block_size
         if not num_computed < end <= num_tokens or end + len(drafts) > row.num_block_slots:
             raise ValueError(f"row {request_id} has {num_tokens} tokens and {row.num_block_slots} slots, not {end}")
         params, num_prompt_tokens = request.sampling_params, request.num_prompt_tokens
@@ -281,8 +288,8 @@ def check_model_runner(
     _require(min(spec.block_size, spec.bytes_per_block, spec.vocab_size) > 0, "the KV cache specification is positive")
     _require(runner.available_kv_bytes() >= spec.bytes_per_block, "there is room for a block")
     _require(runner.available_kv_bytes(is_size_given=True) >= spec.bytes_per_block, "there is room for a block")
-    blocks_per_request = -(-(len(prompt_token_ids) + 4) // spec.block_size)
-    runner.initialize_kv_cache(4 * blocks_per_request)
+    blocks_per_request = -(-(len(prompt_token_ids) + 4) // spec.block_size) * max(len(spec.groups), 1)
+    runner.initialize_kv_cache(1 + 4 * blocks_per_request)
     _require(isinstance(runner.backends(), Mapping), "backends is a mapping")
     probe = _Probe(runner, list(prompt_token_ids), blocks_per_request)
     whole = probe.generate("whole", 0, [len(prompt_token_ids)])
@@ -294,7 +301,7 @@ def check_model_runner(
     _require(probe.generate("whole", 2, [len(prompt_token_ids)]) == whole, "a removed row's id can be used again")
     if spec.embedding_size:
         vectors = probe.pool("pooled", 3, [2, len(prompt_token_ids) - 2])
-        _require(vectors[0] is None, "a chunk of a prompt brings no vector")
+        _require(vectors[0] is None, "a chunk of a prompt returns no vector")
         _require(len(vectors[1] or b"") == 4 * spec.embedding_size, "a vector is as wide as the specification says")
     rows = ["whole", "pooled"] if spec.embedding_size else ["whole"]
     for level in (1, 2):
@@ -337,7 +344,7 @@ class _Probe:
         return sampled
 
     def pool(self, request_id: str, place: int, chunks: list[int]) -> list[bytes | None]:
-        """What each of `chunks` of one pooling request brought."""
+        """The result of each of the `chunks` of one pooling request."""
         prompt, params = list(self.prompt_token_ids), SamplingParams(temperature=0.0, max_tokens=0, seed=0)
         pooling_params = PoolingParams(PoolingType.MEAN, normalize=True, task=PoolingTask.EMBED)
         request = NewRequest(request_id, prompt, len(prompt), params, pooling_params=pooling_params)
@@ -355,7 +362,7 @@ class _Probe:
         return vectors
 
     def _block_ids(self, place: int) -> list[int]:
-        return [place * self.blocks_per_request + index for index in range(self.blocks_per_request)]
+        return [1 + place * self.blocks_per_request + index for index in range(self.blocks_per_request)]
 
 
 def _require(condition: bool, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Lines that follow requests through the modules: `[TRACE] (module) message`, on standard error, as it happens.
+"""Trace lines of requests: `[TRACE] (module) message`, on standard error.
 
-Loaded only where a trace was asked for. Lines hold ids and counts, never what users wrote.
+The module is loaded only with `--trace`. Lines hold ids and counts, never what users wrote.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TraceHook(EventHook):
             trace_line("model_runner", f"{row.request_id}: {_describe(row, new_ids.get(row.request_id))}")
 
     def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
-        """What it brought whom, how long it took, and what is in use after it."""
+        """Prints the outputs, the duration and the load after a step."""
         for output in outputs.outputs:
             trace_line("engine_core", f"{output.request_id}: {_describe_output(output)}")
         if not record.rows:

@@ -1,6 +1,7 @@
-"""Compiles the native kernels once for each kind of processor; the build hook of the package and developers call it.
+"""Build of the native kernels: one library for each kind of processor.
 
-Needs nothing but a C++ compiler: `python -m llmstack_kernels.build_native`. Imports neither PyTorch nor its siblings.
+The build hook of the package calls it, and so do developers: `python -m llmstack_kernels.build_native`. It needs a C++
+compiler alone, and imports neither PyTorch nor its siblings.
 """
 
 from __future__ import annotations
@@ -35,15 +36,18 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "aarch64": {"neon": ()},
 }
+ALL_VARIANTS = frozenset(name for variants in _VARIANTS.values() for name in variants)
+"""Names of the variants of all families of processors."""
+
 _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 class BuildError(RuntimeError):
-    """The kernels could not be compiled; the text ends with what the compiler said."""
+    """The kernels could not be compiled; the text ends with the compiler's messages."""
 
 
 def machine() -> str:
-    """The processor's family: `x86_64`, `aarch64`, or what the system calls it."""
+    """The processor's family: `x86_64`, `aarch64`, or the system's name for it."""
     name = platform.machine().lower()
     return _MACHINE_ALIASES.get(name, name)
 
@@ -54,7 +58,7 @@ def variants() -> Mapping[str, tuple[str, ...]]:
 
 
 def library_path(variant: str, folder: Path = LIBRARIES) -> Path:
-    """Where the library for `variant` is, or would be."""
+    """The path of the library for `variant`, whether it exists or not."""
     return folder / f"libllmstack_kernels_{variant}.so"
 
 
@@ -65,7 +69,7 @@ def find_compiler() -> str | None:
 
 
 def digest() -> str:
-    """Changes when a source or a flag does."""
+    """A digest of the sources and the flags."""
     digest = hashlib.sha256(repr((_COMMON_FLAGS, _VARIANTS)).encode())
     for path in sorted([*_sources(), *PACKAGE.glob("*/*.h")]):
         digest.update(path.read_bytes())
@@ -73,8 +77,10 @@ def digest() -> str:
 
 
 def is_built(folder: Path = LIBRARIES) -> bool:
-    """Whether `folder` holds libraries made from the sources as they are."""
+    """Whether `folder` holds a library of every variant, built from the present sources."""
     file = folder / DIGEST_FILE
+    if not all(library_path(variant, folder).is_file() for variant in variants()):
+        return False  # a digest may outlive the libraries it describes
     return file.is_file() and file.read_text(encoding="ascii") == digest()
 
 
@@ -91,6 +97,8 @@ def build(folder: Path = LIBRARIES) -> list[Path]:
     if compiler is None:
         raise BuildError("no C++ compiler found (c++, g++ or clang++; or set CXX)")
     folder.mkdir(parents=True, exist_ok=True)
+    # A build that fails halfway leaves libraries of different sources, which no digest may describe.
+    (folder / DIGEST_FILE).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
             pool.submit(_compile, compiler, unit, flags, Path(scratch) / f"{variant}-{unit.stem}.o")
@@ -110,9 +118,9 @@ def _sources() -> list[Path]:
 
 
 def _write_units(folder: Path) -> list[Path]:
-    """Files that include the sources: one for attention, whose names are its own, and one for all others.
+    """Translation units that include the sources: one for attention, whose names would clash, and one for the rest.
 
-    Parsing the intrinsics takes longer than compiling most of the sources, so they share it.
+    Parsing the intrinsics takes longer than compiling most of the sources, so these share a unit.
     """
     unit_to_sources: dict[str, list[Path]] = {"others": [], "paged_attention": []}
     for source in _sources():
@@ -129,7 +137,7 @@ def _compile(compiler: str, source: Path, flags: tuple[str, ...], target: Path) 
 
 
 def _link(compiler: str, objects: list[Path], target: Path) -> None:
-    # Written beside and renamed: a running process keeps the library it has mapped.
+    # Renamed into place: a running process keeps the library that it has mapped.
     partial = target.with_suffix(".partial")
     _run([compiler, "-shared", *map(str, objects), "-o", str(partial)])
     partial.replace(target)

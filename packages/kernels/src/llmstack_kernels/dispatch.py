@@ -1,14 +1,15 @@
-"""Which implementation runs each operation on each kind of device.
+"""Choice of the backend that runs each operation on each kind of device.
 
 The environment variable `LLMSTACK_KERNELS` forces a choice: `reference` for all operations, or a list such as
-`paged_attention=reference,linear=reference`. It is read once per operation and device, at the first call.
+`paged_attention=reference,linear=reference`. The name of a native variant (`avx2`, `portable`, …) forces that variant
+instead of the best one that the processor can run. It is read once per operation and device, at the first call.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import ModuleType
 
@@ -23,10 +24,10 @@ ENVIRONMENT_VARIABLE = "LLMSTACK_KERNELS"
 # Triton runs on a CPU only when it is forced, in its interpreter.
 _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "activation": {"cpu": ("native",), "cuda": (TRITON,)},
+    "argmax": {"cpu": ("native",), "cuda": (TRITON,)},
     "embedding": {"cpu": ("native",), "cuda": (TRITON,)},
     "bidirectional_attention": {},
     "decode_inputs": {"cuda": (TRITON,)},
-    "first_maximum": {"cpu": ("native",), "cuda": (TRITON,)},
     "grouped_linear": {"cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
@@ -39,11 +40,18 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "token_bitmask": {"cpu": ("native",), "cuda": (TRITON,)},
 }
 
+# Operations whose reference is a module of their folder; those of all others are in `llmstack_kernels.reference`.
+_OWN_REFERENCES = frozenset(
+    {"bidirectional_attention", "decode_inputs", "grouped_linear", "linear", "paged_attention", "sample_tokens"}
+)
+
 
 def parse_choices(text: str) -> dict[str, str]:
-    """The forced backend of each operation named in `text`; ValueError on an unknown operation or backend."""
+    """The forced backend of each operation in `text`; ValueError for unknown operations and backends."""
     choices: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in _parts(text):
+        if _is_variant(part):
+            continue
         op, _, backend = part.rpartition("=")
         ops = [op] if op else sorted(_BACKENDS)
         for name in ops:
@@ -57,6 +65,34 @@ def parse_choices(text: str) -> dict[str, str]:
         if not op and backend not in choices.values():
             raise ValueError(f"{ENVIRONMENT_VARIABLE}: no operation has a backend {backend!r}.")
     return choices
+
+
+def forced_variant(supported: Sequence[str]) -> str | None:
+    """The native variant that the environment names, which must be one of `supported`; None where it names none.
+
+    Raises:
+        ValueError: Two variants are named, or one that this processor cannot run or that is not built.
+    """
+    named = [part for part in _parts(os.environ.get(ENVIRONMENT_VARIABLE, "")) if _is_variant(part)]
+    if len(named) > 1:
+        raise ValueError(f"{ENVIRONMENT_VARIABLE}: only one native variant can be named, not {' and '.join(named)}.")
+    if named and named[0] not in supported:
+        available = ", ".join(supported) or "none"
+        raise ValueError(
+            f"{ENVIRONMENT_VARIABLE}: the native variant {named[0]!r} is not built or cannot run on this processor; "
+            f"available: {available}."
+        )
+    return named[0] if named else None
+
+
+def _is_variant(name: str) -> bool:
+    from llmstack_kernels.build_native import ALL_VARIANTS  # here, since `python -m` runs that module
+
+    return name in ALL_VARIANTS
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in (part.strip() for part in text.split(",")) if part]
 
 
 def _known_backends(op: str) -> list[str]:
@@ -91,7 +127,7 @@ def implementation(op: str, device_type: str) -> ModuleType:
 
 
 def backends(device_type: str = "cpu") -> dict[str, str]:
-    """Operation to what runs it on `device_type`, for logs: the backend's name and, where it has one, its note."""
+    """Operation to the backend that runs it on `device_type`, for logs: its name and, if it has one, its note."""
     names: dict[str, str] = {}
     for op in sorted(_BACKENDS):
         module = implementation(op, device_type)
@@ -102,4 +138,6 @@ def backends(device_type: str = "cpu") -> dict[str, str]:
 
 
 def _module(op: str, backend: str) -> ModuleType:
+    if backend == REFERENCE and op not in _OWN_REFERENCES:
+        return importlib.import_module(f"{__package__}.{REFERENCE}")
     return importlib.import_module(f"{__package__}.{op}.{backend}")

@@ -1,4 +1,4 @@
-"""Keys and values stored in 8 bits: those of a KV head are divided by its scale, and multiplied again when read."""
+"""Keys and values stored in 8 bits, with a scale per KV head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_scales(
     key_scale: torch.Tensor | None,  # [num_kv_heads] float32
     value_scale: torch.Tensor | None,  # [num_kv_heads] float32
 ) -> None:
-    """ValueError unless both scales are there exactly where the cache holds 8 bits."""
+    """ValueError unless both scales are given for a cache of 8 bits, and none for others."""
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
         if (scale is None) == (cache.dtype == STORED_TYPE):
             raise ValueError(f"{name} goes with caches of {STORED_TYPE}, and only with them; this is {cache.dtype}.")
@@ -24,5 +24,5 @@ def check_scales(
 
 
 def to_stored(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """`x` over its scales, which must broadcast, in 8 bits; what does not fit becomes the largest value there is."""
+    """`x` divided by its scales, which must broadcast, in 8 bits; clamped to the range of the type."""
     return (x.float() / scale).clamp(-MAX_STORED, MAX_STORED).to(STORED_TYPE)

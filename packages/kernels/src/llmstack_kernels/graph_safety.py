@@ -1,4 +1,4 @@
-"""A guard around code that must not make the host wait for the device, which holds on a CPU too.
+"""A guard for code that must not make the host wait; it works on a CPU too.
 
 What is recorded as a CUDA graph, or runs ahead of the device, must not read a tensor's values on the host, make shapes
 of them, or send it values from the host. On a card such code is slow or refused while it is recorded; on a CPU it
@@ -60,7 +60,7 @@ def is_host_standing_in() -> bool:
 
 
 def start_kernel(launch: Launch) -> None:
-    """Starts a Triton kernel inside the guard; whoever listens to launches there passes them on to this."""
+    """Starts a Triton kernel inside the guard; interceptors of launches pass them on to this."""
     # Triton's interpreter is such code: it computes on the values of its arguments with NumPy.
     with host_stands_in():
         if 0 not in launch.grid:

@@ -1,4 +1,4 @@
-"""The one place where Triton kernels are started: on a GPU, in Triton's interpreter, or only compiled."""
+"""Launches of Triton kernels: on a GPU, in the interpreter, or compiled only."""
 
 from __future__ import annotations
 

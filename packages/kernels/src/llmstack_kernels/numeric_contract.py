@@ -1,4 +1,4 @@
-"""Whether results are bit-equal however tokens are batched and cut into steps, for the operations of a decoder.
+"""The numeric contract: bit-equal results for any batching and chunking.
 
 Native code keeps this by construction: every sum is taken in an order that depends on its own length alone. So do the
 Triton kernels that treat each row, or each number, by itself; linear layers do where they were packed for it, and

@@ -1,4 +1,4 @@
-"""A paged KV cache with prefix caching: blocks, hits, eviction and accounting, usable inside any engine.
+"""A paged KV cache with prefix caching, usable inside any engine.
 
 Standard library only; `llmstack_kv_cache.storage` and `llmstack_kv_cache.slot_mapping` need the extra `[torch]`.
 """

@@ -1,4 +1,4 @@
-"""What one request holds: its blocks in order, and how far they are findable by others."""
+"""Block tables: the blocks of a request, and how far others can find them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class BlockTable(Segment):
 
     Attributes:
         salt: The prefixes are shared with requests of the same salt only.
-        num_full_blocks: Leading blocks that nobody writes any more, since others may read them.
+        num_full_blocks: Leading blocks that are no longer written, since others may read them.
         num_cached_blocks: Leading blocks that need no further look: findable themselves, or copies of findable ones.
         copies: The copies among them.
         prefix: What ends with the last of them, to which the next one is chained.
@@ -86,14 +86,14 @@ class BlockTable(Segment):
 
     @property
     def unfindable(self) -> list[int]:
-        """Its blocks that nobody finds, unless the blocks have been shared."""
+        """Its blocks that no lookup finds, unless the blocks have been shared."""
         return self.copies + self.block_ids[self.num_cached_blocks :]
 
     def share_with(self, child: BlockTable, num_full_blocks: int) -> None:
         """Prepares an empty table to share this one's first `num_full_blocks` blocks, which both then only read."""
         child.num_full_blocks = num_full_blocks
         self.num_full_blocks = max(self.num_full_blocks, num_full_blocks)
-        # The prefix is known of the last cached block only; a child that begins before it looks its blocks up anew.
+        # The prefix is known of the last cached block only; a child that begins before it looks its blocks up again.
         if self.num_cached_blocks <= num_full_blocks:
             child.num_cached_blocks, child.prefix = self.num_cached_blocks, self.prefix
             child.copies = self.copies.copy()

@@ -1,11 +1,11 @@
-"""What every manager of a KV cache keeps, whatever the tables of its requests look like."""
+"""The base of all KV-cache managers: sizes, figures, events and checks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from llmstack_kv_cache.block import BlockTable, check_sizes
+from llmstack_kv_cache.block import BlockTable, check_sizes, num_blocks_for
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError
 from llmstack_kv_cache.events import EventLog, KVCacheEvent
@@ -58,7 +58,7 @@ class BlockAccounts(ABC):
 
     @property
     def block_size(self) -> int:
-        """Tokens per block."""
+        """Number of tokens per block."""
         return self._block_size
 
     @property
@@ -68,7 +68,7 @@ class BlockAccounts(ABC):
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody references; cached ones count, since allocation may evict them."""
+        """Blocks that no request references; cached ones count, since allocation may evict them."""
         return self._pool.num_free_blocks
 
     @property
@@ -91,6 +91,23 @@ class BlockAccounts(ABC):
         """Counter of tokens they found."""
         return self._num_hit_tokens
 
+    @property
+    def num_groups(self) -> int:
+        """Block ids that a table has for each block of tokens: one for each group of layers."""
+        return 1
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether `advance` ever frees a block."""
+        return False
+
+    def num_blocks_needed(self, num_tokens: int, num_computed_tokens: int, max_num_step_tokens: int) -> int:
+        """Most blocks that a request holds at once while it grows from `num_computed_tokens` to `num_tokens`.
+
+        `max_num_step_tokens`: Most tokens that it computes in one step.
+        """
+        return num_blocks_for(num_tokens, self._block_size)
+
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
         if any(True for _ in self._held_tables()):
@@ -101,7 +118,7 @@ class BlockAccounts(ABC):
     def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
         """Makes what follows the first `num_tokens` tokens of `token_ids` unfindable: who was to write it has failed.
 
-        Whoever holds the blocks keeps them. O(tokens found).
+        Requests that hold the blocks keep them. O(tokens found).
 
         Raises:
             ValueError: A token id does not fit into 32 bits.

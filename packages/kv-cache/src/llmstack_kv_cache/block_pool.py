@@ -1,4 +1,4 @@
-"""All blocks of a cache: who holds them, which are free, and which can be found by their content."""
+"""The pool of all blocks: their holders, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BlockPool:
 
     Attributes:
         prefix_index: What can be found where.
-        num_free_blocks: Blocks that nobody holds.
+        num_free_blocks: Blocks without a holder.
         num_reserved_blocks: Leading blocks that are never handed out.
         num_evictions: Counter of contents given up to make room.
     """
@@ -53,7 +53,7 @@ class BlockPool:
         return len(self._holders) - self.num_reserved_blocks
 
     def is_free(self, block_id: int) -> bool:
-        """Whether nobody holds the block."""
+        """Whether the block has no holder."""
         holder = self._holders[block_id]
         return holder is None or holder.num_free > 0
 
@@ -70,7 +70,7 @@ class BlockPool:
         return in_range and len(set(block_ids)) == len(block_ids) and all(map(runs.__getitem__, block_ids))
 
     def count_free(self, block_ids: Sequence[int]) -> int:
-        """How many of the blocks, which are findable, nobody holds."""
+        """How many of the blocks, which are findable, have no holder."""
         if not block_ids:
             return 0
         segments = [self._holders[block_id] for block_id in block_ids]
@@ -179,7 +179,7 @@ class BlockPool:
             problems.append("references are not the sum of the tables")
         free = self._unfindable + [block_id for segment in self._segments for block_id in self._left(segment)]
         if sorted(free) != [block_id for block_id in range(len(self._holders)) if not held[block_id]]:
-            problems.append("the free blocks are not those that nobody holds")
+            problems.append("the free blocks are not those without a holder")
         if len(free) != self.num_free_blocks or not all(map(self.is_free, free)):
             problems.append("the free blocks are miscounted")
         if any(not s.num_free or s.num_free != len(self._left(s)) for s in self._segments):
@@ -218,7 +218,7 @@ class BlockPool:
         newest.num_free += len(block_ids)
 
     def _disown(self, segment: Segment) -> list[int]:
-        """Takes an owner from the segment's shared blocks; its blocks that nobody else holds."""
+        """Takes an owner from the segment's shared blocks; its blocks without another owner."""
         left, holders, num_owners = [], self._holders, self._num_owners
         for block_id in segment.block_ids:
             count = num_owners.get(block_id, 1) - 1

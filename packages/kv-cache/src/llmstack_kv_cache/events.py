@@ -1,4 +1,4 @@
-"""What becomes findable and what ceases to be, for routers that send requests to where their prefix is."""
+"""Events about cached prefixes, for routers that send requests to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class BlockStored:
     Attributes:
         identities: Content identity of each; never used twice in the life of a cache.
         parent_identity: Of the content before the first of them; 0 if the prefix begins here.
-        token_ids: Of all of them, `block_size` each. The salt is not told: it may be a secret of the tenant.
+        token_ids: Of all of them, `block_size` each. The salt is left out: it may be a secret of the tenant.
     """
 
     identities: tuple[int, ...]
@@ -38,14 +38,14 @@ KVCacheEvent = BlockStored | BlockRemoved | AllCleared
 
 
 class EventLog:
-    """Events that nobody has fetched yet, the oldest first; over `max_events` the oldest are given up, and counted."""
+    """Events not fetched yet, the oldest first; over `max_events` the oldest are dropped and counted."""
 
     def __init__(self, max_events: int) -> None:
         self._events: deque[KVCacheEvent] = deque(maxlen=max_events)
         self._num_dropped = 0
 
     def add(self, event: KVCacheEvent) -> None:
-        """Takes an event."""
+        """Appends an event, and drops the oldest one of a full log."""
         self._num_dropped += len(self._events) == self._events.maxlen
         self._events.append(event)
 

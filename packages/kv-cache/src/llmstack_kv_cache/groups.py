@@ -1,14 +1,17 @@
-"""Groups of layers that look equally far back, and what one request holds in one of them."""
+"""Groups of layers with equal windows, and their block tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmstack_kv_cache.block import BlockTable
+from llmstack_kv_cache.block import BlockTable, num_blocks_for
+
+NEVER = 2**62
+"""More tokens than any request has."""
 
 NULL_BLOCK_ID = 0
-"""Stands in a block table where a window has passed: a valid block, which nobody is ever given."""
+"""Stands in a block table where a window has passed: a valid block that no request is ever given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,27 @@ class KVCacheGroup:
         if self.sliding_window is None:
             return 0
         return max(num_tokens - self.sliding_window + 1, 0) // block_size
+
+    def next_passed_token(self, num_tokens: int, block_size: int) -> int:
+        """How many tokens must be computed before the window passes another block than it has with `num_tokens`."""
+        if self.sliding_window is None:
+            return NEVER
+        return (self.first_needed_block(num_tokens, block_size) + 1) * block_size + self.sliding_window - 1
+
+    def num_blocks_needed(
+        self, num_tokens: int, num_computed_tokens: int, max_num_step_tokens: int, block_size: int
+    ) -> int:
+        """Most blocks that a request holds at once while it grows from `num_computed_tokens` to `num_tokens`.
+
+        It computes at most `max_num_step_tokens` at a time, and its window is advanced before each step.
+        """
+        num_blocks = num_blocks_for(num_tokens, block_size)
+        if self.sliding_window is None:
+            return num_blocks
+        window = max(self.sliding_window, 2)  # a prefix hit holds its last block, whatever the window
+        first = max(num_computed_tokens - window + 1, 0) // block_size
+        num_span_tokens = window - 1 + max_num_step_tokens
+        return min(num_blocks - first, (num_span_tokens + block_size - 2) // block_size + 1)
 
 
 class GroupTable(BlockTable):
@@ -56,6 +80,16 @@ class GroupTable(BlockTable):
     def full_table(self) -> list[int]:
         """Its blocks as a kernel wants them, the null block where the window has passed."""
         return [NULL_BLOCK_ID] * self.num_passed_blocks + self.block_ids
+
+
+def interleave(tables: Sequence[Sequence[int]]) -> list[int]:
+    """One list of block ids: for each block of tokens the id of every group, group after group."""
+    return list(tables[0]) if len(tables) == 1 else [block_id for ids in zip(*tables, strict=True) for block_id in ids]
+
+
+def separate(block_ids: Sequence[int], num_groups: int) -> list[list[int]]:
+    """The inverse of `interleave`: the block ids of each group."""
+    return [list(block_ids[number::num_groups]) for number in range(num_groups)]
 
 
 def check_groups(groups: Sequence[KVCacheGroup], num_reserved_blocks: int) -> None:

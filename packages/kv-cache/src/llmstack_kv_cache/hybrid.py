@@ -1,4 +1,4 @@
-"""Blocks for models whose layers do not all look equally far back: a block table per group of layers, over one pool."""
+"""Hybrid caches: a block table per group of layers over one pool."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from collections.abc import Iterable, Sequence
 from llmstack_kv_cache.block import BlockTable, Segment, num_blocks_for
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError
-from llmstack_kv_cache.groups import NULL_BLOCK_ID, GroupTable, KVCacheGroup, check_groups
+from llmstack_kv_cache.groups import NULL_BLOCK_ID, GroupTable, KVCacheGroup, check_groups, interleave, separate
 
 
 class HybridKVCacheManager(BlockAccounts):
-    """Like `KVCacheManager`, with a block table for each group: what it gives and takes are lists by group.
+    """Like `KVCacheManager`, with a block table for each group of layers.
+
+    Lists of block ids are interleaved: for each block of tokens they have the id of every group, group after group.
+    So token i lies in the block at index i // block_size * num_groups + group. `block_tables` separates them.
 
     All groups take blocks of one pool, so a block must have the same number of bytes in each. A prefix is found if
     every group can serve it: a window needs its last blocks only. The prefixes are known by the blocks of the first
-    group without a window; where there is none, by the first group's, and are lost with those that its window passed.
+    group without a window. Where there is none, they are known by the first group's blocks, and a prefix is lost
+    once a block that its window has passed is used again.
 
     Args:
         groups: At least one, with different names.
@@ -58,10 +62,18 @@ class HybridKVCacheManager(BlockAccounts):
         self._tables: dict[str, list[GroupTable]] = {}
         self._swapped: dict[str, list[tuple[int, int]]] = {}  # passed and held blocks of each group
 
-    def get_computed_blocks(
-        self, request_id: str, token_ids: Sequence[int], salt: str = ""
-    ) -> tuple[list[list[int]], int]:
-        """The longest prefix that every group has cached: its blocks by group, and its number of tokens.
+    @property
+    def num_groups(self) -> int:
+        """Block ids that a table has for each block of tokens."""
+        return len(self._groups)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether `advance` ever frees a block."""
+        return any(group.sliding_window is not None for group in self._groups)
+
+    def get_computed_blocks(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
+        """The longest prefix that every group has cached: its block ids and its number of tokens.
 
         Whole blocks only, and never all tokens; the null block where a window needs none.
 
@@ -69,7 +81,7 @@ class HybridKVCacheManager(BlockAccounts):
             ValueError: A token id does not fit into 32 bits.
         """
         if not self._enable_prefix_caching:
-            return [[] for _ in self._groups], 0
+            return [], 0
         index = self._prefix_index
         leading, _ = index.find(token_ids, (len(token_ids) - 1) // self._block_size, salt)
         identities = [index.prefix(block_id).identity for block_id in leading]
@@ -82,12 +94,12 @@ class HybridKVCacheManager(BlockAccounts):
             [NULL_BLOCK_ID if i < first else block_ids[i] or NULL_BLOCK_ID for i in range(num_blocks)]
             for first, block_ids in zip(self._first_needed(num_blocks), known, strict=True)
         ]
-        return found, num_blocks * self._block_size
+        return interleave(found), num_blocks * self._block_size
 
     def allocate_slots(
-        self, request_id: str, num_tokens: int, computed_block_ids: Sequence[Sequence[int]] = (), salt: str = ""
-    ) -> list[list[int]] | None:
-        """Makes room for the request's first `num_tokens` tokens; what each group's table gains, or None if full.
+        self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int] = (), salt: str = ""
+    ) -> list[int] | None:
+        """Makes room for the request's first `num_tokens` tokens; the block ids its table gains, or None if full.
 
         None changes nothing.
 
@@ -103,11 +115,12 @@ class HybridKVCacheManager(BlockAccounts):
             return self._begin_tables(request_id, num_tokens, computed_block_ids, salt)
         if computed_block_ids:
             raise ValueError(f"computed_block_ids: request_id {request_id[:64]!r} holds blocks already")
-        num_blocks = num_blocks_for(num_tokens, self._block_size)
-        num_new_blocks = [max(num_blocks - table.num_blocks, 0) for table in tables]
-        if sum(num_new_blocks) > self.num_free_blocks:
+        num_new_blocks = num_blocks_for(num_tokens, self._block_size) - tables[0].num_blocks
+        if num_new_blocks <= 0:
+            return []
+        if num_new_blocks * len(tables) > self.num_free_blocks:
             return None
-        return [self._append(table, number) for table, number in zip(tables, num_new_blocks, strict=True)]
+        return interleave([self._append(table, num_new_blocks) for table in tables])
 
     def cache_blocks(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Makes the request's full blocks below `num_computed_tokens` findable; `token_ids` are its tokens.
@@ -144,10 +157,13 @@ class HybridKVCacheManager(BlockAccounts):
         for table in tables:
             table.num_full_blocks = max(table.num_full_blocks, end)
 
-    def advance(self, request_id: str, num_computed_tokens: int) -> None:
+    def advance(self, request_id: str, num_computed_tokens: int) -> int:
         """Frees the blocks that no token from position `num_computed_tokens` on attends to.
 
-        Only when the step that computed the tokens before it has run, or comes before all that is given blocks later.
+        The step that computes the tokens before it has run, or runs before any step that is given blocks from now on.
+
+        Returns:
+            The number of computed tokens from which on another block can be freed.
 
         Raises:
             UnknownRequestError: The request holds no blocks.
@@ -163,6 +179,39 @@ class HybridKVCacheManager(BlockAccounts):
                 del table.block_ids[:num_passed]
                 table.num_passed_blocks += num_passed
                 self._pool.release(passed)
+        return min(group.next_passed_token(num_computed_tokens, self._block_size) for group in self._groups)
+
+    def num_blocks_needed(self, num_tokens: int, num_computed_tokens: int, max_num_step_tokens: int) -> int:
+        """As `KVCacheManager.num_blocks_needed`, for a request whose windows are advanced before each step."""
+        size = self._block_size
+        return sum(
+            group.num_blocks_needed(num_tokens, num_computed_tokens, max_num_step_tokens, size)
+            for group in self._groups
+        )
+
+    def num_held_blocks(self, request_id: str) -> int:
+        """Blocks that the request holds and that are free once it gives them up; 0 if it holds none.
+
+        A block of a window counts only while the request is its one owner: given up by one owner, a block of
+        several is not free. Blocks of full attention all count, since they are never given up before the end.
+        """
+        num_blocks = 0
+        for group, table in zip(self._groups, self._tables.get(request_id, ()), strict=False):
+            num_blocks += len(table.block_ids)
+            if group.sliding_window is not None:
+                num_blocks -= sum(map(self._pool.is_shared, table.block_ids))
+        return num_blocks
+
+    def keeps_prefix(self, request_id: str, num_tokens: int) -> bool:
+        """Whether a fork can go on from the request's first `num_tokens` tokens: no window has passed what it needs.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        return all(
+            table.num_passed_blocks <= group.first_needed_block(num_tokens, self._block_size)
+            for group, table in zip(self._groups, self._held(request_id), strict=True)
+        )
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> list[tuple[int, int]] | None:
         """Gives `child_id` the parent's first `num_tokens` tokens; block copies (source, destination), None if full.
@@ -179,9 +228,8 @@ class HybridKVCacheManager(BlockAccounts):
             raise DuplicateRequestError(child_id)
         if not 1 <= num_tokens <= parents[0].num_blocks * self._block_size:
             raise ValueError(f"num_tokens {num_tokens} is not within the slots of {parent_id[:64]!r}")
-        for group, parent in zip(self._groups, parents, strict=True):
-            if group.first_needed_block(num_tokens, self._block_size) < parent.num_passed_blocks:
-                raise ValueError(f"num_tokens {num_tokens} needs blocks that the window of {group.name!r} has passed")
+        if not self.keeps_prefix(parent_id, num_tokens):
+            raise ValueError(f"num_tokens {num_tokens} needs blocks that a window has passed")
         num_full_blocks, num_rest = divmod(num_tokens, self._block_size)
         num_copies = 1 if num_rest else 0
         if num_copies * len(parents) > self.num_free_blocks:
@@ -207,7 +255,7 @@ class HybridKVCacheManager(BlockAccounts):
         return list(zip(block_ids, host_block_ids, strict=True))
 
     def swap_in(self, request_id: str) -> list[tuple[int, int]] | None:
-        """Brings a request back; copies (host block, block) of all groups, None if there is no room.
+        """Swaps a request in; copies (host block, block) of all groups, None if there is no room.
 
         Raises:
             UnknownRequestError: The request is not in the host pool.
@@ -215,7 +263,7 @@ class HybridKVCacheManager(BlockAccounts):
         host_block_ids = self._host_pool.block_ids(request_id)
         if not self._admits(len(host_block_ids), is_first=not self._tables):
             return None
-        salt = self._host_pool.bring_back(request_id)
+        salt = self._host_pool.swap_in(request_id)
         tables = self._tables[request_id] = []
         for num_passed_blocks, num_blocks in self._swapped.pop(request_id):
             tables.append(GroupTable(salt, num_passed_blocks))
@@ -230,6 +278,14 @@ class HybridKVCacheManager(BlockAccounts):
         elif self._host_pool.holds(request_id):
             self._host_pool.release(request_id)
             del self._swapped[request_id]
+
+    def block_table(self, request_id: str) -> list[int]:
+        """The request's block ids, interleaved; the null block where a window has passed.
+
+        Raises:
+            UnknownRequestError: The request holds no blocks.
+        """
+        return interleave(self.block_tables(request_id))
 
     def block_tables(self, request_id: str) -> list[list[int]]:
         """The request's block ids by group: token i lies in the one at index i // block_size.
@@ -264,11 +320,11 @@ class HybridKVCacheManager(BlockAccounts):
         return num_blocks
 
     def _begin_tables(
-        self, request_id: str, num_tokens: int, computed_block_ids: Sequence[Sequence[int]], salt: str
-    ) -> list[list[int]] | None:
+        self, request_id: str, num_tokens: int, computed_block_ids: Sequence[int], salt: str
+    ) -> list[int] | None:
         if self._host_pool.holds(request_id):
             raise DuplicateRequestError(request_id)
-        computed = [list(block_ids) for block_ids in computed_block_ids] or [[] for _ in self._groups]
+        computed = separate(computed_block_ids, len(self._groups))
         num_computed_blocks = self._check_computed(computed)
         tables = [GroupTable(salt, block_ids.count(NULL_BLOCK_ID)) for block_ids in computed]
         held = [block_ids[table.num_passed_blocks :] for table, block_ids in zip(tables, computed, strict=True)]
@@ -287,14 +343,14 @@ class HybridKVCacheManager(BlockAccounts):
             self._append(table, num_new_blocks)
         self._tables[request_id] = tables
         self._count_lookup(request_id, num_computed_blocks * self._block_size)
-        return [table.full_table() for table in tables]
+        return interleave([table.full_table() for table in tables])
 
     def _check_computed(self, computed: list[list[int]]) -> int:
         """How many blocks each group begins with."""
         num_blocks = len(computed[0])
         block_ids = [block_id for group in computed for block_id in group if block_id != NULL_BLOCK_ID]
-        if len(computed) != len(self._groups) or any(len(group) != num_blocks for group in computed):
-            raise ValueError("computed_block_ids must have a list of the same length for each group")
+        if any(len(group) != num_blocks for group in computed):
+            raise ValueError("computed_block_ids must have as many blocks for each group")
         for group, first in zip(computed, self._first_needed(num_blocks) if num_blocks else (), strict=False):
             if any((block_id == NULL_BLOCK_ID) != (i < first) for i, block_id in enumerate(group)):
                 raise ValueError("computed_block_ids must be null blocks where the window has passed, and nowhere else")

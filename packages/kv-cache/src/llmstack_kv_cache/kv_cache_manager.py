@@ -1,4 +1,4 @@
-"""Gives requests the blocks they need and finds the prefixes that others have left."""
+"""The KV-cache manager: blocks of requests, and prefix caching."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from llmstack_kv_cache.block import BlockTable, num_blocks_for
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError
+from llmstack_kv_cache.groups import NEVER
 from llmstack_kv_cache.prefix_index import ROOT, Prefix
 
 
 class KVCacheManager(BlockAccounts):
     """Blocks of a paged KV cache, by request, with prefix caching.
 
-    Knows block ids and token ids only; the tensors are somebody else's. Having no room is an answer (None), never an
+    Knows block ids and token ids only; the tensors belong to the caller. Having no room is an answer (None), never an
     exception. Equal calls give equal answers: no clock, no randomness, no order of a set. The arguments are those of
     `BlockAccounts`.
     """
@@ -121,7 +122,7 @@ class KVCacheManager(BlockAccounts):
         table.num_full_blocks = max(table.num_full_blocks, num_full_blocks)
 
     def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
-        """As `BlockAccounts.forget_prefix`."""
+        """As `BlockAccounts.forget_prefix`; drops the last lookup too."""
         self._found = [], ROOT
         super().forget_prefix(token_ids, num_tokens, salt)
 
@@ -172,7 +173,7 @@ class KVCacheManager(BlockAccounts):
         return copies
 
     def swap_in(self, request_id: str) -> list[tuple[int, int]] | None:
-        """Brings a request back; copies (host block, block) in the order of its new table, None if there is no room.
+        """Swaps a request in; copies (host block, block) in the order of its new table, None if there is no room.
 
         The host blocks are free at once: in a step, all copies to the host come before those from it. None changes
         nothing.
@@ -183,7 +184,7 @@ class KVCacheManager(BlockAccounts):
         host_block_ids = self._host_pool.block_ids(request_id)
         if not self._admits(len(host_block_ids), is_first=not self._tables):
             return None
-        table = BlockTable(self._host_pool.bring_back(request_id))
+        table = BlockTable(self._host_pool.swap_in(request_id))
         table.block_ids = self._take(len(host_block_ids), table)
         self._tables[request_id] = table
         return list(zip(host_block_ids, table.block_ids, strict=True))
@@ -206,6 +207,19 @@ class KVCacheManager(BlockAccounts):
             UnknownRequestError: The request holds no blocks.
         """
         return self._table(request_id).block_ids.copy()
+
+    def num_held_blocks(self, request_id: str) -> int:
+        """Blocks in the request's table; 0 for a request that holds none."""
+        table = self._tables.get(request_id)
+        return 0 if table is None else len(table.block_ids)
+
+    def keeps_prefix(self, request_id: str, num_tokens: int) -> bool:
+        """Whether another request can go on from the first `num_tokens` tokens of this one: always, without windows."""
+        return True
+
+    def advance(self, request_id: str, num_computed_tokens: int) -> int:
+        """Frees what windows have passed: nothing here. The number of computed tokens at which to call it again."""
+        return NEVER
 
     def _held_tables(self) -> Iterable[BlockTable]:
         return self._tables.values()

@@ -66,7 +66,7 @@ class PrefixIndex:
     Attributes:
         runs: By block id, the run in which the block is found; None where it is not.
         num_findable: Blocks that can be found.
-        events: Takes what is stored and removed; None if nobody wants to know.
+        events: Takes what is stored and removed; None for no events.
     """
 
     def __init__(self, num_blocks: int, block_size: int, events: EventLog | None = None) -> None:

@@ -10,7 +10,7 @@ class KVCacheStats:
     """A cache at one moment; counters grow from its construction.
 
     Attributes:
-        num_free_blocks: Blocks that nobody references, those with findable content included.
+        num_free_blocks: Blocks that no request references, those with findable content included.
         num_cached_blocks: Blocks whose content can be found, referenced or not.
         num_requests: Requests that hold blocks.
         prefix_cache_queries: Counter of tokens looked up, by requests that were then given blocks.
@@ -19,7 +19,7 @@ class KVCacheStats:
         num_host_blocks: Blocks of the host pool.
         num_free_host_blocks: Of these, those that no swapped-out request holds.
         num_swap_outs: Counter of requests moved to the host pool.
-        num_swap_ins: Counter of requests brought back.
+        num_swap_ins: Counter of requests swapped in.
         num_forks: Counter of requests that began as another's child.
     """
 

@@ -10,8 +10,8 @@ class HostBlockPool:
 
     Attributes:
         num_blocks: All blocks; their ids are 0 to num_blocks - 1.
-        num_swap_outs: Counter of requests that came.
-        num_swap_ins: Counter of requests that went back.
+        num_swap_outs: Counter of requests swapped out.
+        num_swap_ins: Counter of requests swapped in.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -52,8 +52,8 @@ class HostBlockPool:
         self.num_swap_outs += 1
         return block_ids
 
-    def bring_back(self, request_id: str) -> str:
-        """Frees the blocks of a request that goes back to the device; its salt."""
+    def swap_in(self, request_id: str) -> str:
+        """Frees the blocks of a request that is swapped in; its salt."""
         self.num_swap_ins += 1
         return self.release(request_id)
 

@@ -1,4 +1,4 @@
-"""Text in, text out: tokenizer, chat template, detokenizer, stop strings over an engine core, offline or async."""
+"""Text in, text out over an engine core, offline or asynchronous."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmstack_llm.admit import AdmissionLimits, AdmittedRequest, admit_request, admit_sampling_params, check_fan_out
+    from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
+    from llmstack_llm.admission.sampling import CheckedSampling
     from llmstack_llm.async_llm import AsyncLLM
     from llmstack_llm.async_llm import AsyncLLM as AsyncLLMEngine
-    from llmstack_llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from llmstack_llm.engine_args import EngineArgs, UsageContext
-    from llmstack_llm.llm import LLM
-    from llmstack_llm.llm_engine import LLMEngine
-    from llmstack_llm.model_config import ModelConfig
-    from llmstack_llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-    from llmstack_llm.pooling_outputs import (
+    from llmstack_llm.model.config import ModelConfig
+    from llmstack_llm.offline.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from llmstack_llm.offline.llm import LLM
+    from llmstack_llm.offline.llm_engine import LLMEngine
+    from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+    from llmstack_llm.outputs.request_output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats, LoggingStatLogger, StatLogger
+    from llmstack_llm.outputs.stream import GenerationStream
+    from llmstack_llm.pooling.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
         EmbeddingOutput,
@@ -25,56 +29,61 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from llmstack_llm.pooling_prompt import TextPair
-    from llmstack_llm.stats import FinishedRequestStats, IterationStats, LoggingStatLogger, StatLogger
+    from llmstack_llm.pooling.prompt import TextPair
+    from llmstack_llm.requests import ChatPrompt, GenerationRequest, RenderedPrompt
     from llmstack_types import PoolingParams, PoolingTask, RequestOutputKind, SamplingParams
 
 # Public name to the module that has it, imported on first use: a server needs no progress bar, a script no event loop.
 _MODULES = {
-    "LLM": "llm",
-    "AdmissionLimits": "admit",
-    "AdmittedRequest": "admit",
+    "LLM": "offline.llm",
+    "AdmissionLimits": "admission.limits",
     "AsyncLLM": "async_llm",
     "AsyncLLMEngine": "async_llm",
-    "BeamSearchOutput": "beam_search",
-    "BeamSearchParams": "beam_search",
-    "BeamSearchSequence": "beam_search",
-    "ClassificationOutput": "pooling_outputs",
-    "ClassificationRequestOutput": "pooling_outputs",
-    "CompletionOutput": "outputs",
-    "EmbeddingOutput": "pooling_outputs",
-    "EmbeddingRequestOutput": "pooling_outputs",
+    "BeamSearchOutput": "offline.beam_search",
+    "BeamSearchParams": "offline.beam_search",
+    "BeamSearchSequence": "offline.beam_search",
+    "ChatPrompt": "requests",
+    "CheckedSampling": "admission.sampling",
+    "ClassificationOutput": "pooling.outputs",
+    "ClassificationRequestOutput": "pooling.outputs",
+    "CompletionOutput": "outputs.request_output",
+    "EmbeddingOutput": "pooling.outputs",
+    "EmbeddingRequestOutput": "pooling.outputs",
     "EngineArgs": "engine_args",
-    "FinishedRequestStats": "stats",
-    "IterationStats": "stats",
-    "LLMEngine": "llm_engine",
-    "LoggingStatLogger": "stats",
-    "Logprob": "outputs",
-    "ModelConfig": "model_config",
-    "PoolingOutput": "pooling_outputs",
-    "PoolingRequestOutput": "pooling_outputs",
-    "RequestMetrics": "outputs",
-    "RequestOutput": "outputs",
-    "ScoringOutput": "pooling_outputs",
-    "ScoringRequestOutput": "pooling_outputs",
-    "StatLogger": "stats",
-    "TextPair": "pooling_prompt",
+    "FinishedRequestStats": "outputs.stats",
+    "GenerationRequest": "requests",
+    "GenerationStream": "outputs.stream",
+    "IterationStats": "outputs.stats",
+    "LLMEngine": "offline.llm_engine",
+    "LoggingStatLogger": "outputs.stats",
+    "Logprob": "outputs.request_output",
+    "ModelConfig": "model.config",
+    "PoolingOutput": "pooling.outputs",
+    "PoolingRequestOutput": "pooling.outputs",
+    "RenderedPrompt": "requests",
+    "RequestMetrics": "outputs.request_output",
+    "RequestObserver": "outputs.observers",
+    "RequestOutput": "outputs.request_output",
+    "ScoringOutput": "pooling.outputs",
+    "ScoringRequestOutput": "pooling.outputs",
+    "StatLogger": "outputs.stats",
+    "SubmittedRequest": "outputs.observers",
+    "TextPair": "pooling.prompt",
     "UsageContext": "engine_args",
-    "admit_request": "admit",
-    "admit_sampling_params": "admit",
-    "check_fan_out": "admit",
+    "check_fan_out": "admission.limits",
 }
 _TYPES = ("PoolingParams", "PoolingTask", "RequestOutputKind", "SamplingParams")
 
 __all__ = [
     "LLM",
     "AdmissionLimits",
-    "AdmittedRequest",
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ChatPrompt",
+    "CheckedSampling",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -82,6 +91,8 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "FinishedRequestStats",
+    "GenerationRequest",
+    "GenerationStream",
     "IterationStats",
     "LLMEngine",
     "LoggingStatLogger",
@@ -91,17 +102,18 @@ __all__ = [
     "PoolingParams",
     "PoolingRequestOutput",
     "PoolingTask",
+    "RenderedPrompt",
     "RequestMetrics",
+    "RequestObserver",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
     "StatLogger",
+    "SubmittedRequest",
     "TextPair",
     "UsageContext",
-    "admit_request",
-    "admit_sampling_params",
     "check_fan_out",
 ]
 

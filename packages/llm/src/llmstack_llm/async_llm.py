@@ -1,39 +1,37 @@
-"""The engine front end for servers: admits requests, runs the output loop, and gives each caller its own stream."""
+"""`AsyncLLM`, the engine front end for servers."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
-from llmstack_llm.admit import AdmittedRequest
-from llmstack_llm.admit_pooling import AdmittedPooling
-from llmstack_llm.chat_renderers import ChatRenderers
-from llmstack_llm.chat_template import ChatTemplate, find_chat_template
+from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
+from llmstack_llm.admission.sampling import NO_NAMES, CheckedSampling
+from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
+from llmstack_llm.chat.renderers import ChatRenderers, load_chat_template, work_of
+from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.engine_args import EngineArgs, UsageContext
 from llmstack_llm.engine_clients import make_engine_client
-from llmstack_llm.engine_front_end import EngineFrontEnd
-from llmstack_llm.input_processor import MAX_CHARS_ON_LOOP, InputProcessor, PromptInput
-from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.engine_front_end import EngineFrontEnd, trace_observers
+from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.model.preflight import check_model_runs
 from llmstack_llm.output_processor import OutputProcessor
-from llmstack_llm.outputs import RequestOutput
-from llmstack_llm.pooling_outputs import PoolingRequestOutput
-from llmstack_llm.stats import StatLogger
-from llmstack_llm.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
-from llmstack_llm.tokenizer import Tokenizer, load_tokenizer
-from llmstack_types import PoolingParams, SamplingParams
+from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+from llmstack_llm.outputs.request_output import RequestOutput
+from llmstack_llm.outputs.stats import StatLogger
+from llmstack_llm.outputs.stream import GenerationStream
+from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_llm.pooling.outputs import PoolingRequestOutput
+from llmstack_llm.requests import AdmittedRequest, ChatPrompt, GenerationRequest, PromptInput, RenderedPrompt
+from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
+from llmstack_types import EngineCoreRequest, InvalidRequestError, PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
-    from llmstack_llm.output_collector import RequestOutputCollector
+    from llmstack_llm.outputs.collector import RequestOutputCollector
     from llmstack_llm.protocols import AsyncEngineCoreClient
-
-logger = logging.getLogger(__name__)
-
-MAX_VALUES_ON_LOOP = 1024
-"""Messages, parts and fields of a conversation; more are rendered on a thread."""
 
 
 class AsyncLLM(EngineFrontEnd):
@@ -60,15 +58,14 @@ class AsyncLLM(EngineFrontEnd):
         chat_template_content_format: str = "auto",
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
-        trace: bool = False,
+        observers: Sequence[RequestObserver] = (),
         structured_outputs: StructuredOutputsConfig | None = None,
     ) -> None:
-        input_class, output_class = processor_classes(trace)
         super().__init__(
             model_config,
             client,
-            input_class(model_config, tokenizer, structured_outputs=structured_outputs or StructuredOutputsConfig()),
-            output_class(tokenizer),
+            InputProcessor(model_config, tokenizer, structured_outputs=structured_outputs or StructuredOutputsConfig()),
+            OutputProcessor(tokenizer, observers),
             stat_loggers,
             max_num_queued_reqs,
             max_num_queued_tokens,
@@ -77,7 +74,12 @@ class AsyncLLM(EngineFrontEnd):
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
         self._renderers: ChatRenderers | None = None
         if tokenizer is not None:
-            self._renderers = ChatRenderers(self.chat_template, tokenizer, content_format=chat_template_content_format)
+            self._renderers = ChatRenderers(
+                self.chat_template,
+                tokenizer,
+                content_format=chat_template_content_format,
+                check_length=self.input_processor.check_length,
+            )
 
     @classmethod
     def from_engine_args(
@@ -92,7 +94,7 @@ class AsyncLLM(EngineFrontEnd):
         """Starts the engine cores, or attaches to running ones, and returns without waiting for them.
 
         `multiprocess`: Whether the engine core gets a process of its own, or a thread of this one.
-        `client_addresses`: Where engine cores run that somebody else has started; they stay when this one leaves.
+        `client_addresses`: Addresses of running engine cores, which continue after this front end has ended.
         `client_index`: Which of several front ends of one server this is.
 
         Raises:
@@ -100,6 +102,8 @@ class AsyncLLM(EngineFrontEnd):
             EngineStartError: A process cannot be started, or an address is unusable.
         """
         model_config, engine_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        if not client_addresses:
+            check_model_runs(engine_config)
         began_s = time.monotonic()
         tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
         load_tokenizer_s = time.monotonic() - began_s
@@ -114,69 +118,87 @@ class AsyncLLM(EngineFrontEnd):
             chat_template_content_format=args.chat_template_content_format,
             max_num_queued_reqs=args.max_num_queued_reqs,
             max_num_queued_tokens=args.max_num_queued_tokens,
-            trace=args.trace,
+            observers=trace_observers(args.trace),
             structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
         )
         engine.load_tokenizer_s = load_tokenizer_s
         return engine
 
-    async def admit(self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any) -> AdmittedRequest:
-        """Tokenizes and checks one prompt, so that a server can refuse it before it answers.
+    def check_sampling(
+        self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
+    ) -> CheckedSampling:
+        """Checks the sampling fields of a request, over the model's defaults, before anything is tokenized.
 
-        `options`: Those of `InputProcessor.admit`, such as `param` and `default_max_tokens`.
+        `given`: Field of `SamplingParams` to its value, of whatever type the request has.
+        `names`: The request's names of fields where they differ, for errors.
+        `is_echo`: Allows `max_tokens` 0.
 
         Raises:
-            InvalidRequestError: Names the field at fault.
+            InvalidRequestError: Names the first field at fault.
         """
-        return await self.input_processor.admit_async(prompt, sampling_params, **options)
+        return self.input_processor.check_sampling(given, names, is_echo=is_echo)
 
-    async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """A conversation as `{"prompt": text, "prompt_token_ids": ids}`, which `admit` and `generate` take.
+    async def render(self, chat: ChatPrompt) -> RenderedPrompt:
+        """Renders and tokenizes a conversation; long ones in a thread.
 
         Raises:
             InvalidRequestError: Names the message and the field at fault.
+            ServerOverloadedError: Too many long texts are waiting.
         """
-        renderers = self._renderers
-        if renderers is None:
+        if self._renderers is None:
             raise request_errors.unsupported_value("messages", "this server has no tokenizer")
+        return await self.input_processor.gate.run(work_of(chat), self._renderers.render, chat)
 
-        def render() -> tuple[str, list[int]]:
-            return renderers.pick(has_tools=bool(tools), chat_template=chat_template).render(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                documents=documents,
-                template_kwargs=chat_template_kwargs,
-            )
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """The tokens of a text.
 
-        # A template of the request's own may have to be compiled.
-        is_slow = chat_template is not None or _is_long(messages, tools, documents)
-        text, token_ids = await asyncio.to_thread(render) if is_slow else render()
-        return {"prompt": text, "prompt_token_ids": token_ids}
+        Raises:
+            InvalidRequestError: The text is too long, or there is no tokenizer.
+            ServerOverloadedError: Too many long texts are waiting.
+        """
+        return await self.input_processor.tokenize(text, param, add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], *, param: str = "tokens") -> str:
+        """The text of token ids, special tokens included; raises as `tokenize`."""
+        tokenizer = await self.get_tokenizer(param)
+        return await self.input_processor.gate.run(len(token_ids), tokenizer.decode, token_ids)
+
+    async def submit(self, *requests: GenerationRequest) -> GenerationStream:
+        """Submits prompts, all of them or none, and returns the stream of their outputs.
+
+        Raises:
+            InvalidRequestError: A request cannot be served, or its id is in use.
+            ServerOverloadedError: Too many completions are in flight.
+            EngineStartError, EngineDeadError: The engine core is not there.
+        """
+        self._check_alive()
+        if self.ready is None:
+            await self.wait_until_ready()
+        check_fan_out(len(requests), requests[0].sampling.num_generated, self.input_processor.limits)
+        admitted = [await self.input_processor.admit_async(request) for request in requests]
+        self._check_alive()
+        self._check_room(
+            sum([request.sampling.num_generated for request in requests]),
+            sum([len(one.prompt_token_ids) for one in admitted]),
+        )
+        # Registered first: an output can never arrive for a request that is not known here.
+        collector, engine_requests = self._register(requests, admitted)
+        request_ids = [request.request_id for request in requests]
+        await self._send(request_ids, engine_requests)
+        return GenerationStream(admitted, request_ids, collector, self._abort_silently)
 
     async def generate(
         self,
-        prompt: PromptInput | AdmittedRequest,
+        prompt: PromptInput,
         sampling_params: SamplingParams | None,
         request_id: str,
         *,
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Streams one request's outputs; whoever leaves the iteration, or is cancelled in it, aborts the request.
+        """Streams one request's outputs; leaving or cancelling the iteration aborts the request.
 
-        `sampling_params`: None takes the model's defaults; not looked at where `prompt` is admitted already.
+        `sampling_params`: None takes the model's defaults.
 
         Raises:
             InvalidRequestError: The request cannot be served, or the id is in use.
@@ -184,16 +206,13 @@ class AsyncLLM(EngineFrontEnd):
             EngineDeadError: The engine core is gone.
             RequestFailedError: This request failed inside the engine.
         """
-        collector = await self._add_request(prompt, sampling_params, request_id, priority, cache_salt)
-        is_finished = False
-        try:
-            while not is_finished:
-                output = collector.get_nowait() or await collector.get()
-                is_finished = output.finished
+        await self.wait_until_ready()
+        processor = self.input_processor
+        sampling = processor.check_sampling({}) if sampling_params is None else processor.check_params(sampling_params)
+        request = GenerationRequest(request_id, prompt, sampling, priority=priority, cache_salt=cache_salt)
+        async with await self.submit(request) as stream:
+            async for output in stream:
                 yield output
-        finally:
-            if not is_finished:
-                self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
 
     async def admit_pooling(
         self, prompt: PromptInput, pooling_params: PoolingParams, **options: Any
@@ -218,7 +237,7 @@ class AsyncLLM(EngineFrontEnd):
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Pools one prompt: a stream of one output. Whoever leaves the iteration before aborts the request.
+        """Pools one prompt: a stream of one output. Leaving the iteration before aborts the request.
 
         `pooling_params`: None pools as the model was trained for; not looked at where `prompt` is admitted already.
 
@@ -232,16 +251,26 @@ class AsyncLLM(EngineFrontEnd):
         self._check_room(1, len(prompt.prompt_token_ids))
         request = self.input_processor.process_pooling(request_id, prompt, priority=priority, cache_salt=cache_salt)
         collector = self.output_processor.add_pooling_request(prompt.prompt, request)
-        is_finished = False
+        observers = self.output_processor.observers
+        for observer in observers:
+            observer.on_submitted(
+                SubmittedRequest(request_id, prompt.prompt, prompt.prompt_token_ids, prompt.pooling_params)
+            )
+        output, error = None, None
         try:
-            self._start_output_loop()
-            await self._client.add_request(request)
+            await self._send([request_id], [request])
             output = await collector.get()
-            is_finished = True
-            yield output
+            for observer in observers:
+                observer.on_pooled(request_id)
+        except Exception as raised:
+            error = raised
+            raise
         finally:
-            if not is_finished:
-                self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
+            for observer in observers:
+                observer.on_finished(request_id, error)
+            if output is None:
+                self._abort_silently([request_id])
+        yield output
 
     async def get_tokenizer(self, param: str = "prompt") -> Tokenizer:
         """The tokenizer; raises InvalidRequestError, which names `param`, where there is none."""
@@ -259,75 +288,25 @@ class AsyncLLM(EngineFrontEnd):
         """What a classifier calls its labels, as far as it does."""
         return self.model_config.label_names
 
-    def default_sampling_params(self) -> SamplingParams:
-        """The model's own defaults over vLLM's; `max_tokens` None unless the model sets one."""
-        return self.model_config.default_sampling_params()
+    @property
+    def limits(self) -> AdmissionLimits:
+        """The limits of the running model; those of the engine core once it is ready."""
+        return self.input_processor.limits
 
-    async def _add_request(
-        self,
-        prompt: PromptInput | AdmittedRequest,
-        sampling_params: SamplingParams | None,
-        request_id: str,
-        priority: int,
-        cache_salt: str,
-    ) -> RequestOutputCollector:
-        self._check_alive()
-        await self.wait_until_ready()
-        if not isinstance(prompt, AdmittedRequest):
-            prompt = await self.admit(prompt, sampling_params or self.default_sampling_params())
-        self._check_alive()
-        self._check_room(prompt.sampling_params.num_generated, len(prompt.prompt_token_ids))
-        requests = self.input_processor.process_inputs(request_id, prompt, priority=priority, cache_salt=cache_salt)
-        # Registered first: an output can never arrive for a request that is not known here.
-        collector = self.output_processor.add_request(request_id, prompt.prompt, requests, prompt.sampling_params)
-        self._start_output_loop()
-        await self._send(request_id, requests)
-        return collector
-
-
-def processor_classes(trace: bool) -> tuple[type[InputProcessor], type[OutputProcessor]]:
-    """The processors, or those that print what passes through them."""
-    if not trace:
-        return InputProcessor, OutputProcessor
-    from llmstack_llm.trace import TracedInputProcessor, TracedOutputProcessor
-
-    return TracedInputProcessor, TracedOutputProcessor
-
-
-def load_chat_template(
-    model_config: ModelConfig, tokenizer: Tokenizer | None, override: str | ChatTemplate | None
-) -> ChatTemplate:
-    """The model's template, the override, or the plain fallback, which is said in the log.
-
-    Raises:
-        ChatTemplateError: The template cannot be used.
-    """
-    if isinstance(override, ChatTemplate):
-        return override
-    config = {} if tokenizer is None else tokenizer.config
-    source = find_chat_template(model_config.tokenizer_path, config, override=override)
-    if source is None and tokenizer is not None:
-        logger.warning("the model has no chat template: messages are joined by newlines (chat_template sets one)")
-    tool_source = find_chat_template(model_config.tokenizer_path, config, override=override, has_tools=True)
-    return ChatTemplate(
-        source,
-        {} if tokenizer is None else tokenizer.named_tokens,
-        tool_source=None if tool_source == source else tool_source,
-    )
-
-
-def _is_long(*values: object) -> bool:
-    """Whether rendering and tokenizing would hold up the loop; looks at all texts, before they are checked."""
-    pending, num_values, num_chars = list(values), 0, 0
-    while pending:
-        value = pending.pop()
-        num_values += 1
-        if isinstance(value, str):
-            num_chars += len(value)
-        elif isinstance(value, Mapping):
-            pending.extend(value.values())
-        elif isinstance(value, list | tuple):
-            pending.extend(value)
-        if num_chars > MAX_CHARS_ON_LOOP or num_values > MAX_VALUES_ON_LOOP:
-            return True
-    return False
+    def _register(
+        self, requests: Sequence[GenerationRequest], admitted: Sequence[AdmittedRequest]
+    ) -> tuple[RequestOutputCollector, list[EngineCoreRequest]]:
+        """Registers prompts that were submitted together; returns their collector and their engine requests."""
+        collector = self.output_processor.new_collector(admitted[0].sampling_params.output_kind)
+        engine_requests: list[EngineCoreRequest] = []
+        for index, (request, one) in enumerate(zip(requests, admitted, strict=True)):
+            completions = self.input_processor.process_inputs(
+                request.request_id, one, priority=request.priority, cache_salt=request.cache_salt
+            )
+            try:
+                self.output_processor.add_request(request.request_id, one, completions, collector, index)
+            except InvalidRequestError:
+                self.output_processor.abort_requests([one.request_id for one in requests[:index]], is_silent=True)
+                raise
+            engine_requests += completions
+        return collector, engine_requests

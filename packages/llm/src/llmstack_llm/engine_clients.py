@@ -1,4 +1,4 @@
-"""The engine cores behind a front end: started here, or found at the addresses of running ones."""
+"""Clients of the engine cores, started here or attached by address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmstack_llm.engine_args import EngineArgsError
-from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.model.config import ModelConfig
 from llmstack_types import EngineReady, EngineStartError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a front end does with its engine cores whatever is asked of it: their start, their outputs, their end."""
+"""Start, output loop and end of a front end over its engine cores."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llmstack_llm.engine_clients import check_model
 from llmstack_llm.input_processor import InputProcessor
-from llmstack_llm.model_config import ModelConfig
+from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
-from llmstack_llm.stats import StatLogger, record_all
+from llmstack_llm.outputs.observers import RequestObserver
+from llmstack_llm.outputs.stats import StatLogger, record_all
 from llmstack_types import (
+    Control,
     EngineCoreRequest,
     EngineDeadError,
     EngineReady,
@@ -62,6 +64,10 @@ class EngineFrontEnd:
         self._is_shut_down = False
         self._last_step_s = time.monotonic()
 
+    def add_observer(self, observer: RequestObserver) -> None:
+        """Reports every request submitted from now on to the observer."""
+        self.output_processor.observers += (observer,)
+
     async def abort(self, request_ids: str | Sequence[str]) -> None:
         """Ends requests; their streams end with finish reason `abort`. Unknown ids are ignored."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
@@ -76,6 +82,9 @@ class EngineFrontEnd:
             EngineStartError: It could not start; the text says why.
             EngineDeadError: It is gone.
         """
+        if self.ready is not None:
+            self._check_alive()
+            return self.ready
         if self._starting is None:
             self._check_alive()
             self._starting = asyncio.create_task(self._client.wait_until_ready())
@@ -129,23 +138,23 @@ class EngineFrontEnd:
 
     async def current_sleep_level(self) -> int:
         """`sleep_level`, asked for: another front end may have changed it a moment ago."""
-        return await self._client.current_sleep_level()
+        return await self._client.call(Control.SLEEP_LEVEL)
 
     async def sleep(self, level: int = 1) -> bool:
         """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
-        return await self._client.sleep(level)
+        return await self._client.call(Control.SLEEP, level)
 
     async def wake_up(self) -> None:
-        """Brings back what `sleep` gave back.
+        """Allocates and loads what `sleep` freed.
 
         Raises:
             EngineDeadError: That failed.
         """
-        await self._client.wake_up()
+        await self._client.call(Control.WAKE_UP)
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
-        return await self._client.reset_prefix_cache()
+        return await self._client.call(Control.RESET_PREFIX_CACHE)
 
     def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
         """Ids of the requests without progress for so long, and whether that is since the engine core stands still.
@@ -159,7 +168,7 @@ class EngineFrontEnd:
 
     async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
         """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""
-        return await self._client.recent_steps(after_step, engine_index)
+        return await self._client.call(Control.RECENT_STEPS, after_step, engine_index=engine_index)
 
     async def shutdown(self) -> None:
         """Ends every stream, the output loop and the engine core. Idempotent."""
@@ -180,7 +189,9 @@ class EngineFrontEnd:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.shutdown()
 
-    async def _send(self, request_id: str, requests: Sequence[EngineCoreRequest]) -> None:
+    async def _send(self, request_ids: Sequence[str], requests: Sequence[EngineCoreRequest]) -> None:
+        if self._output_loop is None:
+            self._start_output_loop()
         is_sent = False
         try:
             for request in requests:
@@ -188,7 +199,7 @@ class EngineFrontEnd:
             is_sent = True
         finally:
             if not is_sent:  # cancelled, or the engine core is gone
-                self._abort_in_background(self.output_processor.abort_requests([request_id], is_silent=True))
+                self._abort_silently(request_ids)
 
     def _start_output_loop(self) -> None:
         if self._output_loop is None:
@@ -229,7 +240,7 @@ class EngineFrontEnd:
             raise ServerOverloadedError("too many requests are in flight")
         limit = self._max_num_queued_tokens
         num_waiting = 0 if limit is None else self.output_processor.num_waiting_prompt_tokens
-        # A request that finds nobody waiting passes whatever its length, or it would never be served.
+        # With no request waiting, any length is accepted: otherwise the longest would never run.
         if limit is not None and num_waiting and num_waiting + num_prompt_tokens > limit:
             raise ServerOverloadedError("too many prompt tokens are waiting", reason="max_num_queued_tokens")
 
@@ -247,12 +258,22 @@ class EngineFrontEnd:
         task = self._starting
         return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
 
-    def _abort_in_background(self, request_ids: Sequence[str]) -> None:
-        """The caller may be cancelled or closing, so it cannot wait."""
-        if request_ids and not self._is_shut_down:
-            self._spawn(self._client.abort_requests(request_ids))
+    def _abort_silently(self, request_ids: Sequence[str]) -> None:
+        """Ends requests whose consumer has left; it may be cancelled, so it cannot wait."""
+        aborted = self.output_processor.abort_requests(request_ids, is_silent=True)
+        if aborted and not self._is_shut_down:
+            self._spawn(self._client.abort_requests(aborted))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def trace_observers(is_traced: bool) -> tuple[RequestObserver, ...]:
+    """The observer that prints trace lines, where they are asked for."""
+    if not is_traced:
+        return ()
+    from llmstack_llm.trace import TraceObserver
+
+    return (TraceObserver(),)

@@ -1,51 +1,50 @@
-"""Prompts in every form a caller may use, to the requests the engine core takes."""
+"""From prompts and sampling fields to the requests of the engine core."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llmstack_llm import request_errors
-from llmstack_llm.admit import (
-    AdmissionLimits,
-    AdmittedRequest,
-    admit_request,
-    check_prompt_chars,
+from llmstack_llm.admission.limits import AdmissionLimits, check_prompt_chars
+from llmstack_llm.admission.rules import check_text, check_token_ids, check_truncation, check_truncation_side
+from llmstack_llm.admission.sampling import (
+    NO_NAMES,
+    CheckedSampling,
+    check_sampling,
+    given_fields,
+    resolve_max_tokens,
 )
-from llmstack_llm.admit_pooling import AdmittedPooling, admit_pooling
-from llmstack_llm.admit_rules import check_text
-from llmstack_llm.bad_words import BadWordSpelling, num_chars_of_bad_words
-from llmstack_llm.model_config import ModelConfig
-from llmstack_llm.pooling_prompt import (
-    PoolingPrompt,
-    TextPair,
-    check_truncation,
-    cut_token_ids,
-    encode_pooling_prompt,
-)
-from llmstack_llm.seeds import completion_seed
-from llmstack_llm.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
-from llmstack_llm.tokenizer import Tokenizer
-from llmstack_types import EngineCoreRequest, EngineReady, PoolingParams, SamplingParams
+from llmstack_llm.admission.seeds import completion_seed, draw_seed
+from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
+from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.pooling.admission import AdmittedPooling, admit_pooling
+from llmstack_llm.pooling.prompt import PoolingPrompt, TextPair, cut_token_ids, encode_pooling_prompt
+from llmstack_llm.requests import AdmittedRequest, GenerationRequest, PromptInput, RenderedPrompt, text_and_ids_of
+from llmstack_llm.text.bad_words import BadWordSpelling, num_chars_of_bad_words
+from llmstack_llm.text.gate import TextGate
+from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
+from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, PoolingParams, SamplingParams
 
-PromptInput = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or a dict with `prompt` or `prompt_token_ids` (with both, the text is only shown)."""
-
-MAX_CHARS_ON_LOOP = 8192  # about 2 ms of tokenizing
-_NO_NAMES: Mapping[str, str] = {}
 _PLAIN_OUTPUTS = StructuredOutputsConfig()
-# Fields that the front end alone heeds.
-_DONE_HERE: Mapping[str, Any] = {"stream_interval": 1, "truncate_prompt_tokens": None, "truncation_side": "left"}
 _NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
 
 
-def draw_seed() -> int:
-    """A seed nobody can guess."""
-    return secrets.randbits(63)
+@dataclass(slots=True)
+class _Draft:
+    """An admitted request before its `SamplingParams` are made."""
+
+    param: str
+    prompt: str | None
+    token_ids: list[int]
+    values: dict[str, Any]
+
+    def finish(self) -> AdmittedRequest:
+        """The request with its parameters."""
+        return AdmittedRequest(self.prompt, self.token_ids, SamplingParams(**self.values), self.param)
 
 
 class InputProcessor:
@@ -55,6 +54,7 @@ class InputProcessor:
         limits: What admission allows; `set_ready` makes it what the running engine can take.
         eos_token_ids: The model's and the tokenizer's end-of-sequence ids.
         constraints: What compiles constraints on output.
+        gate: Where long texts wait for a thread.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class InputProcessor:
         structured_outputs: StructuredOutputsConfig = _PLAIN_OUTPUTS,
     ) -> None:
         self.tokenizer = tokenizer
+        self.gate = TextGate()
         self.limits = AdmissionLimits(
             model_config.max_model_len,
             model_config.vocab_size,
@@ -78,78 +79,95 @@ class InputProcessor:
         self._start_token_id = _start_token_id(model_config, tokenizer)
         self._bad_words = BadWordSpelling(tokenizer)
         self._pooling_config = model_config.pooling
+        self._default_sampling: Mapping[str, Any] = model_config.default_sampling
+        self._has_good_defaults = False
+        self._check_defaults()
         self._draw = draw
         self._clock = clock
 
     def set_ready(self, ready: EngineReady) -> None:
-        """Takes over the engine core's own limits."""
+        """Applies the engine core's limits."""
         self.limits = dataclasses.replace(
             self.limits,
             max_model_len=min(self.limits.max_model_len, ready.max_model_len),
             vocab_size=min(self.limits.vocab_size, ready.vocab_size),
-            num_kv_tokens=ready.num_blocks * ready.block_size,
+            num_kv_tokens=ready.num_kv_tokens or ready.num_blocks * ready.block_size,
             embedding_size=ready.embedding_size,
             is_generative=ready.is_generative,
             is_causal=ready.is_causal,
             num_labels=ready.num_labels,
         )
+        self._check_defaults()
+
+    def _check_defaults(self) -> None:
+        """Checks the model's defaults once; a bad one is an error of the requests that do not override it."""
+        if self.limits.is_generative:
+            try:
+                self._default_sampling = check_sampling(self._default_sampling, self.limits).values
+            except InvalidRequestError:
+                self._has_good_defaults = False
+            else:
+                self._has_good_defaults = True
+
+    def check_sampling(
+        self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
+    ) -> CheckedSampling:
+        """Checks the sampling fields of a request, over the model's defaults; see `sampling.check_sampling`.
+
+        Of the defaults a beam search takes the length alone: the others change what it ranks.
+
+        Raises:
+            InvalidRequestError: Names the first field at fault.
+        """
+        defaults = self._default_sampling
+        if given.get("use_beam_search"):
+            defaults = {name: value for name, value in defaults.items() if name == "max_tokens"}
+        if not self._has_good_defaults:
+            given, defaults = {**defaults, **given}, {}
+        return check_sampling(given, self.limits, names, is_echo=is_echo, defaults=defaults)
+
+    def check_params(
+        self, params: SamplingParams, names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
+    ) -> CheckedSampling:
+        """`check_sampling` for parameters of vLLM's class, which replace the model's defaults."""
+        return check_sampling(given_fields(params), self.limits, names, is_echo=is_echo)
 
     def admit(
         self,
         prompt: PromptInput,
-        sampling_params: SamplingParams,
+        sampling: CheckedSampling,
         *,
         param: str = "prompt",
-        param_names: Mapping[str, str] = _NO_NAMES,
         default_max_tokens: int | None = None,
-        is_echo: bool = False,
         add_special_tokens: bool = True,
-        compiles_constraint: bool = True,
     ) -> AdmittedRequest:
-        """Tokenizes and checks one prompt; see `admit_request` for the arguments.
-
-        `compiles_constraint`: False leaves that to the caller.
+        """Tokenizes one prompt and checks what depends on it; the fields are those of `GenerationRequest`.
 
         Raises:
             InvalidRequestError: Names the field at fault.
         """
-        text, token_ids = self._text_and_ids(prompt, param)
-        if sampling_params.truncate_prompt_tokens is not None:
-            text, token_ids = self._cut(text, token_ids, sampling_params, param, param_names, add_special_tokens)
-        if token_ids is None:
-            token_ids = self._encode(text or "", param, add_special_tokens)
-        if sampling_params.stop_strings and self.tokenizer is None:
-            raise request_errors.unsupported_value("stop", "stop strings need a tokenizer")
-        admitted = admit_request(
-            text,
-            token_ids,
-            sampling_params,
-            self.limits,
-            param=param,
-            param_names=param_names,
-            default_max_tokens=default_max_tokens,
-            is_echo=is_echo,
-        )
-        bad_words_name = param_names.get("bad_words", "bad_words")
-        params = self._bad_words.apply(admitted.sampling_params, self.limits.vocab_size, bad_words_name)
-        if compiles_constraint:
-            params = self.constraints.check(params, self.limits.vocab_size, _name_of(param_names))
-        return admitted if params is admitted.sampling_params else dataclasses.replace(admitted, sampling_params=params)
+        draft = self._tokenized(prompt, sampling, param, default_max_tokens, add_special_tokens)
+        constraint = draft.values.get("structured_outputs")
+        if constraint is not None:
+            checked = self.constraints.check(constraint, self.limits.vocab_size, sampling.names)
+            draft.values["structured_outputs"] = checked
+        return draft.finish()
 
-    async def admit_async(
-        self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any
-    ) -> AdmittedRequest:
-        """`admit` off the loop: in a thread where the text is long, constraints in a process of their own."""
-        options["compiles_constraint"] = False
-        if _num_chars(prompt) + num_chars_of_bad_words(sampling_params) > MAX_CHARS_ON_LOOP:
-            admitted = await asyncio.to_thread(self.admit, prompt, sampling_params, **options)
-        else:
-            admitted = self.admit(prompt, sampling_params, **options)
-        if admitted.sampling_params.structured_outputs is None:
-            return admitted
-        name = _name_of(options.get("param_names", _NO_NAMES))
-        params = await self.constraints.check_async(admitted.sampling_params, self.limits.vocab_size, name)
-        return dataclasses.replace(admitted, sampling_params=params)
+    async def admit_async(self, request: GenerationRequest) -> AdmittedRequest:
+        """`admit` off the event loop: in a thread where the text is long, constraints in a separate process."""
+        arguments = (
+            request.prompt, request.sampling, request.param, request.default_max_tokens, request.add_special_tokens
+        )  # fmt: skip
+        words = request.sampling.values.get("bad_words")
+        num_chars = 0 if isinstance(request.prompt, RenderedPrompt) else _num_chars(request.prompt)
+        if words:
+            num_chars += num_chars_of_bad_words(words)
+        draft = await self.gate.run(num_chars, self._tokenized, *arguments)
+        constraint = draft.values.get("structured_outputs")
+        if constraint is not None:
+            checked = await self.constraints.check_async(constraint, self.limits.vocab_size, request.sampling.names)
+            draft.values["structured_outputs"] = checked
+        return draft.finish()
 
     def admit_pooling(
         self,
@@ -157,7 +175,7 @@ class InputProcessor:
         pooling_params: PoolingParams,
         *,
         param: str = "prompt",
-        param_names: Mapping[str, str] = _NO_NAMES,
+        param_names: Mapping[str, str] = NO_NAMES,
         add_special_tokens: bool = True,
     ) -> AdmittedPooling:
         """Tokenizes, cuts and checks one prompt to pool; see `admit_pooling.admit_pooling` for the arguments.
@@ -167,7 +185,8 @@ class InputProcessor:
         """
         limits = self.limits
         field_name = param_names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
-        max_tokens = check_truncation(pooling_params, limits.max_request_tokens, param=field_name)
+        check_truncation_side("truncation_side", pooling_params.truncation_side)
+        max_tokens = check_truncation(field_name, pooling_params.truncate_prompt_tokens, limits.max_request_tokens)
         side = pooling_params.truncation_side
         text, given = (None, None) if isinstance(prompt, TextPair) else self._text_and_ids(prompt, param)
         if given is not None:
@@ -191,9 +210,25 @@ class InputProcessor:
         self, prompt: PromptInput | TextPair, pooling_params: PoolingParams, **options: Any
     ) -> AdmittedPooling:
         """`admit_pooling`, in a thread where the text is long, so that other streams go on."""
-        if _num_chars(prompt) > MAX_CHARS_ON_LOOP:
-            return await asyncio.to_thread(self.admit_pooling, prompt, pooling_params, **options)
-        return self.admit_pooling(prompt, pooling_params, **options)
+        return await self.gate.run(_num_chars(prompt), lambda: self.admit_pooling(prompt, pooling_params, **options))
+
+    async def tokenize(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text alone; raises as `check_length`."""
+        return await self.gate.run(
+            len(text),
+            lambda: self._tokenizer_for(text, param).encode(text, add_special_tokens=add_special_tokens),
+        )
+
+    def check_length(self, num_chars: int, param: str, *, is_cut: bool = False) -> None:
+        """Refuses a text that is too long to be tokenized; see `limits.max_prompt_chars`.
+
+        Raises:
+            InvalidRequestError: Code `context_length_exceeded`.
+        """
+        # Below that, tokenizing costs less than the bound.
+        if self.tokenizer is not None and num_chars > MAX_CHARS_ON_LOOP:
+            longest = self.tokenizer.max_chars_per_token
+            check_prompt_chars(num_chars, self.limits, longest, param=param, is_cut=is_cut)
 
     def process_pooling(
         self, request_id: str, admitted: AdmittedPooling, *, priority: int = 0, cache_salt: str = ""
@@ -217,71 +252,87 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
     ) -> list[EngineCoreRequest]:
-        """One engine request per completion; several have ids `{index}_{request_id}` and are forks of the first."""
+        """The request's completions, one engine request each.
+
+        Several have the ids `{index}_{request_id}` and are forks of the first.
+        """
         params = admitted.sampling_params
-        seed = params.seed if params.seed is not None else self._draw()
-        arrival_time_s = self._clock()
-        max_tokens = params.max_tokens or 1  # nothing to generate still takes a step that computes the prompt
-        # Choosing the best takes the log-probabilities of all.
-        logprobs = params.logprobs or 0 if params.num_generated > params.n else params.logprobs
-        return [
-            EngineCoreRequest(
-                request_id=request_id if params.num_generated == 1 else f"{index}_{request_id}",
-                prompt_token_ids=list(admitted.prompt_token_ids),  # in one process the engine core would share it
-                sampling_params=dataclasses.replace(
-                    params,
-                    n=params.n if params.use_beam_search else 1,
-                    best_of=None,
-                    logprobs=logprobs,
-                    seed=completion_seed(seed, index),
-                    max_tokens=max_tokens,
-                    prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-                    **_DONE_HERE,
-                ),
-                eos_token_ids=self.eos_token_ids,
-                arrival_time_s=arrival_time_s,
-                priority=priority,
-                cache_salt=cache_salt,
-                fork_of=f"0_{request_id}" if index else "",
-            )
-            for index in range(params.num_generated)
-        ]
+        first = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=list(admitted.prompt_token_ids),  # in one process the engine core would share it
+            sampling_params=params,
+            eos_token_ids=self.eos_token_ids,
+            arrival_time_s=self._clock(),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        if params.n == 1 and params.best_of in (None, 1) and params.max_tokens:
+            return [first]
+        return _fanned_out(first)
+
+    def _tokenized(
+        self,
+        prompt: PromptInput,
+        sampling: CheckedSampling,
+        param: str,
+        default_max_tokens: int | None,
+        add_special_tokens: bool,
+    ) -> _Draft:
+        """The prompt's tokens, and the sampling fields with all that depends on the prompt and the tokenizer."""
+        values = sampling.values
+        if values.get("stop") and self.tokenizer is None:
+            raise request_errors.unsupported_value("stop", "stop strings need a tokenizer")
+        text, token_ids = self._text_and_ids(prompt, param)
+        if values.get("truncate_prompt_tokens") is not None:
+            text, token_ids = self._cut(text, token_ids, sampling, param, add_special_tokens)
+        if token_ids is None:
+            token_ids = self._encode(text or "", param, add_special_tokens)
+        check_token_ids(param, token_ids, self.limits.vocab_size)
+        if not token_ids:
+            raise request_errors.empty_array(param)
+        max_tokens = resolve_max_tokens(
+            sampling, len(token_ids), self.limits, param=param, default_max_tokens=default_max_tokens
+        )
+        seed = values.get("seed")
+        draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens})
+        draft.values["seed"] = self._draw() if seed is None else seed
+        draft.values.pop("truncate_prompt_tokens", None)  # done, and nothing that the engine core reads
+        draft.values.pop("truncation_side", None)
+        if values.get("bad_words"):
+            name = sampling.names.get("bad_words", "bad_words")
+            draft.values["bad_words_token_ids"] = self._bad_words.token_ids(values, self.limits.vocab_size, name)
+        return draft
 
     def _cut(
         self,
         text: str | None,
         token_ids: list[int] | None,
-        params: SamplingParams,
+        sampling: CheckedSampling,
         param: str,
-        param_names: Mapping[str, str],
         add_special_tokens: bool,
     ) -> tuple[str | None, list[int]]:
         """The part of a prompt that is kept, as text (where there is a tokenizer) and as token ids."""
-        name = param_names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
-        max_tokens = check_truncation(params, self.limits.max_request_tokens, param=name)
-        if params.truncate_prompt_tokens == -1 and type(params.max_tokens or 1) is int:
-            max_tokens = max(1, self.limits.max_request_tokens - max(params.max_tokens or 1, 1))
+        values, name = sampling.values, sampling.names.get("truncate_prompt_tokens", "truncate_prompt_tokens")
+        max_tokens, side = values["truncate_prompt_tokens"], values.get("truncation_side", "left")
+        if max_tokens == -1:
+            max_tokens = max(1, self.limits.max_request_tokens - max(values.get("max_tokens") or 1, 1))
         if token_ids is not None:
-            kept = cut_token_ids(token_ids, max_tokens, params.truncation_side)
-        elif self.tokenizer is None:
-            raise request_errors.unsupported_value(param, "this server has no tokenizer, so it takes token ids only")
+            kept = cut_token_ids(token_ids, max_tokens, side)
         else:
-            check_text(param, text or "")
+            tokenizer = self._tokenizer_for(text or "", param, is_cut=True)
             kept = encode_pooling_prompt(
-                self.tokenizer,
-                text or "",
-                add_special_tokens=add_special_tokens,
-                max_tokens=max_tokens,
-                side=params.truncation_side,
-                param=name,
-            ).token_ids
+                tokenizer, text or "", add_special_tokens=add_special_tokens,
+                max_tokens=max_tokens, side=side, param=name,
+            ).token_ids  # fmt: skip
         return None if self.tokenizer is None else self.tokenizer.decode(kept), kept
 
     def _text_and_ids(self, prompt: PromptInput, param: str) -> tuple[str | None, list[int] | None]:
         if isinstance(prompt, str):
             return prompt, None
+        if isinstance(prompt, RenderedPrompt):
+            return prompt.text, prompt.token_ids
         if isinstance(prompt, Mapping):
-            return _from_mapping(prompt, param)
+            return text_and_ids_of(prompt, param)
         if isinstance(prompt, list | tuple):
             return None, list(prompt)
         raise request_errors.invalid_type(param, "a string or an array of token ids", prompt)
@@ -294,28 +345,38 @@ class InputProcessor:
         return token_ids
 
     def _tokenizer_for(self, text: str | TextPair, param: str, *, is_cut: bool = False) -> Tokenizer:
-        """The tokenizer, once the text is known to be one that it can take; `is_cut` says that any length will do."""
+        """The tokenizer, once the text is known to be one that it can take; `is_cut` says that its tokens are cut."""
         if self.tokenizer is None:
             raise request_errors.unsupported_value(param, "this server has no tokenizer, so it takes token ids only")
         for part in (text.first, text.second) if isinstance(text, TextPair) else (text,):
             check_text(param, part)
-            if len(part) > MAX_CHARS_ON_LOOP and not is_cut:  # below that, tokenizing costs less than the bound
-                check_prompt_chars(part, self.limits, self.tokenizer.max_chars_per_token, param=param)
+        self.check_length(_num_chars(text), param, is_cut=is_cut)
         return self.tokenizer
 
 
-def _from_mapping(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:
-    for key in prompt:
-        if key not in ("prompt", "prompt_token_ids"):
-            raise request_errors.unsupported_parameter(request_errors.echo(key), f"'{request_errors.echo(key)}'")
-    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is not None and not isinstance(text, str):
-        raise request_errors.invalid_type(param, "a string", text)
-    if token_ids is None and text is None:
-        raise request_errors.invalid_type(param, "a string or an array of token ids", None)
-    if token_ids is not None and not isinstance(token_ids, list | tuple):
-        raise request_errors.invalid_type(param, "an array of token ids", token_ids)
-    return text, None if token_ids is None else list(token_ids)
+def _fanned_out(first: EngineCoreRequest) -> list[EngineCoreRequest]:
+    """The engine requests of a request with several completions, or with none."""
+    params = first.sampling_params
+    # Choosing the best takes the log-probabilities of all.
+    logprobs = params.logprobs or 0 if params.num_generated > params.n else params.logprobs
+    return [
+        dataclasses.replace(
+            first,
+            request_id=first.request_id if params.num_generated == 1 else f"{index}_{first.request_id}",
+            prompt_token_ids=list(first.prompt_token_ids),
+            sampling_params=dataclasses.replace(
+                params,
+                n=params.n if params.use_beam_search else 1,
+                best_of=None,
+                logprobs=logprobs,
+                seed=completion_seed(params.seed or 0, index),
+                max_tokens=params.max_tokens or 1,  # nothing to generate still takes a step that computes the prompt
+                prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+            ),
+            fork_of=f"0_{first.request_id}" if index else "",
+        )
+        for index in range(params.num_generated)
+    ]
 
 
 def _num_chars(prompt: PromptInput | TextPair) -> int:
@@ -324,10 +385,6 @@ def _num_chars(prompt: PromptInput | TextPair) -> int:
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
     return len(prompt) if isinstance(prompt, str) else 0
-
-
-def _name_of(param_names: Mapping[str, str]) -> Callable[[str], str]:
-    return lambda field: param_names.get(field, field)
 
 
 def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

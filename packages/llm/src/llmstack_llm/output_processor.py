@@ -1,4 +1,4 @@
-"""The way up: the engine core's outputs become text and outcomes in the streams of those who wait for them."""
+"""From the engine core's outputs to text, and to the outputs of each request."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from llmstack_llm.detokenizer import Detokenizer, make_detokenizer
-from llmstack_llm.failures import failure_of
-from llmstack_llm.output_collector import RequestOutputCollector
-from llmstack_llm.pooling_states import PoolingCollector, PoolingStates
-from llmstack_llm.request_state import CompletionState, RequestState, StepTimes, logprobs_dict
-from llmstack_llm.stats import FinishedRequestStats, IterationStats
-from llmstack_llm.stop_strings import StopStringMatcher, StopStringStream
-from llmstack_llm.tokenizer import Tokenizer
+from llmstack_llm.outputs.collector import ObservedCollector, RequestOutputCollector
+from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+from llmstack_llm.outputs.request_state import CompletionState, RequestState, StepTimes, logprobs_dict
+from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
+from llmstack_llm.pooling.states import PoolingCollector, PoolingStates
+from llmstack_llm.request_errors import failure_of
+from llmstack_llm.requests import AdmittedRequest
+from llmstack_llm.text.detokenizer import Detokenizer, make_detokenizer
+from llmstack_llm.text.stop_strings import StopStringMatcher, StopStringStream
+from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -21,9 +23,8 @@ from llmstack_types import (
     InvalidRequestError,
     RequestEvent,
     RequestFailedError,
-    SamplingParams,
+    RequestOutputKind,
     StepPhases,
-    TokenLogprobs,
 )
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class ProcessedOutputs:
 
     Attributes:
         request_ids: Requests whose stream has something new, each once, in order.
-        request_ids_to_abort: Engine requests that the engine core is still working on for nothing.
+        request_ids_to_abort: Engine requests that have ended here and still run in the engine core.
     """
 
     request_ids: list[str] = field(default_factory=list)
@@ -47,11 +48,13 @@ class OutputProcessor:
     """Owns the state of every request in flight; needs no engine and no event loop.
 
     Attributes:
-        pooling: Those that bring a vector.
+        pooling: Those that return a vector.
+        observers: Called for requests that are added from now on.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, observers: Sequence[RequestObserver] = ()) -> None:
         self._tokenizer = tokenizer
+        self.observers = tuple(observers)
         self.pooling = PoolingStates()
         self.request_id_to_state: dict[str, RequestState] = {}
         self.request_id_to_completion: dict[str, CompletionState] = {}
@@ -66,7 +69,7 @@ class OutputProcessor:
     @property
     def num_unfinished_completions(self) -> int:
         """Completions in flight, and requests that pool."""
-        return len(self.request_id_to_completion) + len(self.pooling)
+        return len(self.request_id_to_completion) + len(self.pooling.request_id_to_state)
 
     @property
     def num_waiting_prompt_tokens(self) -> int:
@@ -74,43 +77,63 @@ class OutputProcessor:
         states = self.request_id_to_state.values()
         return sum(len(state.prompt_token_ids) for state in states if state.metrics.first_token_time_s is None)
 
+    def new_collector(self, output_kind: RequestOutputKind) -> RequestOutputCollector:
+        """A collector for the requests of one consumer."""
+        if self.observers:
+            return ObservedCollector(output_kind, self.observers)
+        return RequestOutputCollector(output_kind)
+
     def add_request(
         self,
         request_id: str,
-        prompt: str | None,
+        admitted: AdmittedRequest,
         requests: Sequence[EngineCoreRequest],
-        sampling_params: SamplingParams,
-    ) -> RequestOutputCollector:
-        """Registers a request; to be called before the engine core hears of it, so that no output can come too early.
+        collector: RequestOutputCollector,
+        prompt_index: int = 0,
+    ) -> None:
+        """Registers a request; call it before the engine core gets the request, so that no output can come too early.
+
+        `prompt_index`: Its place among the requests of the collector.
 
         Raises:
             InvalidRequestError: The id, or that of a completion, is in use; the one in flight is unharmed.
         """
-        self._check_ids(request_id, *(request.request_id for request in requests))
-        collector = RequestOutputCollector(sampling_params.output_kind)
-        parent = RequestState(request_id, prompt, requests, sampling_params, collector, self._step_times)
-        matcher = StopStringMatcher(sampling_params.stop_strings) if sampling_params.stop_strings else None
+        self._check_ids(request_id, requests)
+        params = admitted.sampling_params
+        parent = RequestState(request_id, admitted, requests, collector, self._step_times, prompt_index)
+        matcher = StopStringMatcher(params.stop_strings) if params.stop else None
         self.request_id_to_state[request_id] = parent
         for index, request in enumerate(requests):
             self.request_id_to_completion[request.request_id] = self._completion(parent, index, request, matcher)
-        return collector
+        if isinstance(collector, ObservedCollector):
+            token_ids = admitted.prompt_token_ids
+            collector.open(SubmittedRequest(request_id, admitted.prompt, token_ids, params, len(requests)))
 
     def add_pooling_request(self, prompt: str | None, request: EngineCoreRequest) -> PoolingCollector:
-        """The same for a request that brings a vector."""
-        self._check_ids(request.request_id)
+        """Registers a request that returns a vector; raises as `add_request`."""
+        self._check_ids(request.request_id, [request])
         return self.pooling.add(prompt, request)
 
     def process_outputs(
         self,
-        outputs: Iterable[EngineCoreOutput],
+        outputs: Sequence[EngineCoreOutput],
         timestamp_s: float,
         events: Iterable[RequestEvent] = (),
         phases: StepPhases | None = None,
     ) -> ProcessedOutputs:
-        """Takes over one step's outputs. What goes wrong with one request ends that request alone."""
+        """Applies one step's outputs. An error with one request ends that request alone."""
         stats = IterationStats(timestamp_s=timestamp_s, phases=phases, num_aborted=self._num_aborted)
         self._num_aborted = 0
-        self._take_events(events, phases)
+        if phases is not None:
+            self._step_times.add(phases)
+        for request_id, status, time_s in events:
+            state = self.request_id_to_completion.get(request_id)
+            if state is not None:
+                state.note_status(status, time_s)
+            else:
+                self.pooling.note_status(request_id, status, time_s)
+        for observer in self.observers:
+            observer.on_engine_outputs(outputs)
         processed = ProcessedOutputs(iteration_stats=stats)
         touched: dict[str, None] = {}
         for output in outputs:
@@ -133,7 +156,7 @@ class OutputProcessor:
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], *, is_silent: bool = False) -> list[str]:
-        """Ends requests; their streams end with finish reason `abort`, unless nobody listens. Unknown ids are ignored.
+        """Ends requests; their streams end with finish reason `abort`, unless `is_silent`. Unknown ids are ignored.
 
         Returns:
             The engine requests to abort.
@@ -172,21 +195,12 @@ class OutputProcessor:
             self._fail(parent, error, ProcessedOutputs())
         self.pooling.fail_all(error)
 
-    def _take_events(self, events: Iterable[RequestEvent], phases: StepPhases | None) -> None:
-        for request_id, status, time_s in events:
-            completion = self.request_id_to_completion.get(request_id)
-            if completion is not None:
-                completion.note_status(status, time_s)
-            else:
-                self.pooling.note_status(request_id, status, time_s)
-        if phases is not None:
-            self._step_times.add(phases)
-
-    def _check_ids(self, *ids: str) -> None:
-        in_use = (self.request_id_to_state, self.request_id_to_completion, self.pooling)
-        if any(one in states for one in ids for states in in_use):
-            message = f"Invalid 'request_id': '{ids[0][:64]}' is in use."
-            raise InvalidRequestError(message, param="request_id", code="invalid_value")
+    def _check_ids(self, request_id: str, requests: Sequence[EngineCoreRequest]) -> None:
+        in_use = (self.request_id_to_state, self.request_id_to_completion, self.pooling.request_id_to_state)
+        for one in (request_id, *(request.request_id for request in requests)):
+            if any(one in states for states in in_use):
+                message = f"Invalid 'request_id': '{request_id[:64]}' is in use."
+                raise InvalidRequestError(message, param="request_id", code="invalid_value")
 
     def _completion(
         self, parent: RequestState, index: int, request: EngineCoreRequest, matcher: StopStringMatcher | None
@@ -212,15 +226,15 @@ class OutputProcessor:
         """True if the request's stream has something new."""
         parent = completion.parent
         if output.finish_reason is FinishReason.ERROR:
-            # The engine core ends a request that runs only where the model brought no numbers.
+            # The engine core ends a request that runs only where the model has computed no usable numbers.
             processed.iteration_stats.num_corrupted += completion.scheduled_time_s is not None
             self._fail(parent, failure_of(output.error), processed)
             return True
-        self._take_prompt_facts(parent, output, processed.iteration_stats)
+        if output.num_cached_tokens >= 0 or output.prompt_logprobs is not None:
+            self._take_prompt_facts(parent, output, processed.iteration_stats)
         if output.new_token_ids:
             _count_tokens(completion, len(output.new_token_ids), timestamp_s, processed.iteration_stats)
-        is_stopped = self._take_tokens(completion, output)
-        if is_stopped:
+        if not completion.is_prompt_only and completion.append_all(output):
             completion.finish_with_stop_string()
             if output.finish_reason is None:
                 processed.request_ids_to_abort.append(completion.request_id)
@@ -230,7 +244,7 @@ class OutputProcessor:
         if completion.finish_reason is not None:
             self._drop(completion)
             _count_finished(completion, timestamp_s, processed.iteration_stats)
-        elif parent.output_kind == "final_only":
+        elif parent.output_kind is RequestOutputKind.FINAL_ONLY:
             return False
         news = completion.output()
         return news is not None and parent.deliver(news)
@@ -243,20 +257,6 @@ class OutputProcessor:
             entries = output.prompt_logprobs
             parent.prompt_logprobs = [entry and logprobs_dict(entry, self._tokenizer) for entry in entries]
             parent.has_new_prompt_logprobs = True
-
-    def _take_tokens(self, completion: CompletionState, output: EngineCoreOutput) -> bool:
-        """True if a stop string was found; tokens after it are dropped."""
-        if completion.is_prompt_only:
-            return False
-        logprobs: Sequence[TokenLogprobs | None] = output.logprobs or [None] * len(output.new_token_ids)
-        last = len(output.new_token_ids) - 1
-        is_ended_by_token = output.finish_reason is FinishReason.STOP
-        is_end_shown = completion.parent.sampling_params.include_stop_str_in_output
-        for position, token_id in enumerate(output.new_token_ids):
-            is_text = is_end_shown or not (is_ended_by_token and position == last)
-            if completion.append(token_id, logprobs[position], is_text=is_text):
-                return True
-        return False
 
     def _fail(self, parent: RequestState, error: Exception, processed: ProcessedOutputs) -> None:
         for completion in self._unfinished(parent):

@@ -1,11 +1,12 @@
-"""What the front end needs of an engine client, by shape; the clients of `llmstack-engine-core` satisfy it."""
+"""Protocols of the engine clients that the front ends use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, StepRecording
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, Operation
+from llmstack_types.control import ArgumentTs, ResultT
 
 
 class AsyncEngineCoreClient(Protocol):
@@ -54,12 +55,16 @@ class AsyncEngineCoreClient(Protocol):
         """
         ...
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        ...
+    async def call(
+        self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None
+    ) -> ResultT:
+        """Asks the engine core for something besides requests; see `Control`.
 
-    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""
+        `engine_index`: Which engine core, where there are several; None asks all.
+
+        Raises:
+            EngineDeadError: The engine core is gone.
+        """
         ...
 
     @property
@@ -72,22 +77,6 @@ class AsyncEngineCoreClient(Protocol):
         """0 while the engine core is awake."""
         ...
 
-    async def current_sleep_level(self) -> int:
-        """`sleep_level` once all has come that the engine core had sent: another client may have changed it."""
-        ...
-
-    async def sleep(self, level: int) -> bool:
-        """Gives KV storage back, and with level 2 the weights too; False while requests are running."""
-        ...
-
-    async def wake_up(self) -> None:
-        """Brings back what `sleep` gave back.
-
-        Raises:
-            EngineDeadError: That failed.
-        """
-        ...
-
     async def shutdown(self) -> None:
         """Stops the engine core and removes every process, socket and file of it. Idempotent."""
         ...
@@ -96,38 +85,16 @@ class AsyncEngineCoreClient(Protocol):
 class SyncEngineCoreClient(Protocol):
     """An engine core seen from plain code: in this process, or in one of its own."""
 
-    def wait_until_ready(self) -> EngineReady:
-        """As `AsyncEngineCoreClient.wait_until_ready`."""
-        ...
+    def wait_until_ready(self) -> EngineReady: ...
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """As `AsyncEngineCoreClient.add_request`."""
-        ...
+    def add_request(self, request: EngineCoreRequest) -> None: ...
 
-    def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """As `AsyncEngineCoreClient.abort_requests`."""
-        ...
+    def abort_requests(self, request_ids: Sequence[str]) -> None: ...
 
     def get_outputs(self) -> EngineCoreOutputs:
         """Runs or waits for the next step; call it only while requests are unfinished."""
         ...
 
-    def reset_prefix_cache(self) -> bool:
-        """As `AsyncEngineCoreClient.reset_prefix_cache`."""
-        ...
+    def call(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT: ...
 
-    def recent_steps(self, after_step: int = 0) -> StepRecording:
-        """As `AsyncEngineCoreClient.recent_steps`."""
-        ...
-
-    def sleep(self, level: int) -> bool:
-        """As `AsyncEngineCoreClient.sleep`."""
-        ...
-
-    def wake_up(self) -> None:
-        """As `AsyncEngineCoreClient.wake_up`."""
-        ...
-
-    def shutdown(self) -> None:
-        """As `AsyncEngineCoreClient.shutdown`."""
-        ...
+    def shutdown(self) -> None: ...

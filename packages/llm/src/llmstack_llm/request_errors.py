@@ -1,8 +1,14 @@
-"""The fixed sentences in which a request is refused: OpenAI's wording, one function per code of the error contract."""
+"""Error sentences of refused requests, one function per code."""
 
 from __future__ import annotations
 
-from llmstack_types import InvalidRequestError
+from llmstack_types import (
+    EngineLostError,
+    InvalidRequestError,
+    NumericalError,
+    QuarantinedError,
+    RequestFailedError,
+)
 
 MAX_ECHOED_CHARS = 64
 _MAX_ECHOED_BITS = 200  # 61 decimal digits; Python refuses to print integers of thousands of digits at all
@@ -88,12 +94,12 @@ def pooling_not_supported(api: str, reason: str) -> InvalidRequestError:
 
 
 def unsupported_parameter(param: str, reason: str) -> InvalidRequestError:
-    """Code `unsupported_parameter`."""
+    """Refusal with the code `unsupported_parameter`."""
     return InvalidRequestError(f"Unsupported parameter: {reason}.", param=param, code="unsupported_parameter")
 
 
 def array_too_long(param: str, maximum: int, length: int) -> InvalidRequestError:
-    """Code `array_above_max_length`."""
+    """Refusal with the code `array_above_max_length`."""
     message = (
         f"Invalid '{param}': array too long. Expected an array with maximum length {maximum}, "
         f"but got an array with length {length} instead."
@@ -102,7 +108,7 @@ def array_too_long(param: str, maximum: int, length: int) -> InvalidRequestError
 
 
 def empty_array(param: str) -> InvalidRequestError:
-    """Code `empty_array`."""
+    """Refusal with the code `empty_array`."""
     message = (
         f"Invalid '{param}': empty array. Expected an array with minimum length 1, but got an empty array instead."
     )
@@ -110,7 +116,7 @@ def empty_array(param: str) -> InvalidRequestError:
 
 
 def empty_string(param: str) -> InvalidRequestError:
-    """Code `string_below_min_length`."""
+    """Refusal with the code `string_below_min_length`."""
     message = (
         f"Invalid '{param}': string too short. Expected a string with minimum length 1, "
         f"but got an empty string instead."
@@ -119,7 +125,7 @@ def empty_string(param: str) -> InvalidRequestError:
 
 
 def string_too_long(param: str, maximum: int, length: int) -> InvalidRequestError:
-    """Code `string_above_max_length`."""
+    """Refusal with the code `string_above_max_length`."""
     message = (
         f"Invalid '{param}': string too long. Expected a string with maximum length {maximum}, "
         f"but got a string with length {length} instead."
@@ -128,7 +134,7 @@ def string_too_long(param: str, maximum: int, length: int) -> InvalidRequestErro
 
 
 def too_many_properties(param: str, maximum: int, count: int) -> InvalidRequestError:
-    """Code `object_above_max_properties`."""
+    """Refusal with the code `object_above_max_properties`."""
     message = (
         f"Invalid '{param}': too many properties. Expected an object with at most {maximum} properties, "
         f"but got an object with {count} properties instead."
@@ -144,11 +150,11 @@ def out_of_vocabulary(param: str, token_id: int, vocab_size: int) -> InvalidRequ
 def context_length_exceeded(
     param: str, max_model_len: int, num_prompt_tokens: int | None, max_tokens: int | None = None
 ) -> InvalidRequestError:
-    """Code `context_length_exceeded`; `num_prompt_tokens` None means too many to count."""
+    """Code `context_length_exceeded`; `num_prompt_tokens` None means a text too long to tokenize."""
     part = "messages" if param.startswith("messages") else "prompt"
     limit = f"This model's maximum context length is {max_model_len} tokens. However, "
     if num_prompt_tokens is None:
-        text = f"your {part} surely has more than that. Please reduce the length of the {part}."
+        text = f"your {part} is too long to be tokenized. Please reduce the length of the {part}."
     elif max_tokens is None:
         text = f"your {part} resulted in {num_prompt_tokens} tokens. Please reduce the length of the {part}."
     else:
@@ -169,7 +175,7 @@ def max_tokens_too_large(param: str, max_tokens: int, max_model_len: int) -> Inv
 
 
 def answer_too_large(param: str, maximum: int, count: int) -> InvalidRequestError:
-    """Code `request_budget_exceeded`, about what would come back."""
+    """Code `request_budget_exceeded`, about the size of the answer."""
     message = (
         f"This request asks for {count} numbers; at most {maximum} are allowed in one answer. "
         "Please send fewer or shorter inputs."
@@ -187,9 +193,20 @@ def too_much_text(param: str, maximum: int, count: int) -> InvalidRequestError:
 
 
 def request_budget_exceeded(param: str, num_prompts: int, n: int, maximum: int) -> InvalidRequestError:
-    """Code `request_budget_exceeded`."""
+    """Refusal with the code `request_budget_exceeded`."""
     message = (
         f"This request asks for {num_prompts} x {n} completions; "
         f"at most {maximum} are allowed in one request. Please send fewer prompts or a lower 'n'."
     )
     return InvalidRequestError(message, param=param, code="request_budget_exceeded")
+
+
+def failure_of(error: str | None) -> RequestFailedError:
+    """The typed error where the text is one of those that are agreed upon; `error` is `EngineCoreOutput.error`."""
+    if error == NumericalError.TEXT:
+        return NumericalError()
+    if error == EngineLostError.TEXT:
+        return EngineLostError()
+    if error in QuarantinedError.TEXTS:
+        return QuarantinedError(error)
+    return RequestFailedError(error or "the request failed")

@@ -1,4 +1,4 @@
-"""Fakes for tests over this package: an engine core that echoes, and a small model folder."""
+"""Test doubles: an engine core that echoes, and a small model folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,21 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from llmstack_types import (
+    Control,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDeadError,
     EngineReady,
     FinishReason,
+    Operation,
     PoolingParams,
     PoolingTask,
     SchedulerStats,
     StepRecording,
     TokenLogprobs,
 )
+from llmstack_types.control import ArgumentTs, ResultT
 
 END_OF_TEXT = "<|endoftext|>"
 FAKE_EMBEDDING_SIZE = 4
@@ -85,7 +88,7 @@ def fake_vector(token_ids: Sequence[int], dimensions: int | None = None) -> byte
 
 @dataclass(slots=True)
 class EchoEngine:
-    """The echo itself: each step brings every request one token, the k-th being prompt token k mod its length.
+    """The echo: each step gives every request one token, the k-th being prompt token k mod its length.
 
     Attributes:
         output_token_ids: What to say instead of the echo, then end of sequence does not apply; None echoes.
@@ -100,11 +103,9 @@ class EchoEngine:
     num_steps: int = 0
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Takes one request."""
         self.request_id_to_state[request.request_id] = _EchoState(request)
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """Forgets requests."""
         for request_id in request_ids:
             self.request_id_to_state.pop(request_id, None)
 
@@ -170,7 +171,7 @@ class FakeEngineCoreClient:
     Attributes:
         engine: Its state, free to look at and to change.
         added: Every request it was sent.
-        aborted_request_ids: Every id it was told to abort.
+        aborted_request_ids: Every id that was aborted.
         step_delay_s: How long each step takes.
         sleep_level: What `sleep` has set.
     """
@@ -188,11 +189,18 @@ class FakeEngineCoreClient:
         self._is_dead = False
         self._has_work = asyncio.Event()
         self._readiness = asyncio.Event()
+        self._operations: dict[Operation[Any, *tuple[Any, ...]], Callable[..., Any]] = {
+            Control.RESET_PREFIX_CACHE: lambda: not self.engine.request_id_to_state,
+            Control.STATS: SchedulerStats,
+            Control.RECENT_STEPS: lambda after_step: StepRecording(time.monotonic(), (), ()),
+            Control.SLEEP: self._sleep,
+            Control.WAKE_UP: self._wake_up,
+            Control.SLEEP_LEVEL: lambda: self.sleep_level,
+        }
         if is_ready:
             self._readiness.set()
 
     def become_ready(self) -> None:
-        """Lets `wait_until_ready` return."""
         self._readiness.set()
 
     def die(self) -> None:
@@ -203,24 +211,20 @@ class FakeEngineCoreClient:
 
     @property
     def is_dead(self) -> bool:
-        """True after `die`."""
         return self._is_dead
 
     async def wait_until_ready(self) -> EngineReady:
-        """Returns once ready."""
         await self._readiness.wait()
         self._check()
         return self.ready
 
     async def add_request(self, request: EngineCoreRequest) -> None:
-        """Takes one request."""
         self._check()
         self.added.append(request)
         self.engine.add_request(request)
         self._has_work.set()
 
     async def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """Forgets requests."""
         self.aborted_request_ids.extend(request_ids)
         self.engine.abort_requests(request_ids)
 
@@ -234,36 +238,29 @@ class FakeEngineCoreClient:
                 return self.engine.step()
             self._has_work.clear()
 
-    async def reset_prefix_cache(self) -> bool:
-        """True while idle."""
-        return not self.engine.request_id_to_state
-
     @property
     def engines(self) -> list[EngineReady]:
-        """One."""
         return [self.ready]
 
-    async def current_sleep_level(self) -> int:
-        """The same."""
-        return self.sleep_level
+    async def call(
+        self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None
+    ) -> ResultT:
+        """Answers as an engine core does that records no steps."""
+        self._check()
+        result: ResultT = self._operations[operation](*arguments)
+        return result
 
-    async def sleep(self, level: int) -> bool:
-        """True while idle."""
+    def _sleep(self, level: int) -> bool:
         if self.engine.request_id_to_state:
             return False
         self.sleep_level = level
         return True
 
-    async def wake_up(self) -> None:
-        """Ends the sleep."""
+    def _wake_up(self) -> bool:
         self.sleep_level = 0
-
-    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        """It keeps none."""
-        return StepRecording(time.monotonic(), (), ())
+        return True
 
     async def shutdown(self) -> None:
-        """Ends it."""
         self.is_shut_down = True
 
     def _check(self) -> None:

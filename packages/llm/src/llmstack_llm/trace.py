@@ -1,58 +1,50 @@
-"""The front end's lines of a trace: `[TRACE] (module) message`, as requests pass through it.
+"""Trace lines of the front end, `[TRACE] (module) message`.
 
-Loaded only where a trace was asked for. Lines hold ids and counts, never what users wrote.
+Loaded only where a trace was asked for. Lines hold ids and counts, never texts of users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from llmstack_engine_core.trace import trace_line
-from llmstack_llm.admit import AdmittedRequest
-from llmstack_llm.input_processor import InputProcessor, PromptInput
-from llmstack_llm.output_processor import OutputProcessor, ProcessedOutputs
-from llmstack_types import EngineCoreOutput, EngineCoreRequest, SamplingParams
+from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+from llmstack_llm.outputs.request_output import RequestOutput
+from llmstack_types import EngineCoreOutput, SamplingParams
 
-__all__ = ["TracedInputProcessor", "TracedOutputProcessor", "trace_line"]
+_WHOLE = "all completions have ended"
 
-
-class TracedInputProcessor(InputProcessor):
-    """Says what was tokenized and what goes to the engine core."""
-
-    def admit(self, prompt: PromptInput, sampling_params: SamplingParams, **options: Any) -> AdmittedRequest:
-        """As its base, with a line after it."""
-        admitted = super().admit(prompt, sampling_params, **options)
-        num_tokens, max_tokens = len(admitted.prompt_token_ids), admitted.sampling_params.max_tokens
-        trace_line("input_processor", f"admitted a prompt of {num_tokens} tokens, {max_tokens} more at most")
-        return admitted
-
-    def process_inputs(self, request_id: str, admitted: AdmittedRequest, **options: Any) -> list[EngineCoreRequest]:
-        """As its base, with a line after it."""
-        requests = super().process_inputs(request_id, admitted, **options)
-        trace_line("input_processor", f"{request_id}: {len(requests)} completions to the engine core")
-        return requests
+__all__ = ["TraceObserver", "trace_line"]
 
 
-class TracedOutputProcessor(OutputProcessor):
-    """Says what came back, and what it led to."""
+class TraceObserver(RequestObserver):
+    """Prints what was tokenized and submitted, what the engine core returned, and which requests ended."""
 
-    def process_outputs(self, outputs: Iterable[EngineCoreOutput], *details: Any) -> ProcessedOutputs:
-        """As its base, with a line before for each output and one after for each request that ends."""
-        rows = list(outputs)
-        for output in rows:
+    def __init__(self) -> None:
+        self._id_to_end: dict[str, str] = {}
+
+    def on_submitted(self, request: SubmittedRequest) -> None:
+        """Two lines: the prompt, and the completions of it."""
+        if isinstance(request.params, SamplingParams):
+            self._id_to_end[request.request_id] = "aborted"
+            num_tokens, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
+            trace_line("input_processor", f"admitted a prompt of {num_tokens} tokens, {max_tokens} more at most")
+            trace_line(
+                "input_processor", f"{request.request_id}: {request.num_completions} completions to the engine core"
+            )
+
+    def on_engine_outputs(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        """A line for each output."""
+        for output in outputs:
             trace_line("output_processor", f"{output.request_id}: {len(output.new_token_ids)} tokens to detokenize")
-        before = set(self.request_id_to_state)
-        processed = super().process_outputs(rows, *details)
-        for request_id in processed.request_ids:
-            if request_id in before and request_id not in self.request_id_to_state:
-                trace_line("output_processor", f"{request_id}: all completions have ended")
-        return processed
 
-    def abort_requests(self, request_ids: Iterable[str], *, is_silent: bool = False) -> list[str]:
-        """As its base, with a line for each request that is in flight."""
-        ids: Sequence[str] = list(request_ids)
-        for request_id in ids:
-            if request_id in self.request_id_to_state or request_id in self.pooling:
-                trace_line("output_processor", f"{request_id}: aborted")
-        return super().abort_requests(ids, is_silent=is_silent)
+    def on_output(self, output: RequestOutput) -> None:
+        """Notes that a request has ended by itself."""
+        if output.finished and any(completion.finish_reason != "abort" for completion in output.outputs):
+            self._id_to_end[output.request_id] = _WHOLE
+
+    def on_finished(self, request_id: str, error: Exception | None) -> None:
+        """The last line of a request."""
+        end = self._id_to_end.pop(request_id, None)
+        if end is not None:
+            trace_line("output_processor", f"{request_id}: {end if error is None else _WHOLE}")

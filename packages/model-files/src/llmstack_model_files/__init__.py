@@ -1,8 +1,14 @@
-"""The one opener of model files: finds a repository or folder, opens and checks configurations and weight headers."""
+"""The one opener of model files: folders, configurations and weight headers."""
 
-from llmstack_model_files.errors import ModelFilesError
-from llmstack_model_files.folder import artifact_path, open_artifact, overridden, read_json, read_json_array
-from llmstack_model_files.resolve import resolve_model
+from llmstack_model_files.folder import (
+    ModelFilesError,
+    artifact_path,
+    open_artifact,
+    overridden,
+    read_json,
+    read_json_array,
+)
+from llmstack_model_files.resolve import looks_like_path, resolve_model
 from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors
 from llmstack_model_files.weight_files import safetensors_files
 
@@ -11,6 +17,7 @@ __all__ = [
     "TensorInfo",
     "artifact_path",
     "check_safetensors",
+    "looks_like_path",
     "open_artifact",
     "overridden",
     "read_json",

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, NoReturn, overload
 
-from llmstack_model_files.errors import ModelFilesError
-
 MAX_JSON_BYTES = 64 << 20
 # Formats whose reading can run code.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5"})
+
+
+class ModelFilesError(Exception):
+    """A model cannot be found, or a file of it is missing, damaged or not allowed; the text is one line for a user."""
 
 
 def artifact_path(folder: Path, name: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Turns what a user calls a model, a folder or a repository id on the hub, into a folder."""
+"""Resolution of a model name, a folder or a repository id, to a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmstack_model_files.errors import ModelFilesError
+from llmstack_model_files.folder import ModelFilesError
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,16 @@ _MISSPELT: Mapping[str, str] = {
     "openai/gpt2": "gpt2",
     "openai/gpt-2": "gpt2",
 }
-# The first answer of the hub must come within this time, so that a machine without a network hears so at once.
+# The hub must answer within this time, so that a machine without a network fails at once.
 _HUB_TIMEOUT_S = 5.0
 
 
+ENTRY_POINT_GROUP = "llmstack.models"
+"""Entry points of installed packages: a model's name, and a function that returns its folder."""
+
+
 def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
-    """The folder of a model: the folder itself, else the hub's cache, else a download into it.
+    """The folder of a model: the folder itself, else an installed package's, else the hub's cache, else a download.
 
     A complete copy in the cache is used without asking the hub whether there is a newer one. The environment variables
     of huggingface-hub hold: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
@@ -42,8 +46,11 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return _checked_folder(folder)
-    if _looks_like_path(name_or_path):
+    if looks_like_path(name_or_path):
         raise ModelFilesError(f"There is no folder {name_or_path[:256]}.")
+    installed = _find_installed(name_or_path)
+    if installed is not None:
+        return _checked_folder(installed)
     if name_or_path in _MISSPELT:
         raise ModelFilesError(f"There is no model {name_or_path}; did you mean {_MISSPELT[name_or_path]}?")
     if not _is_repository_id(name_or_path):
@@ -68,8 +75,29 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
-def _looks_like_path(text: str) -> bool:
-    return text.startswith(("/", "./", "../", "~")) or text.count("/") > 1 or text in {"", ".", ".."}
+def _find_installed(name: str) -> Path | None:
+    """The folder of the installed package that registers `name`; None where none does."""
+    from importlib.metadata import entry_points  # late: reads the metadata of everything installed
+
+    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        try:
+            return Path(entry.load()())
+        except Exception as error:  # foreign code: whatever it raises, its model is not available
+            first_line = str(error).partition("\n")[0][:256]
+            raise ModelFilesError(
+                f"The installed model {name} ({entry.value}) cannot be opened: {type(error).__name__}: {first_line}"
+            ) from error
+    return None
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether a model is named by a path, or by a name that is a folder here; else it is a repository id."""
+    return (
+        Path(text).is_dir()
+        or text.startswith(("/", "./", "../", "~"))
+        or text.count("/") > 1
+        or text in {"", ".", ".."}
+    )
 
 
 def _is_repository_id(text: str) -> bool:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmstack_model_files.errors import ModelFilesError
-from llmstack_model_files.folder import parse_json_object
+from llmstack_model_files.folder import ModelFilesError, parse_json_object
 
 MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 64

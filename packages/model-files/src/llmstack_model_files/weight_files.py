@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmstack_model_files.errors import ModelFilesError
-from llmstack_model_files.folder import PICKLE_SUFFIXES, artifact_path, read_json
+from llmstack_model_files.folder import PICKLE_SUFFIXES, ModelFilesError, artifact_path, read_json
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"

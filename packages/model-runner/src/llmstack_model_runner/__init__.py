@@ -1,1 +1,1 @@
-"""Runs a language model one scheduled step at a time: persistent input batch, paged attention, sampler."""
+"""Model runner: executes scheduled steps of a language model on one device."""

@@ -1,4 +1,4 @@
-"""Index arithmetic for rows of different lengths that lie one after the other."""
+"""Index arithmetic for concatenated rows of different lengths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def ragged_aranges(starts: IntArray, lengths: IntArray) -> IntArray:
-    """start, start + 1, ... of each row in turn: [sum of lengths].
+    """Concatenation of start, start + 1, ... of each row: [sum of lengths].
 
     Args:
         starts: [num_rows]

@@ -1,4 +1,4 @@
-"""For tests and benchmarks: small models, and a driver that plays the scheduler by hand."""
+"""Test kit: small checkpoints, and a driver that replaces the scheduler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_gpt2_config(folder: Path, **overrides: object) -> Path:
 
 
 def write_gpt2_checkpoint(folder: Path, seed: int = 0, spread: float = 0.5, **overrides: object) -> Path:
-    """Writes a tiny GPT-2 with random weights, of a spread that makes its greedy text vary; returns the folder."""
+    """Writes a tiny GPT-2 with random weights, large enough that greedy outputs vary; returns the folder."""
     write_gpt2_config(folder, **overrides)
     return write_random_weights(folder, seed, spread)
 
@@ -47,7 +47,7 @@ def write_random_weights(folder: Path, seed: int = 0, spread: float = 0.5) -> Pa
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, slot in slots.items():
-        # Large biases would drown what the matrices say of the tokens.
+        # Large biases would dominate the products.
         values = torch.randn(slot.shape, generator=generator) * (spread if len(slot.shape) > 1 else 0.02)
         weights[name] = values + 1 if slot.kind is WeightKind.SCALE else values
     save_file(weights, folder / "model.safetensors")
@@ -55,14 +55,19 @@ def write_random_weights(folder: Path, seed: int = 0, spread: float = 0.5) -> Pa
 
 
 class StepDriver:
-    """Drives a runner without a scheduler: the caller says how many tokens each request computes in each step."""
+    """Drives a runner without a scheduler; the caller chooses the number of tokens of each request in each step."""
 
     def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
-        """Takes over an initialized runner; blocks are handed out in order and returned on removal."""
+        """Drives an initialized runner; blocks are allocated in order and freed on removal.
+
+        Blocks that sliding windows have passed are kept: only a scheduler frees them.
+        """
         self.outputs: dict[str, list[int]] = {}
         self.errors: dict[str, str] = {}
         self._runner = runner
-        self._block_size = runner.kv_cache_spec().block_size
+        spec = runner.kv_cache_spec()
+        self._block_size = spec.block_size
+        self._num_groups = max(1, len(spec.groups))  # block ids of the groups alternate
         self._free_blocks = list(range(num_blocks - 1, -1, -1))
         self._new: list[NewRequest] = []
         self._removed: list[str] = []
@@ -73,7 +78,7 @@ class StepDriver:
         self._num_steps = 0
 
     def add(self, request_id: str, prompt: list[int], params: SamplingParams, eos: tuple[int, ...] = ()) -> None:
-        """A request for the next step."""
+        """Adds a request to the next step."""
         self.outputs[request_id] = []
         self._requests[request_id] = NewRequest(request_id, list(prompt), len(prompt), params, eos)
         self._start(request_id)
@@ -88,14 +93,14 @@ class StepDriver:
         self._new = waiting
 
     def preempt(self, request_id: str) -> None:
-        """Takes a request's blocks and starts it anew, with prompt and output, as a scheduler resumes it."""
+        """Frees a request's blocks and restarts it with prompt and output, as a scheduler resumes it."""
         self.remove(request_id)
         self._start(request_id)
 
     def share(self, request_id: str, other_id: str) -> int:
-        """A prefix hit: a request that has computed nothing takes over the full blocks of the first tokens both have.
+        """Makes a prefix hit: a request that has computed nothing shares the full blocks of the common prefix.
 
-        Returns the number of tokens that it need not compute; the last one is always computed.
+        Returns the number of tokens that need not be computed; the last one is always computed.
         """
         if self._blocks[request_id]:
             raise ValueError(f"request {request_id} has blocks already")
@@ -103,12 +108,12 @@ class StepDriver:
         computed = self._token_ids(other_id)[: self._num_computed[other_id]]
         num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, computed, strict=False)))
         num_blocks = num_equal // self._block_size
-        self._blocks[request_id] = self._blocks[other_id][:num_blocks]
+        self._blocks[request_id] = self._blocks[other_id][: num_blocks * self._num_groups]
         self._num_computed[request_id] = num_blocks * self._block_size
         return self._num_computed[request_id]
 
     def num_left(self, request_id: str) -> int:
-        """Known tokens whose KV does not exist yet; 1 for a request that decodes."""
+        """Number of known tokens without KV; 1 for a request that decodes."""
         request = self._requests[request_id]
         return request.num_prompt_tokens + len(self.outputs[request_id]) - self._num_computed[request_id]
 
@@ -133,13 +138,13 @@ class StepDriver:
         self._num_steps += 1
         for request_id, token_ids in zip(output.request_ids, output.sampled_token_ids, strict=True):
             self.outputs[request_id].extend(token_ids)
-            # What was accepted is computed; the slots of other drafts are used again.
+            # Accepted tokens are computed; slots of other drafts are reused.
             self._num_computed[request_id] += max(len(token_ids) - 1, 0)
         self.errors.update(output.errors)
         return output
 
     def run(self, num_output_tokens: int) -> dict[str, list[int]]:
-        """Steps all requests, whole prompts first, until each has so many tokens more; returns all outputs."""
+        """Steps all requests, whole prompts first, for that many output tokens each; returns all outputs."""
         for _ in range(num_output_tokens):
             self.step({request_id: self.num_left(request_id) for request_id in self._blocks})
         return self.outputs
@@ -156,7 +161,8 @@ class StepDriver:
     def _schedule(self, request_id: str, num_tokens: int, drafts: Sequence[int]) -> ScheduledRequest:
         start = self._num_computed[request_id]
         blocks = self._blocks[request_id]
-        num_new_blocks = max(-(-(start + num_tokens + len(drafts)) // self._block_size) - len(blocks), 0)
+        num_blocks = -(-(start + num_tokens + len(drafts)) // self._block_size) * self._num_groups
+        num_new_blocks = max(num_blocks - len(blocks), 0)
         blocks.extend(self._free_blocks.pop() for _ in range(num_new_blocks))
         num_sent, self._num_sent_blocks[request_id] = self._num_sent_blocks[request_id], len(blocks)
         self._num_computed[request_id] = start + num_tokens

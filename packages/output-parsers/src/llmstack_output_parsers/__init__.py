@@ -1,16 +1,12 @@
-"""Streaming parsers of model output: tool calls and reasoning out of text, in linear time; standard library only."""
+"""Streaming parsers of model output: tool calls and reasoning, in linear time."""
 
-from llmstack_output_parsers.chain import ChainedParser
-from llmstack_output_parsers.deltas import ParsedDelta, ToolCallDelta
 from llmstack_output_parsers.forced import NamedCallParser, RequiredCallsParser
-from llmstack_output_parsers.hermes import HermesToolParser
-from llmstack_output_parsers.llama import Llama3JsonToolParser
-from llmstack_output_parsers.mistral import MistralToolParser
+from llmstack_output_parsers.json_formats import HermesToolParser, Llama3JsonToolParser, MistralToolParser
 from llmstack_output_parsers.parser import Parser, ToolParser, ToolSchemas
-from llmstack_output_parsers.protocols import OutputParser
+from llmstack_output_parsers.protocols import OutputParser, ParsedDelta, ToolCallDelta
 from llmstack_output_parsers.pythonic import PythonicToolParser
 from llmstack_output_parsers.qwen3_coder import Qwen3CoderToolParser
-from llmstack_output_parsers.reasoning import DeepSeekR1Parser, MistralReasoningParser, ThinkParser
+from llmstack_output_parsers.reasoning import ChainedParser, DeepSeekR1Parser, MistralReasoningParser, ThinkParser
 from llmstack_output_parsers.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,

@@ -1,4 +1,4 @@
-"""Calls whose form a grammar has forced: the message is nothing but calls."""
+"""Parsers of messages that a grammar has constrained to tool calls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmstack_output_parsers.reader import Steps
 
 
 class RequiredCallsParser(JsonCallParser):
-    """`[{"name": ..., "parameters": {...}}, ...]`."""
+    """An array of calls: `[{"name": ..., "parameters": {...}}, ...]`."""
 
     def run(self) -> Steps[None]:
-        """The array; whatever else there is, is content."""
+        """Parses the array; all other text is content."""
         self.reader.hold()
         character = yield from self.reader.take_spaces()
         before = self.reader.release()
@@ -28,14 +28,14 @@ class RequiredCallsParser(JsonCallParser):
 
 
 class NamedCallParser(ToolParser):
-    """The arguments of one function, alone."""
+    """The arguments of one function, without a name."""
 
     def __init__(self, name: str, *, call_ids: Callable[[], str] | None = None) -> None:
         super().__init__(call_ids=call_ids)
         self._name = name
 
     def run(self) -> Steps[None]:
-        """One call from the first character on."""
+        """Parses one call from the first character on."""
         yield from self.reader.take_spaces()
         if (yield from self.reader.peek()):
             self.begin_call(self._name)

@@ -1,4 +1,7 @@
-"""A call written as one JSON object, `{"name": ..., "arguments": {...}}`, its arguments passed on as they come."""
+"""Base of parsers for calls that are JSON objects.
+
+A call is `{"name": ..., "arguments": {...}}`, and its arguments are passed on while they arrive.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _SPACES = frozenset(SPACES)
 
 @dataclass(slots=True)
 class _Call:
-    """What is known of a call while its object is read; `arguments` waits for a name that comes after it."""
+    """State of a call while its object is parsed; `arguments` is kept until a name after it."""
 
     is_certain: bool
     name: str = ""
@@ -27,16 +30,16 @@ class _Call:
 
 
 class JsonCallParser(ToolParser):
-    """What the parsers of JSON calls share.
+    """Base of the parsers of JSON calls.
 
-    A call begins once its name is known and its arguments have proved to be an object. Until then it is held, and goes
-    back to the content if it turns out to be none. What follows is passed on as the model writes it.
+    A call begins when its name is known and its arguments are known to be an object. Until then its text is held, and
+    becomes content if it is not a call. All text after that is passed on as the model writes it.
     """
 
     def read_call(self, before: str = "", *, is_certain: bool) -> Steps[bool]:
-        """Reads the object that comes next; False where it is no call, and then it is content, `before` before it.
+        """Parses the next object. False if it is not a call; then it is content, after `before`.
 
-        `is_certain`: A marker has announced the call. Without one, only the name of a known function makes a call.
+        `is_certain`: A marker precedes the call. Without one, only the name of a known function makes an object a call.
         """
         self.reader.hold()
         yield from self.reader.take_spaces()
@@ -47,7 +50,7 @@ class JsonCallParser(ToolParser):
         return has_begun
 
     def read_array(self, before: str = "") -> Steps[None]:
-        """Reads an array of calls, which comes next; what is none of them is content."""
+        """Parses the next array of calls; all other text is content."""
         before += self.reader.take(1)
         num_read = 0
         while (yield from self.read_call(before, is_certain=True)):
@@ -74,7 +77,7 @@ class JsonCallParser(ToolParser):
         return True
 
     def _read_member(self, call: _Call, key: str) -> Steps[bool]:
-        """The value of `key`; False where there can be no call any more, or nothing more of it."""
+        """Parses the value of `key`; False if there can be no call, or no more of it."""
         if key == _NAME and not call.name:
             call.name = yield from self._read_name(call.is_certain)
             return bool(call.name)
@@ -88,7 +91,7 @@ class JsonCallParser(ToolParser):
         return is_harmless and (yield from self._skip_value())
 
     def _read_key(self) -> Steps[str | None]:
-        """The next key, its colon taken; empty where the object ends, None where it is broken."""
+        """The next key, its colon taken; empty at the end of the object, None if it is malformed."""
         character = yield from self.reader.take_spaces()
         if character == ",":
             self.reader.take(1)
@@ -105,19 +108,19 @@ class JsonCallParser(ToolParser):
         return key
 
     def _read_name(self, is_certain: bool) -> Steps[str]:
-        """The name of a function; empty where there is none."""
+        """The name of a function; empty if there is none."""
         name = (yield from self._read_string(MAX_NAME_CHARS)) or ""
         return name if is_certain or name in self.tools else ""
 
     def _read_string(self, max_chars: int) -> Steps[str | None]:
-        """A string's value; None where there is no string, or a longer one."""
+        """A string's value; None if there is no string, or a longer one."""
         if (yield from self.reader.peek()) != '"':
             return None
         text = yield from self.reader.take_json(JsonScanner(), max_chars)
         return None if text is None else _decoded(text)
 
     def pass_arguments(self, name: str) -> Steps[bool]:
-        """Begins the call and passes on its arguments; False where they are no object."""
+        """Begins the call and passes on its arguments; False if they are not an object."""
         if (yield from self.reader.peek()) != "{":
             arguments = yield from self._read_arguments()
             if arguments:
@@ -142,7 +145,7 @@ class JsonCallParser(ToolParser):
             yield
 
     def _read_arguments(self) -> Steps[str]:
-        """The arguments in one piece: an object, one in a string, or null; empty where they are something else."""
+        """The arguments in one piece: an object, one in a string, or null; empty if they are another value."""
         text = yield from self.reader.take_json(JsonScanner(), self.reader.room)
         if text is None:
             return ""
@@ -156,7 +159,7 @@ class JsonCallParser(ToolParser):
         return (yield from self.reader.take_json(JsonScanner(), self.reader.room)) is not None
 
     def _begin(self, name: str) -> None:
-        self.reader.release()  # it is a call: nothing of it can go back to the content
+        self.reader.release()  # it is a call, so its text cannot become content
         self.begin_call(name)
 
 

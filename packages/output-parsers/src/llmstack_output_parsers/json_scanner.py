@@ -1,4 +1,4 @@
-"""Finds where a JSON value ends while its text still comes."""
+"""Scanner that finds the end of a JSON value in a stream of text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _BETWEEN = _SCALAR | frozenset(" \t\r\n,:")
 class JsonScanner:
     """Follows one value by its structure: nesting, strings, and which characters may stand between them.
 
-    That a number is well formed, or that a comma is in its place, is for whoever reads the value to find out.
+    Malformed numbers and misplaced commas are left to the reader of the value.
 
     Attributes:
         is_complete: The value has ended.
-        is_broken: It is no JSON.
+        is_broken: It is not JSON.
     """
 
     def __init__(self, *, num_open_objects: int = 0) -> None:
-        """`num_open_objects`: Braces that were read already."""
+        """`num_open_objects`: Number of braces before the text."""
         self.is_complete = False
         self.is_broken = False
         self._closers = ["}"] * num_open_objects
@@ -28,7 +28,7 @@ class JsonScanner:
         self._is_in_scalar = False
 
     def scan(self, text: str, start: int, stop: int) -> int:
-        """Goes on at `start`; gives the place behind the value, where it breaks, or `stop`."""
+        """Continues at `start`; returns the end of the value, the place of an error, or `stop`."""
         position = start
         while position < stop and not self.is_complete and not self.is_broken:
             follow = self._follow_string if self._is_in_string else self._follow_structure
@@ -36,7 +36,7 @@ class JsonScanner:
         return position
 
     def end(self) -> bool:
-        """There is no more text: whether that completes the value, as it does a number."""
+        """Ends the text; returns whether the value is complete, as a number is then."""
         self.is_complete = self.is_complete or (self._is_in_scalar and not self.is_broken)
         return self.is_complete
 
@@ -73,7 +73,7 @@ class JsonScanner:
         return stop
 
     def _nest(self, character: str) -> bool:
-        """Follows a bracket; False where the value breaks."""
+        """Applies a bracket; False if the value is malformed."""
         if character in _CLOSER and len(self._closers) < MAX_DEPTH:
             self._closers.append(_CLOSER[character])
         elif self._closers[-1] == character:

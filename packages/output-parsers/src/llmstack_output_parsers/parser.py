@@ -1,4 +1,4 @@
-"""What all parsers share: one pass over the text, written straight down, that waits wherever the text ends for now."""
+"""Base classes of parsers: one pass over the text, which waits for more of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llmstack_output_parsers.deltas import ParsedDelta, ToolCallDelta
+from llmstack_output_parsers.protocols import ParsedDelta, ToolCallDelta
 from llmstack_output_parsers.reader import MAX_HELD_CHARS, SPACES, Reader, Steps
 
 ToolSchemas = Mapping[str, Mapping[str, Any]]
@@ -18,7 +18,7 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 def new_call_id() -> str:
-    """An id as OpenAI's look."""
+    """An id in the form of OpenAI's."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -28,7 +28,7 @@ def new_short_call_id() -> str:
 
 
 class Parser(ABC):
-    """The base of the parsers: `run` reads from `reader` and tells what it finds by `say` and `begin_call`.
+    """Base of the parsers: `run` reads from `reader` and reports by `say`, `think` and `begin_call`.
 
     Attributes:
         kept_tokens: Special tokens that the parser has to see in the text.
@@ -52,16 +52,14 @@ class Parser(ABC):
 
     @abstractmethod
     def run(self) -> Steps[None]:
-        """The whole parsing, up to the end of the text."""
+        """Parses the text up to its end."""
 
     def feed(self, text: str) -> ParsedDelta:
-        """As `OutputParser.feed`."""
         self.reader.push(text)
         next(self._steps)
         return self._news()
 
     def finish(self) -> ParsedDelta:
-        """As `OutputParser.finish`."""
         self.reader.end()
         for _ in self._steps:
             pass
@@ -70,7 +68,7 @@ class Parser(ABC):
         return self._news()
 
     def say(self, text: str) -> None:
-        """More content. White space beside calls is left out, as it is part of their notation."""
+        """Adds content. White space next to calls is omitted, since it is part of their notation."""
         if not self._is_edge:
             self._content.append(text)
             return
@@ -83,15 +81,15 @@ class Parser(ABC):
 
     @property
     def num_held_chars(self) -> int:
-        """Characters that came and were neither passed on nor dropped."""
+        """Number of characters that were neither passed on nor dropped yet."""
         return self.reader.num_held_chars + self._num_spaces
 
     def think(self, text: str) -> None:
-        """More reasoning."""
+        """Adds text of the reasoning."""
         self._reasoning.append(text)
 
     def begin_call(self, name: str) -> None:
-        """A call begins; `add_arguments` belongs to it until the next one."""
+        """Begins a call; `add_arguments` refers to it until the next one."""
         self._end_delta()
         self._begun = self.new_id(), name
         self._num_calls += 1
@@ -99,7 +97,7 @@ class Parser(ABC):
         self._is_edge = True
 
     def add_arguments(self, text: str) -> None:
-        """More of the arguments' JSON text."""
+        """Adds to the arguments' JSON text."""
         if text:
             self._arguments.append(text)
 
@@ -129,14 +127,18 @@ class Parser(ABC):
 
 
 class ToolParser(Parser):
-    """The base of the parsers of tool calls.
+    """Base of the parsers of tool calls.
 
     Attributes:
+        strict_tags: The exact text before and after a call, if it is a JSON object between tags: a grammar can then
+            hold calls to the schemas of strict functions. None for formats that no grammar is written for.
         tools: The functions that may be called.
     """
 
+    strict_tags: tuple[str, str] | None = None
+
     def __init__(self, tools: ToolSchemas | None = None, *, call_ids: Callable[[], str] | None = None) -> None:
-        """`call_ids` gives each call its id; None makes random ones."""
+        """`call_ids` returns the id of each call; None means random ids."""
         super().__init__()
         self.tools: ToolSchemas = tools or {}
         self._call_ids = call_ids
@@ -150,7 +152,7 @@ class ToolParser(Parser):
         return new_call_id()
 
     def say_until(self, markers: Sequence[str]) -> Steps[str]:
-        """Passes on content up to the first marker, which it gives; empty at the end."""
+        """Passes on content up to the first marker, and returns the marker; empty at the end."""
         while True:
             before, found = self.reader.take_until(markers)
             if before:

@@ -1,22 +1,48 @@
-"""What a parser of model output is, by shape."""
+"""The protocol of parsers, and the deltas that they return."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from llmstack_output_parsers.deltas import ParsedDelta
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """The next part of one tool call.
+
+    Attributes:
+        index: Number of the call in the message, from 0.
+        id: Set in the first delta of a call only.
+        name: Of the function; set in the first delta of a call only.
+        arguments: The next part of the arguments' JSON text.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ParsedDelta:
+    """The next part of a message; empty while a parser needs more text."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCallDelta] = ()
 
 
 class OutputParser(Protocol):
-    """Parses the text of one message as it grows; never raises, whatever the model says.
+    """Parses the growing text of one message. It raises for no text.
 
-    However a text is cut into pieces, what the deltas add up to is the same.
+    The sum of the deltas is the same for any division of the text into pieces.
     """
 
     def feed(self, text: str) -> ParsedDelta:
-        """What this piece settles. Linear in its length, amortised."""
+        """The part of the message that this piece decides, in time linear in its length, amortised."""
         ...
 
     def finish(self) -> ParsedDelta:
-        """What was held back. To be called once, after the last piece."""
+        """The text that was held back. To be called once, after the last piece."""
         ...

@@ -1,4 +1,4 @@
-"""Calls written as a list of Python calls, turned into JSON as they come."""
+"""Tool calls as a list of Python calls, converted to JSON while they arrive."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _CLOSERS = {"[": "]", "(": ")"}
 class PythonicToolParser(ToolParser):
     """`[name(key=value, ...), ...]` at the start of the message, as Llama 3.2 and Llama 4 write calls.
 
-    A call begins with its first `key=`; a list whose first name is no known function is content. Arguments that stop
-    being Python in their midst end there, and the rest is content.
+    A call begins with its first `key=`; a list whose first name is not a known function is content. Malformed
+    arguments end at the error, and the rest is content.
     """
 
     kept_tokens = (START, END)
 
     def run(self) -> Steps[None]:
-        """Calls first, then content."""
+        """Parses calls first, then content."""
         self.reader.hold()
         yield from self.reader.take_spaces()
         yield from self.reader.take_if(START)
@@ -55,7 +55,7 @@ class PythonicToolParser(ToolParser):
         self.say(self.reader.take_rest())
 
     def _read_call(self) -> Steps[bool]:
-        """One call; False where there is none or where it is broken off."""
+        """Parses one call; False if there is none, or if it is incomplete."""
         yield from self.reader.take_spaces()
         name = yield from self.reader.take_while(_NAME_CHARACTERS, MAX_NAME_CHARS)
         if name not in self.tools or not (yield from self.reader.take_if("(")):
@@ -81,7 +81,7 @@ class PythonicToolParser(ToolParser):
         return True
 
     def _read_key(self) -> Steps[str | None]:
-        """The next keyword, its `=` taken; empty where the call ends, None where it is broken."""
+        """The next keyword, its `=` taken; empty at the end of the call, None if it is malformed."""
         character = yield from self.reader.take_spaces()
         if character == ")":
             self.reader.take(1)
@@ -94,7 +94,7 @@ class PythonicToolParser(ToolParser):
         return key
 
     def _pass_value(self, max_depth: int) -> Steps[bool]:
-        """Writes one value as JSON; False where it is none."""
+        """Writes one value as JSON; False if it is malformed."""
         character = yield from self.reader.take_spaces()
         if character in ("'", '"'):
             return (yield from self._pass_string())
@@ -173,7 +173,7 @@ class PythonicToolParser(ToolParser):
                 yield
 
     def _read_escape(self) -> Steps[str]:
-        """What the backslash that was read stands for, with what follows it."""
+        """The text that an escape sequence stands for; its backslash was read already."""
         character = yield from self.reader.peek()
         if not character:
             return ""
@@ -197,7 +197,7 @@ def _character(digits: str) -> str:
 
 
 def _number(text: str) -> str | None:
-    """The number as JSON writes it; None where it is none."""
+    """The number in JSON; None if the text is not a number."""
     try:
         return json.dumps(int(text, 0))
     except ValueError:

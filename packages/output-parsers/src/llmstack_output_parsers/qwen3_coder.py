@@ -1,4 +1,4 @@
-"""Calls as Qwen 3 Coder writes them: tags around each parameter, values as bare text."""
+"""Tool calls of Qwen 3 Coder: tags around parameters, values as bare text."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from llmstack_output_parsers.hermes import END, START
 from llmstack_output_parsers.json_calls import MAX_NAME_CHARS
+from llmstack_output_parsers.json_formats import TOOL_CALL, TOOL_CALL_END
 from llmstack_output_parsers.parser import ToolParser
 from llmstack_output_parsers.reader import MAX_HELD_CHARS, Steps
 from llmstack_output_parsers.schema_values import converted, is_string, json_text, property_schema
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_VALUE_ENDS = (PARAMETER_END, PARAMETER, FUNCTION_END, END)
+_VALUE_ENDS = (PARAMETER_END, PARAMETER, FUNCTION_END, TOOL_CALL_END)
 _NAME_CHARACTERS = frozenset(string.printable) - frozenset("<>\r\n\x0b\x0c")
 
 
 class Qwen3CoderToolParser(ToolParser):
-    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
+    """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
 
-    The arguments become a JSON object. Strings are passed on as they come; other values, told by the function's
-    schema, are converted when they are complete. Models leave out tags: the next one that makes sense is taken.
+    The arguments become a JSON object. Strings are passed on while they arrive. Other values, by the function's schema,
+    are converted when they are complete. Models omit tags: the next valid one is accepted.
     """
 
-    kept_tokens = (START, END)
+    kept_tokens = (TOOL_CALL, TOOL_CALL_END)
 
     def run(self) -> Steps[None]:
-        """Content and calls in turn."""
-        while before := (yield from self.say_until((START, FUNCTION))):
-            if before == START:
+        """Parses content and calls, alternating."""
+        while before := (yield from self.say_until((TOOL_CALL, FUNCTION))):
+            if before == TOOL_CALL:
                 before = yield from self._read_opening(before)
             if before.endswith(FUNCTION):
                 yield from self._read_function(before)
 
     def _read_opening(self, before: str) -> Steps[str]:
-        """What stands before the function's name; said as content where no function follows."""
+        """The text before the function's name; it is content if no function follows."""
         self.reader.hold()
         yield from self.reader.take_spaces()
         has_function = yield from self.reader.take_if(FUNCTION)
@@ -58,10 +58,10 @@ class Qwen3CoderToolParser(ToolParser):
         if (yield from self._read_parameters(self.tools.get(name.strip()))):
             self.add_arguments("}")
         yield from self.reader.take_spaces()
-        yield from self.reader.take_if(END)
+        yield from self.reader.take_if(TOOL_CALL_END)
 
     def _read_parameters(self, parameters: Mapping[str, Any] | None) -> Steps[bool]:
-        """Up to the end of the function; False where the text ends before, and so do the arguments."""
+        """Up to the end of the function; False if the text, and the arguments with it, ends before."""
         marker = yield from self._skip_to_tag()
         num_read = 0
         while marker == PARAMETER:
@@ -78,19 +78,19 @@ class Qwen3CoderToolParser(ToolParser):
     def _skip_to_tag(self) -> Steps[str]:
         """The next tag between parameters; empty at the end of the text. Text between them has no meaning."""
         character = yield from self.reader.take_spaces()
-        for tag in (PARAMETER, FUNCTION_END, END):
+        for tag in (PARAMETER, FUNCTION_END, TOOL_CALL_END):
             if character == "<" and (yield from self.reader.take_if(tag)):
                 return tag
         return "" if self.reader.is_ended and not character else FUNCTION_END
 
     def _read_value(self, schema: Mapping[str, Any]) -> Steps[str]:
-        """Passes on one value and gives the tag behind it; empty at the end of the text."""
+        """Passes on one value and returns the tag after it; empty at the end of the text."""
         if (yield from self.reader.peek()) == "\n":
             self.reader.take(1)
         return (yield from self._pass_string() if is_string(schema) else self._read_converted(schema))
 
     def _pass_string(self, pending: str = "") -> Steps[str]:
-        """`pending`: What was read of the value before. Its last line end belongs to the tag."""
+        """`pending`: Text of the value that was read before. The last line end belongs to the tag."""
         self.add_arguments('"')
         while True:
             text, marker = self.reader.take_until(_VALUE_ENDS)
@@ -104,7 +104,7 @@ class Qwen3CoderToolParser(ToolParser):
             yield
 
     def _read_converted(self, schema: Mapping[str, Any]) -> Steps[str]:
-        """A value longer than what may be held is a string."""
+        """Converts a value; one that is too long to be held is a string."""
         pieces: list[str] = []
         num_chars = 0
         while True:

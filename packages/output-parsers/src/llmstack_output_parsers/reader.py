@@ -1,4 +1,7 @@
-"""The text of a message as a parser reads it: in pieces, front to back, each character a bounded number of times."""
+"""The growing text of a message, read from front to back.
+
+Each character is visited a bounded number of times.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from llmstack_output_parsers.json_scanner import JsonScanner
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
-"""A piece of parsing: yields where it needs more text, returns what it has found."""
+"""A part of the parsing: it yields when it needs more text, and returns its result."""
 
 SPACES = " \t\r\n"
 MAX_HELD_CHARS = 65_536
-"""No text is held back beyond this, neither for a call that may be none nor for a value that has to be converted."""
+"""Maximum length of text that is held back, for a possible call or for a value to be converted."""
 
 
 class Reader:
-    """The text that has come and was not taken yet.
+    """The text that has arrived and was not taken yet.
 
-    What has not been decided may be held: the text taken since `hold` comes back from `release`.
+    Undecided text can be held: `release` returns the text taken since `hold`.
 
     Attributes:
         num_visited: Characters looked at so far; those looked at again count again.
@@ -34,25 +37,25 @@ class Reader:
         self._num_held = 0
 
     def push(self, text: str) -> None:
-        """More text."""
+        """Appends the next piece of text."""
         self._text = self._text[self._position :] + text if self._position < len(self._text) else text
         self._position = 0
 
     def end(self) -> None:
-        """There will be no more."""
+        """Marks the end of the text."""
         self._is_ended = True
 
     @property
     def is_ended(self) -> bool:
-        """True once no more text will come."""
+        """Whether the text is complete."""
         return self._is_ended
 
     def hold(self) -> None:
-        """From here on, what is taken is remembered."""
+        """Keeps the text that is taken from now on."""
         self._held, self._num_held = [], 0
 
     def release(self) -> str:
-        """What was taken since `hold`; it is remembered no longer."""
+        """The text taken since `hold`, which is no longer kept."""
         held = "".join(self._held or ())
         self._held, self._num_held = None, 0
         return held
@@ -68,7 +71,7 @@ class Reader:
         return len(self._text) - self._position + self._num_held
 
     def take(self, num_chars: int) -> str:
-        """The next characters, which must have come."""
+        """The next characters, which must have arrived."""
         taken = self._text[self._position : self._position + num_chars]
         self._position += num_chars
         if self._held is not None:
@@ -77,7 +80,7 @@ class Reader:
         return taken
 
     def take_rest(self) -> str:
-        """All that has come."""
+        """All text that has arrived."""
         return self.take(len(self._text) - self._position)
 
     def peek(self) -> Steps[str]:
@@ -90,7 +93,7 @@ class Reader:
         return self._text[self._position]
 
     def take_spaces(self) -> Steps[str]:
-        """Takes white space, as far as there is room to hold it; gives the character after it."""
+        """Takes white space, as far as there is room to hold it, and returns the character after it."""
         while True:
             character = yield from self.peek()
             if not character or character not in SPACES or not self.room:
@@ -98,7 +101,7 @@ class Reader:
             self.take(1)
 
     def take_if(self, literal: str) -> Steps[bool]:
-        """Takes `literal` if that is what comes next."""
+        """Takes `literal` if the text continues with it."""
         while True:
             num_come = min(len(self._text) - self._position, len(literal))
             self.num_visited += num_come
@@ -122,7 +125,7 @@ class Reader:
         return "".join(pieces)
 
     def take_json(self, scanner: JsonScanner, max_chars: int) -> Steps[str | None]:
-        """The text of one JSON value; None where it is none, or longer, or cut off."""
+        """The text of one JSON value; None if it is malformed, too long or incomplete."""
         pieces: list[str] = []
         while True:
             pieces.append(self.take_json_piece(scanner, max_chars))
@@ -136,17 +139,17 @@ class Reader:
             yield
 
     def take_json_piece(self, scanner: JsonScanner, max_chars: int | None = None) -> str:
-        """What has come of a JSON value."""
+        """The part of a JSON value that has arrived."""
         stop = len(self._text) if max_chars is None else min(len(self._text), self._position + max_chars)
         end = scanner.scan(self._text, self._position, stop)
         self.num_visited += end - self._position + 1
         return self.take(end - self._position)
 
     def take_until(self, markers: Sequence[str]) -> tuple[str, str]:
-        """What has come before the first of the markers, and the marker, which is taken; empty where there is none.
+        """The text before the first marker, and the marker, which is taken; empty if there is none.
 
-        The end of the text is left where it may be the beginning of a marker, unless no more will come.
-        `markers`: All begin with the same character; none begins another.
+        A possible start of a marker at the end of the text is not taken, unless the text is complete.
+        `markers`: All begin with the same character; none is a prefix of another.
         """
         start, found = self._position, ""
         while not found and (start := self._text.find(markers[0][0], start)) >= 0:
@@ -161,13 +164,13 @@ class Reader:
         return before, found
 
     def _may_begin(self, markers: Sequence[str], start: int) -> bool:
-        """Whether what has come from `start` on may yet become a marker."""
+        """Whether the text from `start` on may become a marker."""
         rest = self._text[start : start + max(map(len, markers))]
         is_cut = start + len(rest) == len(self._text)
         return is_cut and not self._is_ended and any(marker.startswith(rest) for marker in markers)
 
     def take_until_character(self, characters: str) -> tuple[str, str]:
-        """What has come before the first of the characters, and the character, which is taken."""
+        """The text before the first of the characters, and the character, which is taken."""
         text, start = self._text, self._position
         end = start
         while end < len(text) and text[end] not in characters:

@@ -1,8 +1,9 @@
-"""Reasoning before an answer: what stands between think tags."""
+"""Parsers of reasoning, which a model writes between tags before its answer."""
 
 from __future__ import annotations
 
 from llmstack_output_parsers.parser import Parser
+from llmstack_output_parsers.protocols import OutputParser, ParsedDelta
 from llmstack_output_parsers.reader import Steps
 
 _LINE_ENDS = "\r\n"
@@ -12,12 +13,11 @@ MAX_LINE_ENDS = 1024
 class ThinkParser(Parser):
     """`<think>reasoning</think>answer`; either tag may be missing.
 
-    White space beside the tags belongs to neither side: templates put it back.
+    White space next to the tags belongs to neither side: templates restore it.
 
     Attributes:
         start, end: The tags.
-        is_open_by_default: What to believe where the prompt does not tell: that the model thinks without having
-            written the first tag.
+        is_open_by_default: Whether the message starts with reasoning without a start tag, if the prompt shows neither.
     """
 
     start, end = "<think>", "</think>"
@@ -25,11 +25,11 @@ class ThinkParser(Parser):
     kept_tokens = (start, end)
 
     def __init__(self, *, is_open: bool | None = None) -> None:
-        """`is_open`: Whether the prompt has opened the tag; False where it has closed it again, None for neither."""
+        """`is_open`: Whether the prompt has opened the tag; False if it has closed it again, None for neither."""
         super().__init__()
         self._is_open = is_open
         self._line_ends = ""
-        self._passes_line_ends = False  # there were too many of them to wait for the end of
+        self._passes_line_ends = False  # too many to hold back until more text arrives
 
     def run(self) -> Steps[None]:
         """Reasoning first, then content."""
@@ -57,13 +57,13 @@ class ThinkParser(Parser):
         yield from self.reader.take_spaces()
         while True:
             text, found = self.reader.take_until((self.end,))
-            self._think_but_line_ends(text)
+            self._think_without_line_ends(text)
             if found or self.reader.is_ended:
                 return
             yield
 
-    def _think_but_line_ends(self, text: str) -> None:
-        """Passes on the reasoning except for the line ends it closes with, which wait for more to come."""
+    def _think_without_line_ends(self, text: str) -> None:
+        """Passes on reasoning, except for its last line ends, which are held until more reasoning arrives."""
         kept = text.rstrip(_LINE_ENDS)
         if kept:
             self.think(self._line_ends + kept)
@@ -75,13 +75,36 @@ class ThinkParser(Parser):
 
 
 class DeepSeekR1Parser(ThinkParser):
-    """The same for models that think from the first token, whatever the prompt ends with."""
+    """Reasoning of models that think from the first token, for any end of the prompt."""
 
     is_open_by_default = True
 
 
 class MistralReasoningParser(ThinkParser):
-    """Mistral's tags."""
+    """Reasoning between the tags of Mistral's models."""
 
     start, end = "[THINK]", "[/THINK]"
     kept_tokens = (start, end)
+
+
+class ChainedParser:
+    """Two parsers in sequence: the second parses the content that the first returns."""
+
+    def __init__(self, first: OutputParser, second: OutputParser) -> None:
+        self._first = first
+        self._second = second
+
+    def feed(self, text: str) -> ParsedDelta:
+        delta = self._first.feed(text)
+        return self._second_of(delta) if delta.content else delta
+
+    def finish(self) -> ParsedDelta:
+        delta = self._second_of(self._first.finish())
+        rest = self._second.finish()
+        return ParsedDelta(
+            delta.content + rest.content, delta.reasoning + rest.reasoning, (*delta.tool_calls, *rest.tool_calls)
+        )
+
+    def _second_of(self, delta: ParsedDelta) -> ParsedDelta:
+        parsed = self._second.feed(delta.content)
+        return ParsedDelta(parsed.content, delta.reasoning + parsed.reasoning, parsed.tool_calls)

@@ -1,4 +1,4 @@
-"""Which parsers there are: by name, ours and those of installed packages."""
+"""Parsers by name: those of this package and of installed packages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar
 
-from llmstack_output_parsers.hermes import HermesToolParser
-from llmstack_output_parsers.llama import Llama3JsonToolParser
-from llmstack_output_parsers.mistral import MistralToolParser
+from llmstack_output_parsers.json_formats import HermesToolParser, Llama3JsonToolParser, MistralToolParser
 from llmstack_output_parsers.parser import ToolSchemas
 from llmstack_output_parsers.protocols import OutputParser
 from llmstack_output_parsers.pythonic import PythonicToolParser
@@ -20,11 +18,11 @@ TOOL_GROUP, REASONING_GROUP = "llmstack.tool_parsers", "llmstack.reasoning_parse
 
 
 class UnknownParserError(ValueError):
-    """There is no such parser; the text says which there are, in one sentence."""
+    """There is no such parser; the text lists the known ones."""
 
 
 class ToolParserFactory(Protocol):
-    """What makes a parser of tool calls for one message: as a rule its class."""
+    """A maker of tool-call parsers, one for each message; usually a class."""
 
     @property
     def kept_tokens(self) -> Sequence[str]:
@@ -37,9 +35,9 @@ class ToolParserFactory(Protocol):
 
 
 class ReasoningParserFactory(Protocol):
-    """What makes a parser of reasoning for one message: as a rule its class.
+    """A maker of reasoning parsers, one for each message; usually a class.
 
-    `start` and `end` are the tags; how a prompt ends tells whether it has opened or closed one.
+    `start` and `end` are the tags. The end of a prompt shows whether it has opened or closed one.
     """
 
     @property
@@ -54,7 +52,7 @@ class ReasoningParserFactory(Protocol):
 
     @property
     def end(self) -> str:
-        """The tag behind it."""
+        """The tag after the reasoning."""
         ...
 
     def __call__(self, *, is_open: bool | None) -> OutputParser:
@@ -82,7 +80,7 @@ REASONING_PARSERS: Mapping[str, ReasoningParserFactory] = {
 
 
 def tool_parser(name: str, plugin: str | None = None) -> ToolParserFactory:
-    """The parser of tool calls of that name; `plugin`, `module:Class`, is one more, under any name.
+    """The parser of tool calls with that name; `plugin`, `module:Class`, is used for an unknown name.
 
     Raises:
         UnknownParserError: There is none.
@@ -91,7 +89,7 @@ def tool_parser(name: str, plugin: str | None = None) -> ToolParserFactory:
 
 
 def reasoning_parser(name: str, plugin: str | None = None) -> ReasoningParserFactory:
-    """The same for reasoning."""
+    """The parser of reasoning with that name; `plugin` as in `tool_parser`."""
     return _find(name, plugin, REASONING_PARSERS, REASONING_GROUP)
 
 

@@ -1,4 +1,4 @@
-"""From a value written as bare text to JSON, by the schema of its parameter."""
+"""Conversion of bare text to JSON values, by the schema of a parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_ALTERNATIVES = 32
 
 
 def json_text(value: object) -> str:
-    """JSON as the parsers write it: characters as they are."""
+    """JSON without escapes for characters outside ASCII."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -30,7 +30,7 @@ def property_schema(parameters: Mapping[str, Any] | None, name: str) -> Mapping[
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types that the schema names, in its alternatives too; empty where it names none."""
+    """The types that the schema names, in its alternatives too; empty if it names none."""
     named = schema.get("type")
     found = {named} if isinstance(named, str) else set(named) if isinstance(named, list | tuple) else set()
     for key in ("anyOf", "oneOf"):
@@ -42,12 +42,12 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def is_string(schema: Mapping[str, Any]) -> bool:
-    """True where the text is the value as it stands; so it is where no type is named."""
+    """Whether the value is a string; it is if the schema names no type."""
     return types_of(schema) <= {"string"}
 
 
 def converted(text: str, schema: Mapping[str, Any]) -> str:
-    """The JSON text of the value: of the first type that it can be read as, else a string."""
+    """The JSON text of the value, if the text is JSON of a type in the schema; else a string."""
     bare = text.strip()
     literal = _LITERALS.get(bare.lower(), bare)
     try:
@@ -59,7 +59,7 @@ def converted(text: str, schema: Mapping[str, Any]) -> str:
 
 
 def _is_a(value: object, type_name: str) -> bool:
-    if isinstance(value, bool):  # which Python takes for a number
+    if isinstance(value, bool):  # a number to Python
         return type_name == "boolean"
     return isinstance(value, _JSON_TYPES.get(type_name, ()))
 

@@ -1,4 +1,4 @@
-"""For tests of this package and of parsers elsewhere: what deltas add up to, and what any parser must do."""
+"""Test support for parsers: sums of deltas, and a check for every parser."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from llmstack_output_parsers.deltas import ParsedDelta, ToolCallDelta
-from llmstack_output_parsers.protocols import OutputParser
+from llmstack_output_parsers.protocols import OutputParser, ParsedDelta, ToolCallDelta
 
 
 @dataclass(slots=True)
 class FoldedMessage:
-    """What the deltas of a message add up to; a call is its function's name and the text of its arguments."""
+    """The sum of a message's deltas; a call is its function's name and the text of its arguments."""
 
     content: str = ""
     reasoning: str = ""
@@ -56,10 +55,10 @@ def cut(text: str, places: Iterable[int]) -> Sequence[str]:
 
 
 def check_output_parser(make: Callable[[], OutputParser], text: str, places: Iterable[int] = ()) -> FoldedMessage:
-    """What a parser makes of a text.
+    """The message that a parser makes of a text.
 
     Raises:
-        ValueError: Cut at `places`, or into single characters, it makes something else of it.
+        ValueError: The message differs if the text is cut at `places` or into single characters.
     """
     whole = parse(make(), [text])
     for pieces in (cut(text, places), list(text)):

@@ -1,4 +1,4 @@
-"""Structured output: checks and compiles constraints on a model's text, and says token by token what may follow."""
+"""Structured output: constraints on a model's text, compiled to token masks."""
 
 from llmstack_structured_output.checker import ConstraintChecker
 from llmstack_structured_output.compiler import Grammar, GrammarCompiler, normal_form

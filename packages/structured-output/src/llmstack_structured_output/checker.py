@@ -1,4 +1,4 @@
-"""Asks a process of its own whether constraints compile, so that a request can be refused before it is accepted."""
+"""Client of the checking process, which compiles constraints before admission."""
 
 from __future__ import annotations
 

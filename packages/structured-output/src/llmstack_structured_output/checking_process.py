@@ -1,4 +1,6 @@
-"""Says whether constraints compile, one line after the other: `python -m llmstack_structured_output.checking_process`.
+"""Process that checks whether constraints compile, one line per constraint.
+
+`python -m llmstack_structured_output.checking_process` starts it.
 
 A process of its own, because nothing else ends the work of a compiler: it is native code in a thread, and its fuel does
 not pay for everything (a hundred patterns that must all match keep it busy for nine minutes).
@@ -25,7 +27,7 @@ def answers(lines: Iterable[str], timeout_s: float) -> Iterator[dict[str, Any]]:
     """The answer to each line but the first, which configures; the process ends where one takes longer."""
     numbered = iter(lines)
     compiler = _compiler(json.loads(next(numbered)))
-    with contextlib.suppress(InvalidRequestError):  # a bad tokenizer is said of each constraint
+    with contextlib.suppress(InvalidRequestError):  # a bad tokenizer is an error of each constraint
         compiler.compile(StructuredOutputsParams(regex="a"))  # reads the tokenizer, whose time is no constraint's
     for line in numbered:
         # The kernel keeps the time, and its signal ends native code too.

@@ -22,8 +22,9 @@ from llmstack_structured_output.regexes import regex_grammar
 from llmstack_structured_output.structural_tags import structural_tag_grammar
 from llmstack_structured_output.vocabulary import load_vocabulary, token_literal
 from llmstack_types import InvalidRequestError, StructuredOutputsParams
+from llmstack_types.vocabulary import StructuredOutputKind, words_of
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+KINDS = words_of(StructuredOutputKind)
 DEFAULT_CACHE_SIZE = 256
 _SCHEMAS = ("json", "structural_tag")
 _SCHEMA = ((str, Mapping), "an object or its text")
@@ -106,7 +107,7 @@ class GrammarCompiler:
 
     @property
     def num_cached(self) -> int:
-        """Compiled grammars at hand."""
+        """Number of compiled grammars in the cache."""
         return len(self._cache)
 
     def _compile(self, params: StructuredOutputsParams) -> Grammar:

@@ -1,4 +1,4 @@
-"""The constrained requests of an engine, by id: what each has said, and the masks of a step for all of them at once."""
+"""The constrained requests of an engine by id, and the masks of a step for them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ConstrainedRequests:
         self._requests[request_id] = _Request(grammar.new_matcher(), min_tokens)
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Takes over what a request has said; ids that are not followed are ignored."""
+        """Advances a request by the tokens it generated; unknown ids are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
             request.matcher.accept(token_ids)

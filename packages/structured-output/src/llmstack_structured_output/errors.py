@@ -1,4 +1,4 @@
-"""The sentences in which a constraint is refused, one function per code of the error contract."""
+"""Refusals of constraints: one function per error code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_REASON_CHARS = 160
 
 
 def invalid_json_schema(param: str, reason: str) -> InvalidRequestError:
-    """The schema is none, or uses what is not supported."""
+    """A malformed schema, or an unsupported keyword."""
     return _refusal("Invalid schema", param, reason, "invalid_json_schema")
 
 
@@ -18,12 +18,12 @@ def schema_too_complex(param: str, reason: str) -> InvalidRequestError:
 
 
 def invalid_regex(param: str, reason: str) -> InvalidRequestError:
-    """The pattern is none, or uses what is not supported."""
+    """A malformed pattern, or an unsupported construct."""
     return _refusal("Invalid regular expression", param, reason, "invalid_regex")
 
 
 def invalid_grammar(param: str, reason: str) -> InvalidRequestError:
-    """The grammar is none."""
+    """A malformed grammar, or an unsupported rule."""
     return _refusal("Invalid grammar", param, reason, "invalid_grammar")
 
 

@@ -1,4 +1,4 @@
-"""Context-free grammars in Lark's and GBNF's notation, and choices between strings."""
+"""Context-free grammars in Lark and GBNF notation, and choices between strings."""
 
 from __future__ import annotations
 

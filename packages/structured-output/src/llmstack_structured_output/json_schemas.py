@@ -1,4 +1,4 @@
-"""JSON schemas: read, checked against the limits, and handed to the grammar library."""
+"""JSON schemas: reading, limits, and the call of the grammar library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regular expressions: checked against the limits; the grammar library compiles them into automata, never `re`."""
+"""Regular expressions, compiled to automata by the grammar library, never by `re`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def without_anchors(pattern: str) -> str:
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Whether a `|` lies outside of all groups: an anchor then belongs to one side of it."""
+    """Whether a `|` is outside of all groups: an anchor then belongs to one side of it."""
     depth, is_class, is_escape = 0, False, False
     for char in pattern:
         if is_escape:

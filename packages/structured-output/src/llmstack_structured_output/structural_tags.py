@@ -1,4 +1,4 @@
-"""Structural tags: text in which begun tags hold what their schemas say, written as a Lark grammar."""
+"""Structural tags, as Lark grammars: free text with schemas between tags."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class _LarkWriter:
         return _ANY_TEXT
 
     def _tag(self, tag: Any, begin: str | None = None) -> str:
-        """`begin` is what is still to be said of the tag's beginning; None for all of it."""
+        """`begin` is the rest of the opening tag; None for all of it."""
         if not isinstance(tag, dict):
             raise self._refusal("a tag must be an object")
         head = self._literal(self._text(tag, "begin") if begin is None else begin)

@@ -1,4 +1,4 @@
-"""Constraints for calls of tools: all of the answer, or wherever the model begins one."""
+"""Constraints for tool calls: as the whole answer, or between tags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = tuple[str, Mapping[str, Any]]
 def call_schema(function: Function, *, name_key: str = "name", arguments_key: str = "arguments") -> dict[str, Any]:
     """The schema of one call: an object with the function's name and its arguments.
 
-    References inside the arguments' schema, such as `#/$defs/Place`, are made to point into where it now lies.
+    References inside the arguments' schema, such as `#/$defs/Place`, point to its new place.
     """
     name, arguments = function
     return {
@@ -67,7 +67,7 @@ def tagged_tool_calls(
         functions: Those that may be called, at least one.
         begin: What comes before the object of a call, such as `<tool_call>`; it is what turns the constraint on.
         end: What comes behind it.
-        is_required: There is at least one call, and nothing but calls is said.
+        is_required: The answer has at least one call and nothing else.
         is_parallel: There may be more than one.
         name_key: What the model calls the function's name.
         arguments_key: What the model calls its arguments.
@@ -82,7 +82,7 @@ def tagged_tool_calls(
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """The schema with its local references made relative to where it now lies; recursion is as deep as the schema."""
+    """The schema with its local references made relative to its new place; recursion is as deep as the schema."""
     if isinstance(schema, Mapping):
         moved = {key: _moved(value, place) for key, value in schema.items()}
         reference = schema.get("$ref")

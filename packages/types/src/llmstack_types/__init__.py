@@ -1,43 +1,96 @@
-"""The data that llmstack's packages exchange: standard library only, no behaviour."""
+"""The data that llmstack's packages exchange: standard library only, no behaviour.
 
-from llmstack_types.engine_core import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    EngineReady,
-    FinishReason,
-    TokenLogprobs,
-)
-from llmstack_types.errors import (
-    EngineDeadError,
-    EngineLostError,
-    EngineStartError,
-    InvalidRequestError,
-    LLMStackError,
-    NumericalError,
-    QuarantinedError,
-    RequestFailedError,
-    ServerOverloadedError,
-)
-from llmstack_types.events import (
-    BlockEviction,
-    RequestEvent,
-    RequestStatus,
-    StepPhases,
-    StepRecord,
-    StepRecording,
-)
-from llmstack_types.model_runner import KVCacheSpec, ModelRunnerConfig
-from llmstack_types.model_runner_output import ModelRunnerOutput
-from llmstack_types.pooling_params import PoolingParams, PoolingTask, PoolingType
-from llmstack_types.sampling_params import RequestOutputKind, SamplingParams
-from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
-from llmstack_types.stats import SchedulerStats
-from llmstack_types.structured_outputs_params import StructuredOutputsParams
-from llmstack_types.token_masks import TokenMasks
+Names are imported when they are first used: `llmstack --help` reads the errors and the vocabulary alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmstack_types.control import Control, Operation
+    from llmstack_types.engine_core import (
+        EngineCoreOutput,
+        EngineCoreOutputs,
+        EngineCoreRequest,
+        EngineReady,
+        FinishReason,
+        TokenLogprobs,
+    )
+    from llmstack_types.errors import (
+        EngineDeadError,
+        EngineLostError,
+        EngineStartError,
+        InvalidRequestError,
+        LLMStackError,
+        NumericalError,
+        QuarantinedError,
+        RequestFailedError,
+        ServerOverloadedError,
+    )
+    from llmstack_types.events import (
+        BlockEviction,
+        RequestEvent,
+        RequestStatus,
+        StepPhases,
+        StepRecord,
+        StepRecording,
+    )
+    from llmstack_types.model_runner import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig
+    from llmstack_types.model_runner_output import ModelRunnerOutput
+    from llmstack_types.pooling_params import PoolingParams, PoolingTask, PoolingType
+    from llmstack_types.sampling_params import RequestOutputKind, SamplingParams
+    from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
+    from llmstack_types.stats import SchedulerStats
+    from llmstack_types.structured_outputs_params import StructuredOutputsParams
+    from llmstack_types.token_masks import TokenMasks
+
+# Public name to the module that has it.
+_MODULES = {
+    "BlockEviction": "events",
+    "Control": "control",
+    "EngineCoreOutput": "engine_core",
+    "EngineCoreOutputs": "engine_core",
+    "EngineCoreRequest": "engine_core",
+    "EngineDeadError": "errors",
+    "EngineLostError": "errors",
+    "EngineReady": "engine_core",
+    "EngineStartError": "errors",
+    "FinishReason": "engine_core",
+    "InvalidRequestError": "errors",
+    "KVCacheGroupSpec": "model_runner",
+    "KVCacheSpec": "model_runner",
+    "LLMStackError": "errors",
+    "ModelRunnerConfig": "model_runner",
+    "ModelRunnerOutput": "model_runner_output",
+    "NewRequest": "scheduler_output",
+    "NumericalError": "errors",
+    "Operation": "control",
+    "PoolingParams": "pooling_params",
+    "PoolingTask": "pooling_params",
+    "PoolingType": "pooling_params",
+    "QuarantinedError": "errors",
+    "RequestEvent": "events",
+    "RequestFailedError": "errors",
+    "RequestOutputKind": "sampling_params",
+    "RequestStatus": "events",
+    "SamplingParams": "sampling_params",
+    "ScheduledRequest": "scheduler_output",
+    "SchedulerOutput": "scheduler_output",
+    "SchedulerStats": "stats",
+    "ServerOverloadedError": "errors",
+    "StepPhases": "events",
+    "StepRecord": "events",
+    "StepRecording": "events",
+    "StructuredOutputsParams": "structured_outputs_params",
+    "TokenLogprobs": "engine_core",
+    "TokenMasks": "token_masks",
+}
 
 __all__ = [
     "BlockEviction",
+    "Control",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineCoreRequest",
@@ -47,12 +100,14 @@ __all__ = [
     "EngineStartError",
     "FinishReason",
     "InvalidRequestError",
+    "KVCacheGroupSpec",
     "KVCacheSpec",
     "LLMStackError",
     "ModelRunnerConfig",
     "ModelRunnerOutput",
     "NewRequest",
     "NumericalError",
+    "Operation",
     "PoolingParams",
     "PoolingTask",
     "PoolingType",
@@ -73,3 +128,15 @@ __all__ = [
     "TokenLogprobs",
     "TokenMasks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

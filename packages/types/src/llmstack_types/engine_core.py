@@ -38,7 +38,7 @@ class EngineCoreRequest:
         fork_of: Id of a request added just before, with the same prompt, salt and adapter, whose blocks this one may
             share; empty for none. It changes no output, except under `use_beam_search`: the `n` requests of a search
             name its first one, and each gets one of the beams.
-        pooling_params: The request ends with its prompt and brings one vector: a completion of no tokens, whose
+        pooling_params: The request ends with its prompt and returns one vector: a completion of no tokens, whose
             `sampling_params` have `max_tokens` 0. None for a completion.
         output_token_ids: What an engine core that is gone had generated for it: counted as its output, from which it
             goes on, and not sent again.
@@ -72,7 +72,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class EngineCoreOutput(NamedTuple):
-    """What one step brought one request.
+    """Output of one step for one request.
 
     A named tuple, since every running request makes one per step: it costs a third of a frozen dataclass (0.36 against
     1.0 microseconds), and a list of them turns into columns and back in C.
@@ -99,9 +99,8 @@ class EngineCoreOutput(NamedTuple):
     pooled: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCoreOutputs:
-    """What one step brought all requests.
+class EngineCoreOutputs(NamedTuple):
+    """The outputs of one step; a named tuple, since two are made per step.
 
     Attributes:
         timestamp_s: Monotonic seconds at the end of the step.
@@ -143,6 +142,7 @@ class EngineReady:
         num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
         model_path: The folder of the model.
         engine_index: Which of several engine cores it is.
+        num_kv_tokens: Tokens of the longest request that the KV cache has room for; 0: all that its blocks hold.
         async_scheduling: Whether each step is scheduled before the last one's tokens are known.
     """
 
@@ -165,3 +165,4 @@ class EngineReady:
     engine_index: int = 0
     kv_cache_dtype: str = ""
     async_scheduling: bool = False
+    num_kv_tokens: int = 0

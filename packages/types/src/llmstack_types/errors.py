@@ -10,7 +10,7 @@ class LLMStackError(Exception):
 
 
 class InvalidRequestError(LLMStackError, ValueError):
-    """A request that cannot be served as it stands; raised at the door, before anything is allocated.
+    """A request that cannot be served as it stands; raised by admission, before anything is allocated.
 
     Attributes:
         message: One sentence for the user, from a fixed template; at most 64 characters of the input are echoed.
@@ -56,13 +56,13 @@ class QuarantinedError(RequestFailedError):
     Attributes:
         OUT_OF_MEMORY: What an engine core says of a request that needs more memory than there is.
         NOT_COMPUTABLE: What it says of one that the model fails at.
-        KILLS_ENGINES: What is said of one that an engine core dies of.
+        KILLS_ENGINES: The text for a request that crashes the engine core.
         TEXTS: All of these.
     """
 
     OUT_OF_MEMORY: ClassVar = "the device has too little memory left to compute this request"
     NOT_COMPUTABLE: ClassVar = "the model failed at this request"
-    KILLS_ENGINES: ClassVar = "the engine died of this request"
+    KILLS_ENGINES: ClassVar = "the engine crashed on this request"
     TEXTS: ClassVar = (OUT_OF_MEMORY, NOT_COMPUTABLE, KILLS_ENGINES)
 
 

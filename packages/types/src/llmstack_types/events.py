@@ -1,4 +1,4 @@
-"""What happens in an engine core, told as it happens: states of requests, and steps with their batches."""
+"""Events of an engine core: states of requests, and steps with their batches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StepPhases(NamedTuple):
 
 
 class BlockEviction(NamedTuple):
-    """A KV block was handed out anew; what it held is gone.
+    """A KV block was allocated again; its content is gone.
 
     Attributes:
         lifetime_s: How long it held that.

@@ -20,7 +20,7 @@ class ModelRunnerConfig:
         max_num_drafts: Upper bound of draft tokens in one row.
         device: `auto`, `cpu` or `cuda`.
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
-        enforce_eager: Nothing is recorded: every step goes from operation to operation.
+        enforce_eager: No graphs are captured: every step is launched operation by operation.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
         quantization: `int8`, `int4` or `fp8` rounds the weights of linear layers on loading; None keeps their
             precision.
@@ -28,7 +28,9 @@ class ModelRunnerConfig:
         hf_overrides: A JSON object of values in place of those in `config.json`; empty for none.
         kv_cache_dtype: What keys and values are stored in: `auto` (what the model computes in), `bfloat16`, `float16`,
             or `fp8` (also `fp8_e4m3`), which is half of either.
-        cuda_graph_sizes: Numbers of decoding rows for which a GPU's steps are recorded; empty for the runner's own.
+        cuda_graph_sizes: Numbers of decoding rows for which a GPU's steps are captured; empty for the runner's own.
+        enable_hybrid_kv_cache: Groups of layers have block tables of their own, so that layers with a sliding window
+            free the blocks that it has passed; False keeps all blocks of all layers.
         enable_deterministic_inference: Refuse to start unless logits are bit-equal however they are computed.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
@@ -54,6 +56,20 @@ class ModelRunnerConfig:
     kv_cache_dtype: str = "auto"
     cuda_graph_sizes: tuple[int, ...] = ()
     enable_deterministic_inference: bool = False
+    enable_hybrid_kv_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheGroupSpec:
+    """Layers that share block tables.
+
+    Attributes:
+        layers: Their numbers in the model, ascending.
+        sliding_window: How many tokens a token attends to, itself included; None for all.
+    """
+
+    layers: tuple[int, ...]
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +77,7 @@ class KVCacheSpec:
     """Shape of the KV storage of a loaded model, and facts about the model that the layers above need.
 
     Attributes:
-        bytes_per_block: Keys and values of all layers for one block.
+        bytes_per_block: Keys and values of one block: in all layers, or in those of the largest group.
         vocab_size: Width of the logits.
         dtype: What the model computes in.
         kv_cache_dtype: What keys and values are stored in; empty where that is `dtype`.
@@ -69,6 +85,9 @@ class KVCacheSpec:
         is_generative: False for a model without logits: it computes pooling requests only.
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
         num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
+        groups: Groups of layers with block tables of their own, which share the storage; empty where all layers share
+            one table. Lists of block ids then have the id of every group for each block of tokens, group after group,
+            and block 0 is the null block: it stands where a window has passed, and belongs to no request.
     """
 
     num_layers: int
@@ -84,3 +103,4 @@ class KVCacheSpec:
     is_causal: bool = True
     num_labels: int = 0
     kv_cache_dtype: str = ""
+    groups: tuple[KVCacheGroupSpec, ...] = ()

@@ -1,4 +1,4 @@
-"""What the model runner brings back from one step."""
+"""Results of one step of the model runner."""
 
 from __future__ import annotations
 

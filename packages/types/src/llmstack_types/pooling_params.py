@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class PoolingTask(StrEnum):
-    """What a pooling request brings; the values are vLLM's."""
+    """What a pooling request returns; the values are vLLM's."""
 
     EMBED = "embed"
     """One vector."""
@@ -38,8 +38,8 @@ class PoolingParams:
 
     Attributes:
         pooling_type: None means the model's own; `TOKEN_EMBED` has none.
-        normalize: Whether vectors are brought to length 1; None means as the model does.
-        dimensions: Keep this many leading numbers and, under `normalize`, bring what is left to length 1 (Matryoshka
+        normalize: Whether vectors are scaled to length 1; None means as the model does.
+        dimensions: Keep this many leading numbers and, under `normalize`, scale the rest to length 1 (Matryoshka
             embeddings); None keeps all.
         task: None means what the model is for: `CLASSIFY` where it has labels, `EMBED` otherwise.
         use_activation: Whether labels get probabilities (None means so), or the bare logits.
@@ -61,5 +61,5 @@ class PoolingParams:
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether every token has to be computed: a hit in the prefix cache brings no hidden states."""
+        """Whether every token has to be computed: a hit in the prefix cache has no hidden states."""
         return self.pooling_type is not PoolingType.LAST

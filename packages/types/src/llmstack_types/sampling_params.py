@@ -25,7 +25,7 @@ class RequestOutputKind(StrEnum):
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Pure data: values are checked in one place, `llmstack_llm.admit`, whether they came over HTTP or from
+    Pure data: values are checked in one place, `llmstack_llm.admission`, whether they came over HTTP or from
     `LLM.generate`.
 
     Attributes:
@@ -46,7 +46,7 @@ class SamplingParams:
             present length, scores better than the worst of them. "never": when none can, at whatever length.
         typical_p: Keeps the tokens of the most typical surprise that have this mass together; 1 is off.
         bad_words: Strings that must not be generated.
-        bad_words_token_ids: The same as token ids, which is what the sampler bars: the last one of each sequence where
+        bad_words_token_ids: The same as token ids, which the sampler masks: the last one of each sequence where
             the others were just generated. The input processor adds those of `bad_words`.
         extra_args: Arguments for custom logits processors: JSON's scalars and lists of them.
         kept_special_tokens: Special tokens that show even where `skip_special_tokens` leaves out the others.

@@ -21,7 +21,7 @@ class NewRequest:
         num_prompt_tokens: How many of them are the prompt.
         sampling_params: `seed` is set; counts of penalties and of `min_tokens` start at `num_prompt_tokens`.
         eos_token_ids: Masked by the sampler until `min_tokens` is reached, as are `stop_token_ids`.
-        pooling_params: The row that completes the prompt brings a vector and samples nothing; None for a completion.
+        pooling_params: The row that completes the prompt returns a vector and samples nothing; None for a completion.
     """
 
     request_id: str
@@ -41,12 +41,13 @@ class ScheduledRequest(NamedTuple):
     the last known token may be the one that the step before this one samples: the runner knows it, the scheduler not.
 
     Draft tokens follow the last known token and are computed with it. The row then samples one token more than it
-    accepts drafts, and nobody reads the KV of those it rejects: their slots are computed again.
+    accepts drafts, and no row reads the KV of those it rejects: their slots are computed again.
 
     Attributes:
         num_computed_tokens: Tokens whose KV exists before this step.
         num_scheduled_tokens: At least 1; the draft tokens are among them.
-        new_block_ids: Blocks to append to the request's block table; for a new request, its whole table.
+        new_block_ids: Blocks to append to the request's block table; for a new request, its whole table. Where groups
+            of layers have tables of their own (`KVCacheSpec.groups`), their ids alternate, block of tokens by block.
         draft_token_ids: Guesses at the tokens that follow, to be verified.
     """
 

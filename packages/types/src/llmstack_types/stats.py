@@ -15,7 +15,7 @@ class SchedulerStats(NamedTuple):
         num_running: Requests with blocks.
         num_waiting: Requests without blocks, new and preempted; swapped-out ones are among them.
         num_scheduled_tokens: Tokens computed in this step.
-        num_free_blocks: Blocks that nobody references; cached ones count, since they can be evicted.
+        num_free_blocks: Blocks that no request references; cached ones count, since they can be evicted.
         num_blocks: All blocks that requests can use.
         num_preemptions: Counter of preemptions.
         prefix_cache_queries: Counter of tokens looked up in the prefix cache.

@@ -11,8 +11,8 @@ from typing import Any
 class StructuredOutputsParams:
     """A constraint on one completion: exactly one of the first six fields is set.
 
-    Pure data: `llmstack_llm.admit` checks it and gives it its normal form, in which `json` and `structural_tag` are
-    texts and `choice` is a tuple, so that equal constraints are equal and hashable.
+    Pure data: `llmstack_llm.admission` checks it and gives it its normal form, in which `json` and `structural_tag`
+    are texts and `choice` is a tuple, so that equal constraints are equal and hashable.
 
     Attributes:
         json: A JSON schema; the completion is a JSON text that is valid under it. The order of an object's properties

@@ -1,49 +1,53 @@
-"""The constraint on an answer that must be a call, or whose calls must keep to their schemas."""
+"""Constraints for required calls, and for calls of strict functions."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from llmstack_llm import request_errors
-from llmstack_output_parsers import HermesToolParser, ToolParserFactory
+from llmstack_llm import CheckedSampling, request_errors
+from llmstack_output_parsers import ToolParserFactory
 from llmstack_server.chat.reading import ReasoningPlan
 from llmstack_server.chat.tools import ToolMode, ToolUse
-from llmstack_types import SamplingParams, StructuredOutputsParams
+from llmstack_types import StructuredOutputsParams
+from llmstack_types.vocabulary import StructuredOutputKind, words_of
 
-# What stands around a call, as templates of this form show it.
+# Texts before and after a call, in templates of this form.
 _CALL_BEGIN, _CALL_END = "<tool_call>\n", "\n</tool_call>"
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _NO_NAMES: Mapping[str, str] = {}
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
 def with_tool_constraint(
-    params: SamplingParams, tool_use: ToolUse, tool_parser: ToolParserFactory | None
-) -> SamplingParams:
-    """The parameters with the constraint that the tools ask for.
+    sampling: CheckedSampling, tool_use: ToolUse, tool_parser: ToolParserFactory | None
+) -> CheckedSampling:
+    """The sampling fields with the constraint that the tools require.
 
     Raises:
-        InvalidRequestError: The request brings a constraint of its own beside a call that it demands.
+        InvalidRequestError: The request has its own constraint and requires a call.
     """
-    if tool_use.is_forced and params.structured_outputs is not None:
+    own = sampling.values.get("structured_outputs")
+    if tool_use.is_forced and own is not None:
         reason = "a demanded call cannot be combined with another constraint on the output"
         raise request_errors.invalid_value("tool_choice", reason)
-    if params.structured_outputs is not None:
-        return params
-    constraint = _constraint(tool_use, tool_parser)
-    return params if constraint is None else replace(params, structured_outputs=constraint)
+    constraint = None if own is not None else _constraint(tool_use, tool_parser)
+    if constraint is None:
+        return sampling
+    return sampling.with_constraint(
+        constraint, {constraint_name(constraint): constraint_name(constraint, tools=tool_use)}
+    )
 
 
 def constraint_name(
     constraint: StructuredOutputsParams | None, param_names: Mapping[str, str] = _NO_NAMES, tools: ToolUse | None = None
 ) -> str:
-    """What the user calls a constraint, for the errors of what compiles it; `tools` is what it was made of, if so."""
+    """The name of a constraint in the request, for errors of the grammar compiler; `tools` is its source, if any."""
     if tools is not None:
         return f"tools[{tools.name_index}].function.parameters" if tools.mode is ToolMode.NAMED else "tools"
-    kind = next((kind for kind in _KINDS if getattr(constraint, kind, None) is not None), "json")
+    kind = next(
+        (kind for kind in words_of(StructuredOutputKind) if getattr(constraint, kind, None) is not None), "json"
+    )
     name = f"structured_outputs.{kind}"
     return param_names.get(name, name)
 
@@ -54,8 +58,9 @@ def _constraint(tool_use: ToolUse, tool_parser: ToolParserFactory | None) -> Str
     if tool_use.mode is ToolMode.REQUIRED:
         return StructuredOutputsParams(json=_array_of_calls(tool_use))
     has_strict = bool(tool_use.strict_names & tool_use.functions.keys())
-    if tool_use.mode is ToolMode.AUTO and has_strict and tool_parser is HermesToolParser:
-        return StructuredOutputsParams(structural_tag=_tagged_calls(tool_use))
+    tags: tuple[str, str] | None = getattr(tool_parser, "strict_tags", None)  # a plugin's parser may have none
+    if tool_use.mode is ToolMode.AUTO and has_strict and tags is not None:
+        return StructuredOutputsParams(structural_tag=_tagged_calls(tool_use, tags))
     return None
 
 
@@ -66,28 +71,28 @@ def _array_of_calls(tool_use: ToolUse) -> Mapping[str, Any]:
     return tool_calls_schema(list(tool_use.functions.items()), max_calls=max_calls, arguments_key="parameters")
 
 
-def _tagged_calls(tool_use: ToolUse) -> str:
-    """Free text in which calls keep to the schemas of strict functions; those of others have any arguments."""
+def _tagged_calls(tool_use: ToolUse, tags: tuple[str, str]) -> str:
+    """Free text in which calls follow the schemas of strict functions; calls of others have any arguments."""
     from llmstack_structured_output import tagged_tool_calls
 
     functions = [
         (name, schema if name in tool_use.strict_names else _ANY_ARGUMENTS)
         for name, schema in tool_use.functions.items()
     ]
-    return tagged_tool_calls(functions, begin=_CALL_BEGIN, end=_CALL_END, is_parallel=tool_use.is_parallel)
+    return tagged_tool_calls(functions, begin=tags[0], end=tags[1], is_parallel=tool_use.is_parallel)
 
 
 def after_reasoning(constraint: StructuredOutputsParams, plan: ReasoningPlan) -> StructuredOutputsParams | None:
-    """The same constraint on what follows the reasoning; None where it cannot be written.
+    """The constraint applied to the text after the reasoning; None where that cannot be expressed.
 
-    Reasoning that has not begun yet stays the model's choice.
+    Whether to begin reasoning remains the model's choice.
     """
     body = _format_of(constraint)
     if body is None:
         return None
     begun = _with_reasoning("", body, plan)
     begins = _with_reasoning(plan.parser.start, body, plan)
-    format_ = begun if plan.begins_open else {"type": "or", "elements": [begins, body]}
+    format_ = begun if plan.starts_with_reasoning else {"type": "or", "elements": [begins, body]}
     return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
 
 
@@ -114,16 +119,20 @@ def _format_of(constraint: StructuredOutputsParams) -> dict[str, Any] | None:
 
 
 def _format_of_tag(tag: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """None for tags in the older form, which is not nested."""
+    """The format of a tag; None for the older form, which is not nested."""
     value = _read(tag)
     format_ = value.get("format") if isinstance(value, Mapping) else None
     return format_ if isinstance(format_, dict) else None
 
 
 def _read(value: str | Mapping[str, Any] | None) -> Any:
-    """What a text says in JSON; None where it is none, which whoever compiles the constraint refuses."""
+    """The decoded JSON; None for JSON that is invalid or over the limit, which the grammar compiler refuses."""
+    from llmstack_structured_output import GrammarLimits
+
     if not isinstance(value, str):
         return value
+    if len(value) > GrammarLimits().max_schema_bytes:
+        return None
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a chat asks for, whichever API it came by."""
+"""The conversation of a request, in the form of any API."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages and how they are to be answered, in the forms of OpenAI's chat API; unchecked.
+    """Messages and options of a chat, in the form of OpenAI's chat API; unchecked.
 
     Attributes:
         add_generation_prompt: Whether the prompt ends where an assistant's message begins.
         continue_final_message: Whether the answer continues the last message instead.
-        tools: `{"type": "function", "function": {"name": ..., "parameters": ...}}`, each; None for none.
+        tools: Each `{"type": "function", "function": {"name": ..., "parameters": ...}}`; None for no tools.
         tool_choice: `none`, `auto`, `required`, or an object that names a function; None is `auto` if there are tools.
         parallel_tool_calls: Whether one answer may call several times.
-        documents: What the template may quote.
-        chat_template: Takes the place of the model's; its text.
+        documents: Documents that the template may quote.
+        chat_template: Text of a template in place of the model's.
         reasoning_effort: For the template; `none` asks for no reasoning.
         include_reasoning: Whether the reasoning is part of the answer.
     """

@@ -1,4 +1,4 @@
-"""What a chat brings: deltas while it goes on, and the messages they add up to."""
+"""Deltas of a chat, and the messages they add up to."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from llmstack_output_parsers import ToolCallDelta
-from llmstack_server.openai.logprobs import Position
+from llmstack_server.chat.logprobs import Position
 
 
 @dataclass(slots=True)
 class ChatDelta:
-    """What is new in one choice.
+    """The new part of one choice.
 
     Attributes:
-        index: Which of the `n` choices.
-        content, reasoning: More text; empty where there is none.
-        tool_calls: Calls that begin or go on.
-        token_ids: Every token since the last delta, those of held back text and of markers too.
-        logprobs: One entry per token; None where not asked for.
+        index: The index of the choice, among `n`.
+        content, reasoning: New text; may be empty.
+        tool_calls: New calls, and new arguments of earlier ones.
+        token_ids: Every token since the last delta, including those of withheld text and of markers.
+        logprobs: One entry per token; None where not requested.
         finish_reason: Set in the last delta of a choice only, which may carry text as well.
         stop_reason: The stop string or token id that ended it; None for the end of sequence.
     """
@@ -34,13 +34,13 @@ class ChatDelta:
 
     @property
     def is_content_alone(self) -> bool:
-        """Whether it brings text of the answer and nothing else but its tokens."""
+        """Whether it has content and its tokens, and nothing else."""
         return bool(self.content) and self.finish_reason is None and not (self.reasoning or self.tool_calls)
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """One whole call; `arguments` is the text that the model wrote, as a rule a JSON object."""
+    """A complete call; `arguments` is the model's text, usually a JSON object."""
 
     id: str
     name: str
@@ -49,7 +49,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ChatMessage:
-    """One whole choice; the fields are those of `ChatDelta`, added up."""
+    """A complete choice; its fields are those of `ChatDelta`, added up."""
 
     index: int
     content: str = ""

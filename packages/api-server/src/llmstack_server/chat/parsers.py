@@ -1,32 +1,17 @@
-"""Which parsers read the text of the served model: those named by flags, else those its chat template looks like."""
+"""Choice of parsers for the model's text, by flags or by its chat template."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory, reasoning_parser, tool_parser
-from llmstack_server.chat.options import NO_PARSER, ChatOptions
-from llmstack_server.errors import ServeError
-
-
-@dataclass(frozen=True, slots=True)
-class ChatParsers:
-    """The parsers of one server.
-
-    Attributes:
-        tool: None where calls cannot be read.
-        reasoning: None where the text of the model is all content.
-        facts: For `/server_info` and the log: what each was chosen by.
-    """
-
-    tool: ToolParserFactory | None = None
-    reasoning: ReasoningParserFactory | None = None
-    facts: tuple[tuple[str, str], ...] = ()
+from llmstack_output_parsers import reasoning_parser, tool_parser
+from llmstack_server.options.chat_options import NO_PARSER, ChatOptions
+from llmstack_server.options.errors import ServeError
+from llmstack_server.state.server_state import ChatParsers
 
 
 class ChatTemplateSource(Protocol):
-    """A chat template's text; models may have one of their own for chats with tools."""
+    """The text of a chat template; some models have a second one for chats with tools."""
 
     @property
     def source(self) -> str | None: ...
@@ -35,15 +20,15 @@ class ChatTemplateSource(Protocol):
 
 
 def parsers_for(options: ChatOptions, template: ChatTemplateSource) -> ChatParsers:
-    """As `choose_parsers`, by the template that says how calls are written."""
+    """The parsers for these templates; the one for chats with tools decides, if there is one."""
     return choose_parsers(options, template.source if template.tool_source is None else template.tool_source)
 
 
 def choose_parsers(options: ChatOptions, template: str | None) -> ChatParsers:
-    """The parsers for a model with this chat template; None is for a model without one.
+    """The parsers for a model with this chat template; None means a model without one.
 
     Raises:
-        ServeError: There must be a parser of tool calls, and none is known.
+        ServeError: A parser of tool calls is required, and none is known.
     """
     tool_name, tool_reason = _named_or(options.tool_call_parser, _tool_parser_of(template or ""))
     reasoning_name, reasoning_reason = _named_or(options.reasoning_parser, _reasoning_parser_of(template or ""))
@@ -60,7 +45,7 @@ def choose_parsers(options: ChatOptions, template: str | None) -> ChatParsers:
 
 
 def _named_or(name: str | None, found: str | None) -> tuple[str | None, str]:
-    """The name, and the words for it."""
+    """The name of a parser, and the reason for the choice."""
     if name == NO_PARSER:
         return None, "none (by flag)"
     if name is not None:
@@ -69,7 +54,7 @@ def _named_or(name: str | None, found: str | None) -> tuple[str | None, str]:
 
 
 def _tool_parser_of(template: str) -> str | None:
-    """The form that the template has calls written in."""
+    """The parser for the form of calls in the template."""
     if "<tool_call>" in template:
         return "qwen3_coder" if "<function=" in template else "hermes"
     if "[TOOL_CALLS]" in template:

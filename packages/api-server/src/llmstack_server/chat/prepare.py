@@ -1,98 +1,102 @@
-"""From a conversation to its stream: checks, the template, the tokens."""
+"""Checks, rendering and submission of a conversation."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from llmstack_llm import request_errors
-from llmstack_llm.admit import admit_sampling_params
+from llmstack_llm import ChatPrompt, CheckedSampling, GenerationRequest, RenderedPrompt, request_errors
 from llmstack_output_parsers import TOOL_PARSERS
 from llmstack_server.chat.constraints import after_reasoning, constraint_name, with_tool_constraint
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.reading import ReadingPlan, ReasoningPlan
 from llmstack_server.chat.reasoning import is_open_in, tag_ids
-from llmstack_server.chat.stream import ChatStream
-from llmstack_server.chat.tools import ToolMode, ToolUse, check_tools
-from llmstack_server.openai.sampling import PARAM_NAMES
-from llmstack_server.openai.unsupported import unsupported
-from llmstack_server.state import ServerState
-from llmstack_types import SamplingParams
+from llmstack_server.chat.tools import FORCED_MODES, ToolMode, ToolUse, check_tools
+from llmstack_server.protocols import OutputStream
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.deadlines import set_deadline
+from llmstack_server.web.unsupported import unsupported
+
+_NO_TOOLS = ToolUse()
 
 
-async def prepare_chat_generation(
+class SubmittedChat(NamedTuple):
+    """A conversation in the engine: its outputs, and how to read them; the arguments of `ChatStream`."""
+
+    outputs: OutputStream
+    plan: ReadingPlan | None
+
+
+async def submit_chat(
     state: ServerState,
     conversation: Conversation,
-    params: SamplingParams,
+    given: Mapping[str, Any],
+    names: Mapping[str, str],
     *,
     request_id: str,
-    param_names: Mapping[str, str] = PARAM_NAMES,
     priority: int = 0,
     cache_salt: str = "",
-) -> ChatStream:
-    """Checks a request, renders its conversation and tokenizes it.
+) -> SubmittedChat:
+    """Checks the sampling fields and the tools, renders the conversation and submits it.
 
-    `params.output_kind` says whether it will be read as deltas (`DELTA`) or at its end (`FINAL_ONLY`).
-    `param_names`: What the API calls the fields of `SamplingParams`, for the errors.
+    `given`, `names`: Those of `EngineClient.check_sampling`.
 
     Raises:
-        InvalidRequestError: Names the first field at fault.
+        InvalidRequestError: Names the first invalid field.
+        ServerOverloadedError: Too many requests are waiting.
     """
-    params = admit_sampling_params(params, state.limits, param_names=param_names)
-    tool_use = _tool_use(state, conversation)
-    of_request = params.structured_outputs
-    if tool_use.is_forced or tool_use.strict_names:
-        # On a thread: schemas may be megabytes.
-        params = await asyncio.to_thread(with_tool_constraint, params, tool_use, state.chat_parsers.tool)
-    source = constraint_name(params.structured_outputs, param_names, tool_use if of_request is None else None)
-    rendered = await _render(state, conversation, tool_use)
-    reading = await _reading_plan(state, conversation, tool_use, rendered["prompt"])
-    if params.structured_outputs is not None and reading.reasoning is not None:
-        params, reading = await asyncio.to_thread(_fit_together, params, reading, reading.reasoning)
-    if reading.kept_special_tokens:
-        params = replace(params, kept_special_tokens=reading.kept_special_tokens)
-    param_names = {**param_names, constraint_name(params.structured_outputs): source}
-    prompt = await state.engine.admit(rendered, params, param="messages", param_names=param_names)
-    return ChatStream(
-        state.engine,
-        prompt,
-        request_id,
-        reading=None if reading.is_trivial else reading,
-        priority=priority,
-        cache_salt=cache_salt,
-    )
+    sampling = state.engine.check_sampling(given, names)
+    tool_use = _NO_TOOLS
+    if conversation.tools is not None or conversation.tool_choice is not None:
+        tool_use = _tool_use(state, conversation)
+    if tool_use.mode in FORCED_MODES or tool_use.strict_names:
+        # In a thread: schemas may have megabytes.
+        sampling = await asyncio.to_thread(with_tool_constraint, sampling, tool_use, state.chat_parsers.tool)
+    is_cut = sampling.values.get("truncate_prompt_tokens") is not None
+    prompt = await state.engine.render(replace(_chat_prompt(state, conversation, tool_use), is_cut=is_cut))
+    plan: ReadingPlan | None = None
+    if state.chat_parsers.reasoning is not None or tool_use.mode is not ToolMode.NONE:
+        sampling, plan = await _plan(state, conversation, tool_use, prompt.text, sampling)
+    request = GenerationRequest(
+        request_id, prompt, sampling, param="messages", priority=priority, cache_salt=cache_salt
+    )  # fmt: skip
+    outputs = await state.engine.submit(request)
+    if state.config.http.request_timeout_s is not None:
+        set_deadline(outputs, state.config.http.request_timeout_s)
+    return SubmittedChat(outputs, None if plan is None or plan.is_trivial else plan)
 
 
-async def render_conversation(state: ServerState, conversation: Conversation) -> Any:
-    """The prompt as `{"prompt": text, "prompt_token_ids": ids}`.
+async def render_conversation(state: ServerState, conversation: Conversation) -> RenderedPrompt:
+    """The rendered conversation alone, for counting tokens.
 
     Raises:
-        InvalidRequestError: Names the message and the field at fault.
+        InvalidRequestError: Names the message and the invalid field.
     """
     tool_use = check_tools(conversation.tools, conversation.tool_choice)
-    return await _render(state, conversation, tool_use)
+    return await state.engine.render(_chat_prompt(state, conversation, tool_use))
 
 
-async def _render(state: ServerState, conversation: Conversation, tool_use: ToolUse) -> Any:
+def _chat_prompt(state: ServerState, conversation: Conversation, tool_use: ToolUse) -> ChatPrompt:
     options = state.config.chat
     if conversation.chat_template is not None and not options.trusts_request_template:
         raise unsupported("chat_template")
     is_shown = tool_use.mode is not ToolMode.NONE or not options.excludes_unused_tools
-    return await state.engine.render_chat(
+    has_kwargs = options.template_kwargs or conversation.reasoning_effort or conversation.chat_template_kwargs
+    return ChatPrompt(
         conversation.messages,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         tools=tool_use.tools if is_shown and tool_use.tools else None,
         documents=conversation.documents,
         chat_template=conversation.chat_template,
-        chat_template_kwargs=_template_kwargs(state, conversation),
+        template_kwargs=_template_kwargs(state, conversation) if has_kwargs else None,
     )
 
 
 def _template_kwargs(state: ServerState, conversation: Conversation) -> Mapping[str, Any]:
-    """The server's, then what the effort means to templates, then the request's own."""
+    """The arguments of the server, those for the effort, and those of the request, in this order."""
     kwargs = {**state.config.chat.template_kwargs}
     effort = conversation.reasoning_effort
     if effort is not None:
@@ -111,6 +115,18 @@ def _tool_use(state: ServerState, conversation: Conversation) -> ToolUse:
         )
         raise request_errors.unsupported_value("tools", reason)
     return tool_use
+
+
+async def _plan(
+    state: ServerState, conversation: Conversation, tool_use: ToolUse, prompt: str, sampling: CheckedSampling
+) -> tuple[CheckedSampling, ReadingPlan]:
+    """The plan to parse calls and reasoning, and the sampling fields that it requires."""
+    plan = await _reading_plan(state, conversation, tool_use, prompt)
+    if plan.reasoning is not None and "structured_outputs" in sampling.values:
+        sampling, plan = await asyncio.to_thread(_fit_together, sampling, plan, plan.reasoning)
+    if plan.kept_special_tokens:
+        sampling = sampling.with_kept_tokens(plan.kept_special_tokens)
+    return sampling, plan
 
 
 async def _reading_plan(state: ServerState, conversation: Conversation, tool_use: ToolUse, prompt: str) -> ReadingPlan:
@@ -132,13 +148,13 @@ async def _reading_plan(state: ServerState, conversation: Conversation, tool_use
 
 
 def _fit_together(
-    params: SamplingParams, reading: ReadingPlan, reasoning: ReasoningPlan
-) -> tuple[SamplingParams, ReadingPlan]:
-    """A constraint holds for what follows the reasoning; where it cannot, there is no reasoning."""
-    constraint = params.structured_outputs
+    sampling: CheckedSampling, plan: ReadingPlan, reasoning: ReasoningPlan
+) -> tuple[CheckedSampling, ReadingPlan]:
+    """A constraint applies to the text after the reasoning; where it cannot, there is no reasoning."""
+    constraint = sampling.values["structured_outputs"]
     if constraint is None or reasoning.is_open is False:
-        return params, reading
+        return sampling, plan
     later = after_reasoning(constraint, reasoning)
     if later is None:
-        return params, replace(reading, reasoning=None)
-    return replace(params, structured_outputs=later), reading
+        return sampling, replace(plan, reasoning=None)
+    return sampling.with_constraint(later, {constraint_name(later): constraint_name(constraint, sampling.names)}), plan

@@ -1,4 +1,4 @@
-"""Reads the text of a model as calls, reasoning and content; used only where an answer can hold more than content."""
+"""Parsing of the model's text into calls, reasoning and content."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from llmstack_server.protocols import Completion
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPlan:
-    """How reasoning is told from the answer.
+    """How reasoning and answer are distinguished.
 
     Attributes:
-        is_open: Whether the prompt leaves the model thinking; None where it does not tell.
-        is_included: Whether it is part of the answer.
-        tag_ids: The tokens of its tags; None where they are no single tokens.
-        count_tokens: Counts the tokens of a text, where the tags do not tell.
+        is_open: Whether the prompt ends inside reasoning; None where that is unknown.
+        is_included: Whether reasoning is part of the answer.
+        tag_ids: The tokens of the reasoning tags; None where a tag is not a single token.
+        count_tokens: Counts the tokens of a text, where there are no `tag_ids`.
     """
 
     parser: ReasoningParserFactory
@@ -40,19 +40,19 @@ class ReasoningPlan:
     count_tokens: Callable[[str], int]
 
     @property
-    def begins_open(self) -> bool:
-        """Whether the first token is one of reasoning."""
+    def starts_with_reasoning(self) -> bool:
+        """Whether the output starts with reasoning."""
         by_default = bool(getattr(self.parser, "is_open_by_default", False))
         return by_default if self.is_open is None else self.is_open
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """What the answers of one chat may hold besides content.
+    """Parts of the answers of one chat besides content.
 
     Attributes:
-        tool_parser: Set where the model may call if it wants to.
-        reasoning: None where it does not think, or all it says counts as content.
+        tool_parser: Set where the model may choose to call a function.
+        reasoning: None where the model does not reason, or all text counts as content.
     """
 
     tool_use: ToolUse
@@ -66,13 +66,13 @@ class ReadingPlan:
 
     @property
     def kept_special_tokens(self) -> tuple[str, ...]:
-        """Special tokens that have to show in the text."""
+        """Special tokens that must be part of the text, since parsers need them."""
         of_calls = () if self.tool_parser is None else self.tool_parser.kept_tokens
         of_reasoning = () if self.reasoning is None else self.reasoning.parser.kept_tokens
         return (*of_calls, *of_reasoning)
 
     def make_parser(self) -> OutputParser:
-        """A parser for one answer; for plans that are not trivial."""
+        """A parser for one answer; only for plans that are not trivial."""
         reasoning, tools = self._make_reasoning_parser(), self._make_tool_parser()
         return functools.reduce(ChainedParser, [parser for parser in (reasoning, tools) if parser is not None])
 
@@ -87,11 +87,11 @@ class ReadingPlan:
         return None if self.tool_parser is None else self.tool_parser(self.tool_use.functions)
 
 
-class ChoiceReader:
-    """Reads one answer.
+class ChoiceParser:
+    """Parses the text of one choice.
 
     Attributes:
-        num_reasoning_tokens: Those that came so far; where tags are no single tokens, known at the end only.
+        num_reasoning_tokens: Tokens of reasoning so far; known at the end only, where a tag is not a single token.
     """
 
     def __init__(self, plan: ReadingPlan) -> None:
@@ -103,10 +103,10 @@ class ChoiceReader:
         self._reasoning_texts: list[str] = []
         reasoning = plan.reasoning
         if reasoning is not None and reasoning.tag_ids is not None:
-            self._counter = ReasoningCounter(*reasoning.tag_ids, is_open=reasoning.begins_open)
+            self._counter = ReasoningCounter(*reasoning.tag_ids, is_open=reasoning.starts_with_reasoning)
 
     def read(self, new: Completion) -> ChatDelta:
-        """What is new, in the terms of a chat."""
+        """The delta of an output."""
         parsed = self._parser.feed(new.text)
         if new.finish_reason is not None:
             parsed = _joined(parsed, self._parser.finish())
@@ -122,7 +122,7 @@ class ChoiceReader:
         )  # fmt: skip
 
     def _wanted(self, calls: Sequence[ToolCallDelta]) -> Sequence[ToolCallDelta]:
-        """Without parallel calls, the first one alone."""
+        """The calls; only the first one without parallel calls."""
         return calls if self._plan.tool_use.is_parallel else [call for call in calls if call.index == 0]
 
     def _count(self, new: Completion, text: str, plan: ReasoningPlan) -> None:
@@ -134,7 +134,7 @@ class ChoiceReader:
             self.num_reasoning_tokens = plan.count_tokens("".join(self._reasoning_texts))
 
     def _finish_reason(self, reason: str | None) -> str | None:
-        """As at OpenAI: an answer that calls ends with `tool_calls`, unless its user has named the function."""
+        """The finish reason: `tool_calls` for an answer with calls, unless the request named the function."""
         is_call = reason == "stop" and self._has_calls and self._plan.tool_use.mode is not ToolMode.NAMED
         return "tool_calls" if is_call else reason
 

@@ -1,4 +1,4 @@
-"""Where reasoning begins in an answer, and how many of its tokens it takes."""
+"""The start of reasoning in an answer, and the number of its tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmstack_server.protocols import TextCodec
 
 
 def is_open_in(prompt: str, conversation: Conversation, parser: ReasoningParserFactory) -> bool | None:
-    """Whether the prompt leaves the model thinking; False where it has ended that, None where it does not tell."""
+    """Whether the prompt ends inside reasoning; False where it ended it, None where that is unknown."""
     if conversation.continue_final_message:
         return _is_open_in_message(conversation, parser)
     end = prompt[-64:].rstrip()
@@ -23,13 +23,13 @@ def is_open_in(prompt: str, conversation: Conversation, parser: ReasoningParserF
 
 
 def _is_open_in_message(conversation: Conversation, parser: ReasoningParserFactory) -> bool:
-    """A begun message is an answer, unless its text shows that the model was still thinking."""
+    """Whether a message to continue ends inside reasoning; without tags in its text it is an answer."""
     content = conversation.messages[-1].get("content")
     return isinstance(content, str) and content.rfind(parser.start) > content.rfind(parser.end)
 
 
 class ReasoningCounter:
-    """Counts the tokens of one answer's reasoning, by the tokens of its tags."""
+    """Counts the reasoning tokens of one answer between the tokens of the tags."""
 
     def __init__(self, start_id: int, end_id: int, *, is_open: bool) -> None:
         self._start_id = start_id
@@ -38,7 +38,7 @@ class ReasoningCounter:
         self._is_over = False
 
     def count(self, token_ids: Sequence[int]) -> int:
-        """How many of the next tokens belong to the reasoning; its tags do not."""
+        """The number of reasoning tokens among the next tokens; tags do not count."""
         num_tokens = 0
         for token_id in token_ids:
             if self._is_over:
@@ -53,6 +53,6 @@ class ReasoningCounter:
 
 
 def tag_ids(tokenizer: TextCodec, parser: ReasoningParserFactory) -> tuple[int, int] | None:
-    """The tokens of the tags; None where a tag is no single token."""
+    """The tokens of the tags; None where a tag is not a single token."""
     start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in (parser.start, parser.end))
     return (start[0], end[0]) if len(start) == len(end) == 1 else None

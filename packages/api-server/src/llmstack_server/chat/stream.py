@@ -1,93 +1,72 @@
-"""The answer to a conversation as it grows, in the terms of no API in particular."""
+"""Base of the answers of all chat APIs: outputs of the engine as deltas of a chat."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from llmstack_server.chat.deltas import ChatDelta, ChatMessage, fold
-from llmstack_server.chat.reading import ChoiceReader, ReadingPlan
-from llmstack_server.openai.events import close
-from llmstack_server.openai.logprobs import Position
-from llmstack_server.openai.usage import UsageCounter
-from llmstack_server.protocols import AdmittedPrompt, Completion, EngineClient
+from llmstack_server.chat.logprobs import Position
+from llmstack_server.chat.reading import ChoiceParser, ReadingPlan
+from llmstack_server.protocols import Completion, OutputStream, PromptOutput
+from llmstack_server.web.usage import UsageCounter
 
 
 class ChatStream:
-    """One conversation that has passed every check; nothing runs before `deltas` or `fold` is called, once.
+    """The answer to one submitted conversation. Call `deltas` or `fold` once.
 
     Attributes:
-        prompt: The rendered conversation, with its sampling parameters.
+        outputs: The engine's outputs; `outputs.prompts[0]` is the rendered conversation with its parameters.
         usage: Tokens counted so far.
-        prompt_logprobs: Set with the first delta, where asked for.
+        prompt_logprobs: Set with the first delta, where requested.
     """
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        prompt: AdmittedPrompt,
-        request_id: str,
-        *,
-        reading: ReadingPlan | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> None:
-        """`reading`: None where all that the model says is content."""
-        self.prompt = prompt
-        self.usage = UsageCounter([prompt])
+    def __init__(self, outputs: OutputStream, plan: ReadingPlan | None = None) -> None:
+        """`plan`: None where all text is content."""
+        self.outputs = outputs
+        self.usage = UsageCounter(outputs.prompts)
         self.prompt_logprobs: Sequence[Position | None] | None = None
-        self._engine = engine
-        self._request_id = request_id
-        self._reading = reading
-        self._index_to_reader: dict[int, ChoiceReader] = {}
-        self._priority = priority
-        self._cache_salt = cache_salt
-        if reading is not None and reading.reasoning is not None:
+        self._plan = plan
+        self._index_to_parser: dict[int, ChoiceParser] = {}
+        if plan is not None and plan.reasoning is not None:
             self.usage.num_reasoning_tokens = 0
 
-    @property
-    def n(self) -> int:
-        """How many choices there will be."""
-        return self.prompt.sampling_params.n
-
     async def deltas(self) -> AsyncGenerator[ChatDelta, None]:
-        """What is new, choice by choice; closing it aborts the request.
+        """New text, reasoning and calls, choice by choice; closing it aborts the request.
 
         With the output kind `FINAL_ONLY` there is one delta per choice.
 
         Raises:
-            ServerOverloadedError, RequestFailedError, EngineDeadError: As `EngineClient.generate`.
+            RequestFailedError, EngineDeadError: The engine failed.
         """
-        outputs = self._engine.generate(
-            self.prompt, None, self._request_id, priority=self._priority, cache_salt=self._cache_salt
-        )
-        usage, reading = self.usage, self._reading
-        try:
+        async with self.outputs as outputs:
             async for output in outputs:
-                usage.add(0, output)
-                if output.prompt_logprobs is not None:
-                    self.prompt_logprobs = output.prompt_logprobs
-                for new in output.outputs:
-                    if reading is not None:
-                        yield self._read(new, reading)
-                        continue
-                    yield ChatDelta(
-                        new.index, new.text, "", (), new.token_ids, new.logprobs, new.finish_reason, new.stop_reason
-                    )
-        finally:
-            await close(outputs)
+                for delta in self.read(output):
+                    yield delta
 
-    def _read(self, new: Completion, reading: ReadingPlan) -> ChatDelta:
-        reader = self._index_to_reader.get(new.index)
-        if reader is None:
-            reader = self._index_to_reader[new.index] = ChoiceReader(reading)
-        num_before = reader.num_reasoning_tokens
-        delta = reader.read(new)
-        if self.usage.num_reasoning_tokens is not None:
-            self.usage.num_reasoning_tokens += reader.num_reasoning_tokens - num_before
-        return delta
+    def read(self, output: PromptOutput) -> list[ChatDelta]:
+        """The deltas of one output."""
+        self.usage.add(output)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        plan = self._plan
+        if plan is not None:
+            return [self._parse(new, plan) for new in output.outputs]
+        return [
+            ChatDelta(new.index, new.text, "", (), new.token_ids, new.logprobs, new.finish_reason, new.stop_reason)
+            for new in output.outputs
+        ]
 
     async def fold(self) -> list[ChatMessage]:
         """The whole answer, one message per choice; raises as `deltas`."""
-        async with aclosing(self.deltas()) as deltas:
-            return fold([delta async for delta in deltas])
+        async with self.outputs as outputs:
+            return fold([delta async for output in outputs for delta in self.read(output)])
+
+    def _parse(self, new: Completion, plan: ReadingPlan) -> ChatDelta:
+        parser = self._index_to_parser.get(new.index)
+        if parser is None:
+            parser = self._index_to_parser[new.index] = ChoiceParser(plan)
+        num_before = parser.num_reasoning_tokens
+        delta = parser.read(new)
+        if self.usage.num_reasoning_tokens is not None:
+            self.usage.num_reasoning_tokens += parser.num_reasoning_tokens - num_before
+        return delta

@@ -1,4 +1,4 @@
-"""Which functions a chat may call, and whether it must: the checks of `tools` and `tool_choice`."""
+"""Checks of `tools` and `tool_choice`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from llmstack_llm import request_errors
-from llmstack_server.http.errors import missing_parameter
+from llmstack_server.web.errors import missing_parameter
 
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 64
@@ -26,14 +26,18 @@ class ToolMode(StrEnum):
     NAMED = "named"
 
 
+FORCED_MODES = (ToolMode.REQUIRED, ToolMode.NAMED)
+"""Modes in which the answer consists of calls only."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of one chat, checked.
+    """The checked tools of one chat.
 
     Attributes:
-        tools: As the template gets them.
-        functions: Name to the JSON schema of the parameters, which says at least that they are an object.
-        strict_names: Functions whose calls must keep to their schema.
+        tools: The tools for the template.
+        functions: Name to the JSON schema of the parameters, which has at least the type `object`.
+        strict_names: Functions whose calls must follow their schema.
         name: The function that `NAMED` chooses.
         is_parallel: Whether there may be several calls.
     """
@@ -47,20 +51,20 @@ class ToolUse:
 
     @property
     def name_index(self) -> int:
-        """Where the chosen function stands among the tools."""
+        """The index of the chosen function among the tools."""
         return next(index for index, tool in enumerate(self.tools) if tool["function"]["name"] == self.name)
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer is nothing but calls."""
-        return self.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+        """Whether the answer consists of calls only."""
+        return self.mode in FORCED_MODES
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any, *, is_parallel: bool = True) -> ToolUse:
     """The tools and the choice among them.
 
     Raises:
-        InvalidRequestError: Names the tool and the field at fault.
+        InvalidRequestError: Names the tool and the invalid field.
     """
     if tools is None:
         return _without_tools(choice)
@@ -125,7 +129,7 @@ def _schema(parameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolMode, str, frozenset[str]]:
-    """The mode, the chosen function, and which may be called at all."""
+    """The mode, the chosen function, and the functions that may be called."""
     everyone = frozenset(names)
     if choice is None:
         return ToolMode.AUTO, "", everyone

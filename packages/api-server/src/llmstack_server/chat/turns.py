@@ -1,4 +1,4 @@
-"""Builds the messages that chat templates read, from the turns of another API than chat completions."""
+"""Messages for chat templates, from the turns of other APIs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmstack_llm import request_errors
-from llmstack_llm.admit_rules import check_text
-from llmstack_server.http.errors import missing_parameter
+from llmstack_llm.admission.rules import check_text
+from llmstack_server.web.errors import missing_parameter
 from llmstack_types import InvalidRequestError
 
 SYSTEM_JOINT = "\n\n"
@@ -16,10 +16,10 @@ PARTS_JOINT = "\n"
 
 
 class TurnBuilder:
-    """Messages in the form of chat completions, as they grow.
+    """Builds messages in the form of chat completions.
 
-    What an assistant thinks, says and calls becomes one message, since templates read a turn at once. System messages
-    at the beginning become one as well: many templates know only the first.
+    Reasoning, text and calls of the assistant become one message, since templates expect one per turn. Leading system
+    messages become one, too: many templates use only the first.
 
     Attributes:
         messages: The messages so far.
@@ -32,7 +32,7 @@ class TurnBuilder:
         self._call_id_to_name: dict[str, str] = {}
 
     def say(self, role: str, text: str) -> None:
-        """What somebody says; developers speak as the system, which is the role that templates know."""
+        """Adds a text; the role `developer` becomes `system`, which templates know."""
         role = "system" if role == "developer" else role
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != role:
@@ -47,7 +47,7 @@ class TurnBuilder:
             self.messages.append({"role": role, "content": text})
 
     def think(self, text: str) -> None:
-        """What the assistant thinks before it speaks or calls."""
+        """Adds reasoning of the assistant, before its text or calls."""
         turn = self._assistant_turn()
         if turn["content"] or "tool_calls" in turn:
             turn = self._new_assistant_turn()
@@ -55,14 +55,14 @@ class TurnBuilder:
         turn["reasoning_content"] = text if before is None else before + PARTS_JOINT + text
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
-        """The assistant calls a function; `arguments` is a JSON object as text."""
+        """Adds a call by the assistant; `arguments` is a JSON object as text."""
         self._call_id_to_name[call_id] = name
         function = {"name": name, "arguments": arguments}
         calls = self._assistant_turn().setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": function})
 
     def answer(self, call_id: str, text: str) -> None:
-        """What a called function has returned; its name is added where the call is known."""
+        """Adds the result of a call, with the name of the function where the call is known."""
         message = {"role": "tool", "tool_call_id": call_id, "content": text}
         name = self._call_id_to_name.get(call_id)
         self.messages.append(message if name is None else {**message, "name": name})
@@ -78,9 +78,9 @@ class TurnBuilder:
 
 
 def in_words_of_api(error: InvalidRequestError, input_name: str, names: Mapping[str, str]) -> InvalidRequestError:
-    """An error about what was built here, under the name of what its user has sent.
+    """An error about built messages, renamed to the field of the request.
 
-    Messages are called `input_name`; `names` says what parts of the names of tools become.
+    Messages become `input_name`; `names` maps parts of the names of tools.
     """
     param = error.param or ""
     if param.startswith("messages"):
@@ -93,10 +93,10 @@ def in_words_of_api(error: InvalidRequestError, input_name: str, names: Mapping[
 
 
 def required_text(param: str, entry: Mapping[str, Any], name: str) -> str:
-    """The text that a part of a request must have under `name`.
+    """The required text of a part of a request, under `name`.
 
     Raises:
-        InvalidRequestError: It is not there, no string, or holds what no tokenizer reads.
+        InvalidRequestError: It is missing, not a string, or has characters that no tokenizer accepts.
     """
     value = entry.get(name)
     if value is None:

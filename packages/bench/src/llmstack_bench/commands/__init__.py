@@ -1,4 +1,4 @@
-"""The subcommand `llmstack bench` and its own subcommands; light, since `llmstack --help` imports it."""
+"""The subcommand `llmstack bench`, imported by `llmstack --help`."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ from llmstack_bench.errors import BenchError
 
 
 class BenchSubcommand(Protocol):
-    """One word after `llmstack bench`."""
+    """A subcommand of `llmstack bench`."""
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares its flags."""
-        ...
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, namespace: argparse.Namespace) -> int:
-        """Measures, prints, returns the exit code; raises BenchError with one line."""
+        """Measures, prints, and returns the exit code; BenchError has a one-line message."""
         ...
 
 
-# Name to `module:Class` and a line of help; only the one that is asked for is imported.
+# Name to `module:Class` and a line of help; only the requested one is imported.
 SUBCOMMANDS = {
-    "serve": ("llmstack_bench.commands.serve:ServeBench", "load any OpenAI-compatible server over HTTP, or several"),
-    "throughput": ("llmstack_bench.commands.throughput:ThroughputBench", "offline: many requests at once, tokens/s"),
-    "latency": ("llmstack_bench.commands.latency:LatencyBench", "offline: one batch again and again"),
+    "serve": ("llmstack_bench.commands.serve:ServeBench", "measure one or more OpenAI-compatible servers over HTTP"),
+    "throughput": ("llmstack_bench.commands.offline:ThroughputBench", "offline: many requests at once, tokens/s"),
+    "latency": ("llmstack_bench.commands.offline:LatencyBench", "offline: one batch, repeated"),
     "startup": ("llmstack_bench.commands.startup:StartupBench", "from a server's command to its first token"),
 }
 
 
 class BenchCommand:
-    """`llmstack bench serve|throughput|latency|startup`."""
+    """The command `llmstack bench` with its four subcommands."""
 
     name = "bench"
     help = "measure a server over HTTP, the engine offline, or a start"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares the subcommand; its flags are its own parser's, of the same kind as this one."""
+        """Declares the subcommand, whose flags have a parser of their own."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         rows = "\n".join(f"  {name:<12}{line}" for name, (_, line) in SUBCOMMANDS.items())
         parser.epilog = f"subcommands:\n{rows}\n\n`{parser.prog} serve --help` describes one of them."
@@ -46,7 +44,7 @@ class BenchCommand:
         parser.set_defaults(parser=parser)
 
     def subcommands(self) -> dict[str, tuple[str, BenchSubcommand]]:
-        """Word to a line of help and the subcommand, all of them imported: for shells that complete them."""
+        """Name to a line of help and the imported subcommand, for shell completion."""
         return {name: (line, load_subcommand(target)) for name, (target, line) in SUBCOMMANDS.items()}
 
     def run(self, namespace: argparse.Namespace) -> int:
@@ -58,7 +56,7 @@ class BenchCommand:
             prog=f"{namespace.parser.prog} {name}", description=line
         )
         subcommand.add_arguments(parser)
-        # `llmstack`'s parser names the nearest flag after a mistake; a plain one will do.
+        # The parser of `llmstack` suggests the nearest flag; a plain one is sufficient.
         parse = getattr(parser, "parse_line", parser.parse_args)
         try:
             return subcommand.run(parse(rest))

@@ -1,4 +1,4 @@
-"""`llmstack bench serve`: its flags, most of them vLLM's."""
+"""The flags of `llmstack bench serve`, most of them vLLM's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmstack_bench.presets import PRESETS
 DATASETS = ("random", "shared-prefix", "custom", "trace")
 _DATASET_ALIASES = {"prefix-repetition": "shared-prefix", "jsonl": "custom"}
 
-# What a flag stands for where neither the command line nor a preset says it.
+# Defaults of flags that neither the command line nor a preset sets.
 DEFAULTS = {
     "dataset_name": "random",
     "num_prompts": 100,
@@ -32,46 +32,45 @@ DEFAULTS = {
 
 
 class ServeBench:
-    """Loads running servers and reports what their clients see."""
+    """Sends a load to running servers and reports their latencies and rates."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares the flags."""
         _add_server_arguments(parser)
         _add_workload_arguments(parser)
         _add_load_arguments(parser)
         _add_report_arguments(parser)
 
     def run(self, namespace: argparse.Namespace) -> int:
-        """Measures and reports; 1 where no request of a server was answered."""
+        """Measures and reports; 1 if a server answered no request."""
         from llmstack_bench.serving import run_serve_bench
 
         return run_serve_bench(with_defaults(namespace))
 
 
 def with_defaults(namespace: argparse.Namespace) -> argparse.Namespace:
-    """The namespace with what was not said taken from the preset, then from `DEFAULTS`."""
+    """The namespace with missing values filled from the preset, then from `DEFAULTS`."""
     preset = PRESETS[namespace.preset].flags if namespace.preset else {}
     values = vars(namespace)
-    said = {name: value for name, value in values.items() if value is not None}
-    return argparse.Namespace(**values | DEFAULTS | preset | said)
+    given = {name: value for name, value in values.items() if value is not None}
+    return argparse.Namespace(**values | DEFAULTS | preset | given)
 
 
 def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("server").add_argument
     add("--base-url", action="append", default=[], metavar="URL",
-        help="a server, such as http://127.0.0.1:8000; several are measured in turns")  # fmt: skip
+        help="a server, such as http://127.0.0.1:8000; several are measured alternately")  # fmt: skip
     add("--label", action="append", default=[], metavar="NAME", help="name of each --base-url in the report")
-    add("--host", default="127.0.0.1", help="of the server where there is no --base-url (default: 127.0.0.1)")
-    add("--port", type=positive_int, default=8000, help="the same (default: 8000)")
+    add("--host", default="127.0.0.1", help="of the server, without --base-url (default: 127.0.0.1)")
+    add("--port", type=positive_int, default=8000, help="of the server, without --base-url (default: 8000)")
     add("--endpoint", default="/v1/completions", metavar="PATH",
         help="/v1/completions (the default) or /v1/chat/completions")  # fmt: skip
     add("--model", action="append", default=[], metavar="NAME",
         help="name of the model, one for all servers or one each (default: the first one listed)")  # fmt: skip
     add("--header", action="append", type=key_value, default=[], metavar="KEY=VALUE",
-        help="a header of every request; OPENAI_API_KEY, where it is set, gives Authorization")  # fmt: skip
+        help="a header of every request; Authorization comes from OPENAI_API_KEY if that is set")  # fmt: skip
     add("--extra-body", type=json_object, default={}, metavar="JSON", help="further fields of every request")
     add("--timeout", type=positive_float, default=600.0, metavar="S",
-        help="a request that takes longer has failed (default: 600)")  # fmt: skip
+        help="a request that takes longer counts as failed (default: 600)")  # fmt: skip
 
 
 def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,24 +79,29 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     add("--preset", choices=tuple(PRESETS), help=f"a named workload, which other flags may change ({presets})")
     add("--dataset-name", type=_dataset_name, choices=DATASETS, metavar="NAME",
         help="random, shared-prefix, custom (a file of JSON lines) or trace (default: random)")  # fmt: skip
-    add("--dataset-path", type=Path, metavar="FILE", help="the file of custom and trace")
+    add("--dataset-path", type=Path, metavar="FILE", help="the file for custom and trace")
     add("--num-prompts", type=positive_int, metavar="N", help="requests (default: 100)")
     add("--random-input-len", type=natural_int, metavar="N", help="a prompt's own tokens (default: 128)")
     add("--random-output-len", type=positive_int, metavar="N", help="tokens to generate (default: 128)")
     add("--random-prefix-len", type=natural_int, metavar="N",
-        help="tokens in front of them that prompts share (default: 0; 256 for shared-prefix)")  # fmt: skip
+        help="tokens of a shared prefix before them (default: 0; 256 for shared-prefix)")  # fmt: skip
     add("--random-range-ratio", type=float, default=0.0, metavar="R",
-        help="lengths vary by this share in both directions (default: 0)")  # fmt: skip
+        help="lengths vary by this fraction in both directions (default: 0)")  # fmt: skip
     add("--num-prefixes", type=positive_int, default=1, metavar="N", help="different shared prefixes (default: 1)")
     add("--trace-speed", type=positive_float, default=1.0, metavar="X", help="2 replays in half the time (default: 1)")
     add("--trace-length-scale", type=positive_float, default=1.0, metavar="X",
         help="factor for a trace's lengths (default: 1)")  # fmt: skip
     add("--prompt-format", choices=("auto", "token-ids", "text"), default="auto",
         help="how random prompts are sent (default: token ids, text to a chat route)")  # fmt: skip
-    add("--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, or a folder with it, to make text of token ids")
+    add(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="tokenizer.json, or a folder with it, to make text of token ids",
+    )
     add("--vocab-size", type=positive_int, metavar="N",
-        help="token ids lie below it (default: the model's where its folder is on this machine, else 256)")  # fmt: skip
-    add("--seed", type=int, default=0, help="equal seeds send equal requests (default: 0)")
+        help="upper bound of token ids (default: the model's if its folder is on this machine, else 256)")  # fmt: skip
+    add("--seed", type=int, default=0, help="equal seeds give equal requests (default: 0)")
     add("--ignore-eos", action=argparse.BooleanOptionalAction,
         help="generate the full length (default: yes, except for custom)")  # fmt: skip
     add("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
@@ -108,16 +112,16 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
     add("--request-rate", type=positive_float, metavar="R",
         help="requests per second; inf sends all at once (default: inf, or a trace's own times)")  # fmt: skip
     add("--burstiness", type=positive_float, default=1.0, metavar="B",
-        help="1 is a Poisson process, less comes in bursts, inf is a metronome (default: 1)")  # fmt: skip
+        help="1 is a Poisson process, below 1 sends bursts, inf sends at equal intervals (default: 1)")  # fmt: skip
     add("--max-concurrency", type=positive_int, metavar="N", help="requests in flight at most (default: no limit)")
     add("--num-warmups", type=natural_int, metavar="N",
         help="requests before the first run that are not counted (default: 1)")  # fmt: skip
     add("--repetitions", type=positive_int, default=1, metavar="N",
-        help="runs per server, in turns, each with prompts of its own (default: 1)")  # fmt: skip
+        help="runs per server, alternating, each with its own prompts (default: 1)")  # fmt: skip
     add("--server-pid", action="append", type=natural_int, default=[], metavar="PID",
-        help="process of each --base-url, 0 for none; they stand still (SIGSTOP) while another is measured, so that "
-        "one which spins while idle takes no core")  # fmt: skip
-    add("--bandwidth", action="store_true", help="read the machine's memory before each run, and report how fast it is")
+        help="process of each --base-url, 0 for none; suspended (SIGSTOP) while another is measured, so that "
+        "an idle server that spins takes no core")  # fmt: skip
+    add("--bandwidth", action="store_true", help="measure and report the machine's memory bandwidth before each run")
 
 
 def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,11 +131,11 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metric-percentiles", default="50,90,99", metavar="LIST", help="(default: 50,90,99)")
     add("--goodput", nargs="+", default=[], metavar="METRIC:MS",
         help="targets such as ttft:200 tpot:50 e2el:3000; requests that meet all are counted")  # fmt: skip
-    add("--output-json", type=Path, metavar="FILE", help="write the results there")
+    add("--output-json", type=Path, metavar="FILE", help="write the results to this file")
     add("--save-result", action="store_true", help="write the results into --result-dir, under a name with the time")
     add("--result-dir", type=Path, default=Path(), metavar="FOLDER", help="(default: the current folder)")
-    add("--save-detailed", action="store_true", help="results hold a record for every request")
-    add("--plot", type=Path, action="append", default=[], metavar="FILE", help="a picture, .html or .png")
+    add("--save-detailed", action="store_true", help="add a record for every request to the results")
+    add("--plot", type=Path, action="append", default=[], metavar="FILE", help="draw the results, as .html or .png")
     add("--disable-tqdm", action="store_true", help="no progress bar")
 
 

@@ -1,4 +1,4 @@
-"""Types of command-line values."""
+"""Argument types: parsers of single command-line values."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 def positive_int(text: str) -> int:
-    """An integer from 1."""
+    """An integer of at least 1."""
     return _at_least(text, 1)
 
 
 def natural_int(text: str) -> int:
-    """An integer from 0."""
+    """An integer of at least 0."""
     return _at_least(text, 0)
 
 
 def positive_float(text: str) -> float:
-    """A number above 0; `inf` is one."""
+    """A number above 0, infinity included."""
     number = float(text)
     if not number > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -26,18 +26,17 @@ def positive_float(text: str) -> float:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no JSON: {error}") from error
+        raise argparse.ArgumentTypeError(f"'{text}' is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"'{text}' is no JSON object")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a JSON object")
     return value
 
 
 def key_value(text: str) -> tuple[str, str]:
-    """`KEY=VALUE`."""
+    """Parses `KEY=VALUE` into its two parts."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE")

@@ -1,1 +1,1 @@
-"""Talking to a running server from the terminal: `llmstack chat` and `llmstack complete`."""
+"""Client of a running server: `llmstack chat` and `llmstack complete`."""

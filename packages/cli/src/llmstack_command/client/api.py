@@ -1,4 +1,4 @@
-"""One server of the OpenAI API, spoken to with the standard library alone."""
+"""Client of the OpenAI API, on the standard library alone."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from llmstack_command.client.address import Address
-from llmstack_command.client.errors import ApiError
 from llmstack_command.client.events import error_text, read_events
+from llmstack_command.errors import ApiError
 
 CONNECT_TIMEOUT_S = 10.0
-# A request may wait in the server's queue; a minute without any byte is no reason to give up yet.
+# A request may wait in the server's queue, for minutes without any byte.
 READ_TIMEOUT_S = 600.0
 MAX_ANSWER_BYTES = 4 << 20
 
 
 class ApiClient:
-    """Sends one request at a time, each over a connection of its own."""
+    """Sends one request at a time, each over its own connection."""
 
     def __init__(self, address: Address, api_key: str | None = None) -> None:
         self._address = address
@@ -30,10 +30,10 @@ class ApiClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def model_names(self) -> list[str]:
-        """What `/v1/models` lists.
+        """The names that `/v1/models` lists.
 
         Raises:
-            ApiError: The server is not there, refuses, or lists nothing.
+            ApiError: The server cannot be reached, refuses, or lists no model.
         """
         with self._request("GET", "/models") as response:
             listed = self._read_json(response)
@@ -42,14 +42,14 @@ class ApiClient:
         except (TypeError, LookupError):
             names = []
         if not names:
-            raise ApiError(f"{self._address}/models names no model: is this a server of the OpenAI API?")
+            raise ApiError(f"{self._address}/models lists no model: is this a server of the OpenAI API?")
         return names
 
     def stream(self, route: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The events of one streamed answer; leaving the iteration ends the request on the server.
+        """The events of one streamed answer; ending the iteration early aborts the request on the server.
 
         Raises:
-            ApiError: As `model_names`, or the request failed on the way.
+            ApiError: The server cannot be reached or refuses, or the request failed.
         """
         content = json.dumps({**body, "stream": True}).encode()
         with self._request("POST", route, content) as response:
@@ -67,7 +67,7 @@ class ApiClient:
         except TimeoutError:
             raise ApiError(f"{self._address} has not answered for {READ_TIMEOUT_S:g} s") from None
         except (http.client.HTTPException, OSError) as error:
-            raise ApiError(f"{self._address} broke the connection: {_reason(error)}") from None
+            raise ApiError(f"{self._address} closed the connection: {_reason(error)}") from None
         finally:
             connection.close()
 
@@ -85,9 +85,9 @@ class ApiClient:
 
     def _connect_message(self, error: OSError | UnicodeError) -> str:
         if isinstance(error, ConnectionRefusedError):
-            return f"nothing listens at {self._address}: start a server with `llmstack serve`, or name another --url"
+            return f"no server at {self._address}: start one with `llmstack serve`, or give another --url"
         if isinstance(error, (socket.gaierror, UnicodeError)):
-            return f"--url: no host is called '{self._address.host}'"
+            return f"--url: unknown host '{self._address.host}'"
         if isinstance(error, TimeoutError):
             return f"{self._address} cannot be reached: no connection within {CONNECT_TIMEOUT_S:g} s"
         if isinstance(error, ssl.SSLError):

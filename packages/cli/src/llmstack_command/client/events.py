@@ -1,4 +1,4 @@
-"""Reads server-sent events off a stream of bytes, one JSON object each."""
+"""Parser of server-sent events, one JSON object each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from llmstack_command.client.errors import ApiError
+from llmstack_command.errors import ApiError
 
 MAX_EVENT_BYTES = 4 << 20
 _PREFIX = b"data:"
@@ -25,7 +25,7 @@ def read_events(stream: LineReader) -> Iterator[dict[str, Any]]:
     """The events up to `[DONE]`.
 
     Raises:
-        ApiError: The stream breaks off, holds something else, or says that the request failed.
+        ApiError: The stream ends early, has another format, or reports a failed request.
     """
     while line := stream.readline(MAX_EVENT_BYTES):
         if not line.startswith(_PREFIX):
@@ -34,16 +34,16 @@ def read_events(stream: LineReader) -> Iterator[dict[str, Any]]:
         if payload == _DONE:
             return
         yield _decode(payload)
-    raise ApiError("the answer broke off: the server closed the connection")
+    raise ApiError("the answer is incomplete: the server closed the connection")
 
 
 def _decode(payload: bytes) -> dict[str, Any]:
     try:
         event = json.loads(payload)
     except ValueError:
-        raise ApiError("the answer is no stream of the OpenAI API: an event is no JSON") from None
+        raise ApiError("the answer is not a stream of the OpenAI API: an event is not JSON") from None
     if not isinstance(event, dict):
-        raise ApiError("the answer is no stream of the OpenAI API: an event is no object")
+        raise ApiError("the answer is not a stream of the OpenAI API: an event is not an object")
     if event.get("error"):
         message, code = error_text(event)
         raise ApiError(message or "the request failed", code)
@@ -51,7 +51,7 @@ def _decode(payload: bytes) -> dict[str, Any]:
 
 
 def error_text(body: Any) -> tuple[str, str | None]:
-    """The message, on one line, and the code of an error's body; an empty message where it says nothing."""
+    """The message, on one line, and the code of an error's body; the message is empty if there is none."""
     error = body.get("error", body) if isinstance(body, dict) else None
     if isinstance(error, str):
         return " ".join(error.split()), None

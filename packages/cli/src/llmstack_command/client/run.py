@@ -1,4 +1,4 @@
-"""Connects to the server a command line names, and runs a session with it."""
+"""Sessions with the server that a command line names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from llmstack_command.client.address import Address
 from llmstack_command.client.api import ApiClient
-from llmstack_command.client.errors import ApiError
 from llmstack_command.client.session import Asker, ChatSession, CompletionSession, converse
 from llmstack_command.client.terminal import Terminal
+from llmstack_command.errors import ApiError
 
 API_KEY_VARIABLES = ("LLMSTACK_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY")
 SAMPLING_FIELDS = ("temperature", "top_p", "max_tokens", "seed")
@@ -19,33 +19,33 @@ _MAX_NAMES_SHOWN = 8
 
 
 def run_chat(namespace: argparse.Namespace) -> None:
-    """`llmstack chat`; raises ApiError."""
+    """Runs `llmstack chat`; raises ApiError."""
     client, terminal = connect(namespace), Terminal()
     body = shared_fields(client, namespace)
     _run(ChatSession(client, terminal, body, namespace.system_prompt), terminal, namespace.quick)
 
 
 def run_complete(namespace: argparse.Namespace) -> None:
-    """`llmstack complete`; raises ApiError."""
+    """Runs `llmstack complete`; raises ApiError."""
     client, terminal = connect(namespace), Terminal()
     _run(CompletionSession(client, terminal, shared_fields(client, namespace)), terminal, namespace.quick)
 
 
 def connect(namespace: argparse.Namespace) -> ApiClient:
-    """A client of the server at `--url`; raises ApiError where that is no URL."""
+    """A client of the server at `--url`; raises ApiError if that is not a URL."""
     return ApiClient(Address.parse(namespace.url), namespace.api_key or api_key_from(os.environ))
 
 
 def api_key_from(variables: Mapping[str, str]) -> str | None:
-    """The first key the environment holds, None without one."""
+    """The first API key in the environment, None without one."""
     return next((variables[name] for name in API_KEY_VARIABLES if variables.get(name)), None)
 
 
 def shared_fields(client: ApiClient, namespace: argparse.Namespace) -> dict[str, Any]:
-    """The model and the sampling fields of every request; what was not said is left to the server.
+    """The model and the sampling fields of every request; values that were not given are left to the server.
 
     Raises:
-        ApiError: The server cannot be asked for its models, or has no `--model-name`.
+        ApiError: The server does not list its models, or lacks `--model-name`.
     """
     names = client.model_names()
     model = namespace.model_name or names[0]

@@ -1,4 +1,4 @@
-"""A conversation with a model, and a series of completions: what both commands do once connected."""
+"""Sessions over a connection: a conversation, or a series of completions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
-from llmstack_command.client.errors import ApiError
 from llmstack_command.client.terminal import Terminal
+from llmstack_command.errors import ApiError
 
 
 class StreamClient(Protocol):
-    """The server, by shape."""
+    """A server that streams answers."""
 
     def stream(self, route: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The events of one streamed answer; raises ApiError."""
@@ -20,20 +20,20 @@ class StreamClient(Protocol):
 
 
 class Asker(Protocol):
-    """Puts one message of the user to the model."""
+    """Sends one message of the user to the model."""
 
     def ask(self, message: str) -> None:
-        """Shows the answer as it comes; raises ApiError."""
+        """Streams the answer to the terminal; raises ApiError."""
         ...
 
 
 class ChatSession:
-    """A conversation that remembers what was said."""
+    """A conversation, whose messages are sent with each request."""
 
     def __init__(
         self, client: StreamClient, terminal: Terminal, body: dict[str, Any], system_prompt: str | None
     ) -> None:
-        """`body` holds the model's name and the sampling fields of every request."""
+        """`body` has the model's name and the sampling fields of every request."""
         self._client = client
         self._terminal = terminal
         self._body = body
@@ -42,7 +42,7 @@ class ChatSession:
             self.messages.append({"role": "system", "content": system_prompt})
 
     def ask(self, message: str) -> None:
-        """Shows and remembers the answer, or as much of it as came before Ctrl-C; a failed question is forgotten.
+        """Shows and keeps the answer, or its part before Ctrl-C. A message whose request failed is dropped.
 
         Raises:
             ApiError: The server refuses, or the request failed.
@@ -59,16 +59,16 @@ class ChatSession:
 
 
 class CompletionSession:
-    """Prompts that are continued one by one; nothing is remembered."""
+    """Independent prompts, continued one by one."""
 
     def __init__(self, client: StreamClient, terminal: Terminal, body: dict[str, Any]) -> None:
-        """`body` holds the model's name and the sampling fields of every request."""
+        """`body` has the model's name and the sampling fields of every request."""
         self._client = client
         self._terminal = terminal
         self._body = body
 
     def ask(self, message: str) -> None:
-        """Shows how the model goes on.
+        """Shows the continuation of a text.
 
         Raises:
             ApiError: The server refuses, or the request failed.
@@ -77,13 +77,13 @@ class CompletionSession:
 
 
 def show_answer(terminal: Terminal, events: Generator[dict[str, Any], None, None], said: list[str]) -> None:
-    """Writes one answer as it comes and collects its text in `said`; Ctrl-C ends it, and its request, early."""
+    """Streams one answer and collects its text in `said`; Ctrl-C aborts it and its request."""
     try:
-        with contextlib.closing(events):  # which tells the server that nobody reads on
+        with contextlib.closing(events):  # aborts the request on the server
             for event in events:
                 for text, is_aside in _texts(event):
                     if not is_aside:
-                        said.append(text)  # first: what a person has seen, and then stopped, was said
+                        said.append(text)  # first: text that was shown before Ctrl-C belongs to the answer
                     terminal.write(text, is_aside=is_aside)
     except KeyboardInterrupt:
         if not terminal.is_interactive:
@@ -104,10 +104,10 @@ def _texts(event: dict[str, Any]) -> Iterator[tuple[str, bool]]:
 
 
 def converse(asker: Asker, terminal: Terminal) -> None:
-    """Answers everything the terminal brings; between a person's messages an error is shown and the talk goes on.
+    """Answers all messages of the terminal. In an interactive session, errors are shown and the session continues.
 
     Raises:
-        ApiError: The only message, a pipe's, could not be answered.
+        ApiError: The message of a pipe could not be answered.
     """
     for message in terminal.messages():
         try:

@@ -1,4 +1,4 @@
-"""The user's side of a conversation: lines in, text out as it comes."""
+"""Standard input and output of a conversation."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from llmstack_command.client.errors import ApiError
+from llmstack_command.errors import ApiError
 
 MAX_INPUT_CHARS = 4 << 20
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-# What a model says must not move the cursor or fill the clipboard: control characters but tab and newline go.
+# Model output must not move the cursor or fill the clipboard: control characters except tab and newline are replaced.
 _CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 
 
 class Terminal:
-    """Standard input and output, which may be a person's or a pipe's."""
+    """Standard input and output, interactive or piped."""
 
     def __init__(self, stdin: TextIO | None = None, stdout: TextIO | None = None) -> None:
         self._stdin = sys.stdin if stdin is None else stdin
@@ -28,10 +28,10 @@ class Terminal:
                 import readline  # noqa: F401 (importing it gives `input` line editing and history)
 
     def messages(self) -> Iterator[str]:
-        """What the user says, line by line until Ctrl-D; a pipe's whole content is one message.
+        """The lines of the user until Ctrl-D; the whole content of a pipe is one message.
 
         Raises:
-            ApiError: A pipe holds more than a request can, or no text.
+            ApiError: A pipe has more text than a request can have, or none.
         """
         if not self.is_interactive:
             yield self._piped()
@@ -46,7 +46,7 @@ class Terminal:
                 yield line
 
     def write(self, text: str, *, is_aside: bool = False) -> None:
-        """Shows a piece of an answer at once; an aside (reasoning) is dim, and nothing at all outside a terminal."""
+        """Shows a part of an answer at once. An aside (reasoning) is dim, and omitted outside a terminal."""
         is_terminal = self._stdout.isatty()
         if is_aside and not is_terminal:
             return
@@ -68,7 +68,7 @@ class Terminal:
         try:
             text = self._stdin.read(MAX_INPUT_CHARS + 1)
         except UnicodeDecodeError:
-            raise ApiError("standard input is no UTF-8 text") from None
+            raise ApiError("standard input is not UTF-8 text") from None
         if len(text) > MAX_INPUT_CHARS:
             raise ApiError(f"standard input is longer than {MAX_INPUT_CHARS} characters")
         if not text.strip():

@@ -1,1 +1,1 @@
-"""`llmstack collect-env`: what a report of a fault should say about the machine and what is installed on it."""
+"""Facts about the machine and its software for bug reports."""

@@ -1,4 +1,4 @@
-"""Facts about the machine: operating system, processor, memory, limits of control groups, GPUs."""
+"""Facts about the machine: system, processor, memory, limits, GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 GPU_TIMEOUT_S = 5.0
-# The features that decide which code runs; a processor names a hundred.
+# The features that decide which code runs, of the hundred that a processor lists.
 _FEATURES = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni",
     "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -49,7 +49,7 @@ def cpu_facts(root: Path = ROOT) -> dict[str, str]:
 
 
 def limit_facts(root: Path = ROOT) -> dict[str, str]:
-    """What the process's control group and the groups around it limit; empty where nothing is limited."""
+    """Limits of the process's control group and its parents; empty without limits."""
     facts: dict[str, str] = {}
     for folder in _control_groups(root):
         for name in _LIMIT_FILES:
@@ -75,7 +75,7 @@ def gpu_facts() -> dict[str, str]:
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """The folders of the process's groups and of those around them, innermost first."""
+    """The folders of the process's groups and of their parents, innermost first."""
     mount = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -85,7 +85,7 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _is_unlimited(text: str) -> bool:
-    """As version 2 says it, and version 1."""
+    """Whether a value means no limit, in version 1 or 2 of control groups."""
     return text.partition(" ")[0] in ("max", "-1") or (text.isdigit() and int(text) >= 1 << 60)
 
 

@@ -1,4 +1,7 @@
-"""Run as a process of its own by `collect-env`: imports PyTorch and the kernels and prints what they say, as JSON."""
+"""Facts about PyTorch and the kernels, as JSON.
+
+`collect-env` runs this module in a separate process, since the import of PyTorch is slow and may fail.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def torch_facts(torch: Any) -> dict[str, str]:
 
 
 def kernel_facts() -> dict[str, str]:
-    """What runs each operation on a CPU."""
+    """The backend of each operation on a CPU."""
     try:
         native = importlib.import_module("llmstack_kernels.native")
         backends = importlib.import_module("llmstack_kernels.dispatch").backends("cpu")
@@ -40,8 +43,7 @@ def _yes(backend: Any) -> str:
 
 
 def main() -> None:
-    """Prints the facts."""
-    logging.disable(logging.WARNING)  # the report says itself what is not built
+    logging.disable(logging.WARNING)  # the report itself says if the native kernels are not built
     print(json.dumps({**torch_facts(importlib.import_module("torch")), **kernel_facts()}))
 
 

@@ -1,19 +1,24 @@
-"""Puts the sections of the report together and lays them out."""
+"""The report of `collect-env`: its sections and their layout."""
 
 from __future__ import annotations
 
 import os
 
 from llmstack_command.collect_env.machine import cpu_facts, gpu_facts, limit_facts, system_facts
-from llmstack_command.collect_env.software import import_facts, package_versions, python_facts, start_probe
-from llmstack_command.collect_env.variables import relevant_variables
+from llmstack_command.collect_env.software import (
+    import_facts,
+    package_versions,
+    python_facts,
+    relevant_variables,
+    start_probe,
+)
 
 Sections = dict[str, dict[str, str]]
 
 
 def collect() -> Sections:
     """Section to its facts, each one line of text."""
-    probe = start_probe()  # imports PyTorch in a process of its own while the rest is read
+    probe = start_probe()  # imports PyTorch in another process meanwhile
     return {
         "system": system_facts(),
         "processor": cpu_facts(),

@@ -1,1 +1,1 @@
-"""`llmstack completion`: a script that lets a shell complete commands, flags and their values by itself."""
+"""Shell completion of commands, flags and values."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from llmstack_command.completion.tree import Flag, Level
 
-# bash hands over `--flag=value` as three words, cut at the equals sign.
+# bash passes `--flag=value` as three words, split at the equals sign.
 _SCRIPT = """\
 # Completion of llmstack for bash, written by `llmstack completion bash`.
 _llmstack_files() {{
@@ -52,7 +52,7 @@ complete -F _llmstack llmstack
 
 
 def bash_script(levels: Sequence[Level]) -> str:
-    """The script; it starts no process when it completes."""
+    """The script, which starts no process when it completes."""
     pairs = [(level, flag) for level in levels for flag in level.flags if flag.has_value]
     reply = 'COMPREPLY=($(compgen -W "{}" -- "$current")); return ;;'
     return _SCRIPT.format(
@@ -66,7 +66,7 @@ def bash_script(levels: Sequence[Level]) -> str:
 
 
 def _case(pairs: Iterable[tuple[Level, Flag]], action: str) -> str:
-    """One branch for several flags of several levels; none where there are none."""
+    """One branch for several flags of several levels, or an empty text."""
     patterns = [f'"{" ".join(level.words)} {name}"' for level, flag in pairs for name in flag.names]
     return f"        {'|'.join(patterns)}) {action}" if patterns else ""
 

@@ -19,7 +19,7 @@ complete -c llmstack -f
 
 
 def fish_script(levels: Sequence[Level]) -> str:
-    """The script; it starts no process when it completes."""
+    """The script, which starts no process when it completes."""
     return _HEAD + "\n".join(line for level in levels for line in _level_lines(level)) + "\n"
 
 

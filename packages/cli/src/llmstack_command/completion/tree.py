@@ -1,4 +1,4 @@
-"""What can be typed after `llmstack`: commands, their subcommands, flags and values, read off the parsers."""
+"""The tree of commands, flags and values, from the parsers of the commands."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Flag:
 
     Attributes:
         names: Its spellings, such as `-q` and `--quick`.
-        choices: The values it takes, where they are few.
-        has_value: Whether a value follows it.
-        is_file: Whether that is a file or a folder.
+        choices: Its possible values, if they are few.
+        has_value: Whether it has a value.
+        is_file: Whether the value is a file or a folder.
     """
 
     names: tuple[str, ...]
@@ -39,9 +39,9 @@ class Level:
     """One command, or one of its subcommands.
 
     Attributes:
-        words: What stands after `llmstack`, such as `("bench", "serve")`.
-        values: What may follow besides flags: subcommands or choices; empty where anything may.
-        has_positional: Whether anything else than flags and `values` may follow; completed as files.
+        words: The words after `llmstack`, such as `("bench", "serve")`.
+        values: Possible words besides flags: subcommands or choices; empty if any word is possible.
+        has_positional: Whether other words are possible, which are completed as files.
     """
 
     words: tuple[str, ...]
@@ -60,7 +60,7 @@ def _describe_source(source: CommandSource) -> Iterator[Level]:
     try:
         command = source.load()
     except CommandLineError:
-        return  # one broken package must not take the others' completion away
+        return  # a broken package must not prevent the completion of the others
     yield _describe((command.name,), command.help, command)
     if isinstance(command, CommandGroup):
         for name, (line, subcommand) in command.subcommands().items():
@@ -70,7 +70,7 @@ def _describe_source(source: CommandSource) -> Iterator[Level]:
 def _describe(words: tuple[str, ...], line: str, command: Any) -> Level:
     parser = CommandParser(prog=" ".join(("llmstack", *words)), description=line)
     command.add_arguments(parser)
-    # argparse has no public way to ask a parser for its arguments.
+    # argparse has no public access to the arguments of a parser.
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     positionals = [action for action in shown if not action.option_strings]
     values = tuple(str(choice) for action in positionals for choice in action.choices or ())

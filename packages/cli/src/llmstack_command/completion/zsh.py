@@ -40,7 +40,7 @@ fi
 
 
 def zsh_script(levels: Sequence[Level]) -> str:
-    """The script; it starts no process when it completes."""
+    """The script, which starts no process when it completes."""
     commands = [f"            '{level.words[0]}:{_quoted(level.help)}'" for level in levels if len(level.words) == 1]
     return _SCRIPT.format(
         commands="\n".join(commands),
@@ -74,7 +74,7 @@ def _action(flag: Flag) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Inside single quotes, where `_arguments` and `_describe` give brackets and colons a meaning."""
+    """Escapes the characters that have a meaning for `_arguments` and `_describe` in single quotes."""
     for special in ("\\", "[", "]", ":"):
         text = text.replace(special, "\\" + special)
     return text.replace("'", "'\\''")

@@ -1,4 +1,4 @@
-"""For tests and simulations: a KV-cache manager and a model runner in plain Python, and a conformance check."""
+"""Test doubles of cache and runner in plain Python, and a conformance check."""
 
 from llmstack_core_scheduler.testing.check_kv_cache_manager import check_kv_cache_manager
 from llmstack_core_scheduler.testing.decision_hash import DecisionHash

@@ -1,4 +1,4 @@
-"""What the scheduler relies on in a KV-cache manager, as a check."""
+"""Conformance check of KV-cache managers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from llmstack_core_scheduler.protocols import KVCacheManager
 def check_kv_cache_manager(
     factory: Callable[[int, int], KVCacheManager],
     host_factory: Callable[[int, int, int], KVCacheManager] | None = None,
+    *,
+    num_reserved_blocks: int = 0,
 ) -> None:
-    """Checks what the scheduler relies on.
+    """Checks what the scheduler relies on, of a manager with one group of layers.
 
     Args:
-        factory: From the number of blocks and the block size to a manager.
+        factory: From the number of blocks that requests can use and the block size to a manager.
         host_factory: The same with a number of host blocks as the third argument; without it swaps are not checked.
+        num_reserved_blocks: Leading block ids that no request may be given.
 
     Raises:
         AssertionError: The manager is not one; the text says what it did.
     """
-    _check_allocation(factory(4, 2))
+    _check_allocation(factory(4, 2), num_reserved_blocks)
+    _check_needs(factory(4, 2))
     _check_refusal(factory(4, 2))
     _check_prefix_hits(factory(8, 2))
     _check_forgetting(factory(8, 2))
@@ -30,11 +34,11 @@ def check_kv_cache_manager(
         _check_swap(host_factory(4, 2, 3))
 
 
-def _check_allocation(manager: KVCacheManager) -> None:
+def _check_allocation(manager: KVCacheManager, first_block_id: int) -> None:
     _expect("num_blocks, block_size", (manager.num_blocks, manager.block_size), (4, 2))
     first = manager.allocate_slots("a", 3)
     _expect("blocks for 3 tokens of 2 per block", len(set(first or ())), 2)
-    _expect("block ids in range", [b for b in first or () if not 0 <= b < 4], [])
+    _expect("block ids in range", [b for b in first or () if not 0 <= b - first_block_id < 4], [])
     _expect("blocks for a slot that is there", manager.allocate_slots("a", 4), [])
     second = manager.allocate_slots("a", 5) or []
     _expect("one more block at the border", len(set(second) - set(first or ())), 1)
@@ -42,6 +46,17 @@ def _check_allocation(manager: KVCacheManager) -> None:
     manager.free("a")
     manager.free("a")
     _expect("free blocks after free, twice", manager.num_free_blocks, 4)
+
+
+def _check_needs(manager: KVCacheManager) -> None:
+    _expect("groups of layers", manager.num_groups, 1)
+    _expect("blocks that 5 tokens need", manager.num_blocks_needed(5, 0, 5), 3)
+    _expect("blocks of an unknown request", manager.num_held_blocks("a"), 0)
+    manager.allocate_slots("a", 5)
+    _expect("blocks held", manager.num_held_blocks("a"), 3)
+    _expect("the whole prefix is there", manager.keeps_prefix("a", 4), True)
+    _expect("nothing to free before the next time", manager.advance("a", 4) > 4, True)
+    _expect("free blocks after advancing by less than a window", manager.num_free_blocks, 1)
 
 
 def _check_refusal(manager: KVCacheManager) -> None:
@@ -116,8 +131,8 @@ def _check_swap(manager: KVCacheManager) -> None:
     _expect("no swap-in without room", manager.swap_in("a"), None)
     manager.free("b")
     swap_ins = manager.swap_in("a") or []
-    _expect("they come back in order", [host for host, _ in swap_ins], [host for _, host in swap_outs])
-    _expect("the table of who came back", manager.block_table("a"), [block_id for _, block_id in swap_ins])
+    _expect("they are swapped in in order", [host for host, _ in swap_ins], [host for _, host in swap_outs])
+    _expect("the table of the swapped-in request", manager.block_table("a"), [block_id for _, block_id in swap_ins])
     manager.swap_out("a")
     manager.free("a")
     _expect("free blocks at the end", (manager.num_free_blocks, manager.num_free_host_blocks), (4, 3))

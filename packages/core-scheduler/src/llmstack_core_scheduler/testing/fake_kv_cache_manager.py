@@ -12,6 +12,8 @@ class FakeKVCacheManager:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
+        self.num_groups = 1
+        self.has_windows = False
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self._free = list(range(num_blocks))
@@ -58,6 +60,22 @@ class FakeKVCacheManager:
         self._salts.setdefault(request_id, salt)
         return appended
 
+    def num_blocks_needed(self, num_tokens: int, num_computed_tokens: int, max_num_step_tokens: int) -> int:
+        """A block for every `block_size` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_held_blocks(self, request_id: str) -> int:
+        """Blocks in the request's table."""
+        return len(self._tables.get(request_id, ()))
+
+    def advance(self, request_id: str, num_computed_tokens: int) -> int:
+        """There are no windows: to be called again after more tokens than any request has."""
+        return 2**62
+
+    def keeps_prefix(self, request_id: str, num_tokens: int) -> bool:
+        """True, since nothing is freed before the end."""
+        return True
+
     def cache_blocks(self, request_id: str, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Makes the full blocks below `num_computed_tokens` findable."""
         for index in range(num_computed_tokens // self.block_size):
@@ -103,7 +121,7 @@ class FakeKVCacheManager:
         return list(zip(table, host_table, strict=True))
 
     def swap_in(self, request_id: str) -> list[tuple[int, int]] | None:
-        """Brings all blocks of the request back."""
+        """Swaps all blocks of the request in."""
         host_table = self._host_tables[request_id]
         table = self.allocate_slots(request_id, len(host_table) * self.block_size)
         if table is None:

@@ -1,4 +1,4 @@
-"""A model runner whose model is a hash function and whose KV cache knows what was written into it."""
+"""A model runner whose model is a hash function and whose KV cache holds digests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from llmstack_types import ModelRunnerOutput, NewRequest, ScheduledRequest, Sche
 def next_token(token_ids: Sequence[int], vocab_size: int = 1000) -> int:
     """The token that the fake model puts after these: a fixed function of all of them, equal on every machine."""
     return _token_of(_digests(token_ids)[-1], vocab_size)
+
+
+_Content = tuple[int, int]
+"""What a slot holds: the digest of a prefix, and the group of layers that wrote it."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,7 @@ class FakeModelRunner:
         choose_token: Replaces what the fake model says: request id and the tokens so far to the next token.
         num_host_blocks: Blocks of the host's storage.
         error_request_ids: The rows of these requests fail when they would sample.
+        sliding_windows: Of each group of layers, the tokens that a token attends to; None for all.
     """
 
     def __init__(
@@ -50,12 +55,14 @@ class FakeModelRunner:
         choose_token: Callable[[str, Sequence[int]], int] | None = None,
         num_host_blocks: int = 0,
         error_request_ids: Collection[str] = (),
+        sliding_windows: Sequence[int | None] = (None,),
     ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._choose_token = choose_token
-        self._slots: list[int | None] = [None] * (num_blocks * block_size)
-        self._host_slots: list[int | None] = [None] * (num_host_blocks * block_size)
+        self._sliding_windows = tuple(sliding_windows)
+        self._slots: list[_Content | None] = [None] * (num_blocks * block_size)
+        self._host_slots: list[_Content | None] = [None] * (num_host_blocks * block_size)
         self._error_request_ids = error_request_ids
         self._rows: dict[str, _Row] = {}
 
@@ -89,7 +96,7 @@ class FakeModelRunner:
         return ModelRunnerOutput(request_ids, sampled, errors=errors)
 
     def _copy(
-        self, sources: list[int | None], destinations: list[int | None], pairs: Sequence[tuple[int, int]]
+        self, sources: list[_Content | None], destinations: list[_Content | None], pairs: Sequence[tuple[int, int]]
     ) -> None:
         size = self._block_size
         for source, destination in pairs:
@@ -108,17 +115,21 @@ class FakeModelRunner:
         digests = self._digests_of(row, scheduled)
         if scheduled.num_scheduled_tokens < 1 or end > len(digests):
             raise WrongKVError(f"{scheduled.request_id} computes up to {end} of {len(digests)} tokens")
-        if end > len(row.block_ids) * self._block_size:
+        if end > len(row.block_ids) // len(self._sliding_windows) * self._block_size:
             raise WrongKVError(f"{scheduled.request_id} has {len(row.block_ids)} blocks for {end} tokens")
-        for position in range(scheduled.num_computed_tokens, end):
-            self._slots[self._slot(row, position)] = digests[position]
+        for group in range(len(self._sliding_windows)):
+            for position in range(scheduled.num_computed_tokens, end):
+                self._slots[self._slot(row, position, group)] = (digests[position], group)
 
     def _attend_and_sample(self, scheduled: ScheduledRequest) -> list[int]:
         row = self._rows[scheduled.request_id]
         end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        for position, digest in enumerate(self._digests_of(row, scheduled)[:end]):
-            if self._slots[self._slot(row, position)] != digest:
-                raise WrongKVError(f"{scheduled.request_id} would read something else at position {position}")
+        digests = self._digests_of(row, scheduled)
+        for group, window in enumerate(self._sliding_windows):
+            first = 0 if window is None else max(scheduled.num_computed_tokens - window + 1, 0)
+            for position in range(first, end):
+                if self._slots[self._slot(row, position, group)] != (digests[position], group):
+                    raise WrongKVError(f"{scheduled.request_id} would read something else at position {position}")
         if end < len(row.token_ids):
             return []
         return self._sample(scheduled.request_id, row, scheduled.draft_token_ids)
@@ -141,8 +152,9 @@ class FakeModelRunner:
         """Digests of all known tokens and of the row's drafts."""
         return row.digests + _digests(scheduled.draft_token_ids, row.digests[-1])
 
-    def _slot(self, row: _Row, position: int) -> int:
-        return row.block_ids[position // self._block_size] * self._block_size + position % self._block_size
+    def _slot(self, row: _Row, position: int, group: int) -> int:
+        index = position // self._block_size * len(self._sliding_windows) + group
+        return row.block_ids[index] * self._block_size + position % self._block_size
 
 
 def _digest(previous: int, token_id: int) -> int:

@@ -1,6 +1,6 @@
-"""Beam search: the bookkeeping of one search, and a scheduler that runs searches as rows of the one within it."""
+"""Beam search as requests of the scheduler."""
 
-from llmstack_engine_core.beams.beam_scheduler import BeamScheduler
 from llmstack_engine_core.beams.beam_search import Beam, BeamSearch, CompleteBeam
+from llmstack_engine_core.beams.beam_searches import BeamSearches
 
-__all__ = ["Beam", "BeamScheduler", "BeamSearch", "CompleteBeam"]
+__all__ = ["Beam", "BeamSearch", "BeamSearches", "CompleteBeam"]

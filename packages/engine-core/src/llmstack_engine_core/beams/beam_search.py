@@ -1,4 +1,7 @@
-"""The bookkeeping of one beam search: which beams go on and which are complete. It computes nothing and asks nobody."""
+"""The state of one beam search.
+
+It decides which beams continue and which are complete. It does no I/O and runs no model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine cores seen from a front end: in this process, in one of their own, several as one, or run by somebody else."""
+"""Clients of engine cores: in this process, in other processes, or in several."""
 
 from llmstack_engine_core.client.async_inproc import AsyncInprocClient
 from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient

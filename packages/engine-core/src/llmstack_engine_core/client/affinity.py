@@ -1,4 +1,7 @@
-"""Remembers which engine core has seen the beginning of a prompt, and so may have it cached."""
+"""Map from prompt prefixes to engine cores.
+
+The engine core that computed a prefix may still have it cached.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Final
 
 from llmstack_types import EngineCoreRequest
 
-# Beginnings of these lengths are told apart; a shorter prompt is computed faster than it is found.
+# Prefixes of these lengths are distinguished; a shorter prompt is computed faster than it is found.
 PREFIX_LENGTHS: Final = (64, 256, 1024, 4096, 16_384)
 MAX_PREFIXES: Final = 65_536
 

@@ -1,4 +1,4 @@
-"""What every client for an event loop does, wherever its engine core is."""
+"""Base class of the clients for an event loop."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from llmstack_engine_core.client.mailbox import Mailbox
-from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, UtilityCall, UtilityOperation
+from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, ControlCall
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineReady,
     EngineStartError,
-    SchedulerStats,
-    StepRecording,
+    Operation,
 )
+from llmstack_types.control import ArgumentTs, ResultT
 
 
 class AsyncClient(ABC):
@@ -40,7 +40,7 @@ class AsyncClient(ABC):
 
     @property
     def num_restarts(self) -> int:
-        """Likewise."""
+        """Always 0: an engine core that ends is not replaced."""
         return 0
 
     @property
@@ -50,7 +50,7 @@ class AsyncClient(ABC):
 
     @property
     def sleep_level(self) -> int:
-        """0 while the engine core is awake, as far as it has told."""
+        """0 while the engine core is awake, by its last message."""
         return self._mailbox.sleep_level
 
     @property
@@ -123,35 +123,27 @@ class AsyncClient(ABC):
         self._on_news = on_news
         self._attach()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        return await self._call(UtilityOperation.RESET_PREFIX_CACHE) is True
+    async def call(
+        self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None
+    ) -> ResultT:
+        """Asks the engine core for something besides requests; see `Control`.
 
-    async def sleep(self, level: int) -> bool:
-        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
-        return await self._call(UtilityOperation.SLEEP, level) is True
+        `engine_index`: Which engine core, where there are several; None asks all.
 
-    async def wake_up(self) -> None:
-        """Brings back what `sleep` gave back."""
-        await self._call(UtilityOperation.WAKE_UP)
-
-    async def current_sleep_level(self) -> int:
-        """`sleep_level` once all has come that the engine core had sent: another client may have changed it."""
-        await self.stats()
-        return self.sleep_level
-
-    async def stats(self) -> SchedulerStats:
-        """The scheduler's state after the last step; also shows that the loop turns."""
-        value = await self._call(UtilityOperation.STATS)
-        return value if isinstance(value, SchedulerStats) else SchedulerStats()
-
-    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        """The last steps after number `after_step`, as far as the engine core keeps them, and the last events.
-
-        `engine_index`: Which engine core, where there are several.
+        Raises:
+            EngineDeadError: The engine core is gone, or ended without an answer.
+            CodecError: An argument is outside what the protocol can carry.
         """
-        value = await self._call(UtilityOperation.RECENT_STEPS, after_step)
-        return value if isinstance(value, StepRecording) else StepRecording(0.0, (), ())
+        mailbox = self._mailbox
+        mailbox.check_alive()
+        call_id = mailbox.begin_call(operation)
+        try:
+            await self._send(ControlCall(call_id, operation, arguments))
+            await self._wait_for(lambda: mailbox.is_call_over(call_id))
+            result: ResultT = mailbox.result_of(call_id)
+            return result
+        finally:
+            mailbox.end_call(call_id)
 
     @abstractmethod
     async def shutdown(self) -> None:
@@ -164,21 +156,6 @@ class AsyncClient(ABC):
     @abstractmethod
     def _attach(self) -> None:
         """Begins to receive, on the running loop. Idempotent."""
-
-    async def _call(
-        self, operation: UtilityOperation, argument: int = 0
-    ) -> bool | SchedulerStats | StepRecording | None:
-        mailbox = self._mailbox
-        mailbox.check_alive()
-        call_id, result = mailbox.begin_call(), None
-        try:
-            await self._send(UtilityCall(call_id, operation, argument))
-            await self._wait_for(lambda: call_id in mailbox.results or mailbox.death is not None)
-        finally:
-            result = mailbox.end_call(call_id)
-        if result is None:
-            mailbox.check_alive()
-        return result
 
     async def _wait_for(self, is_done: Callable[[], bool]) -> None:
         self._attach()

@@ -1,4 +1,7 @@
-"""An engine core on a thread of this process, for an event loop: no second process, no frames."""
+"""Client of an engine core on a thread of this process.
+
+It serves an event loop, without a second process and without encoding.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,12 @@ from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_loop import EngineLoop
 from llmstack_engine_core.ipc.frames import (
     ClientMessage,
+    ControlCall,
     EngineMessage,
     Hello,
     StartFailed,
-    UtilityCall,
-    UtilityOperation,
 )
-from llmstack_types import LLMStackError
+from llmstack_types import Control, LLMStackError
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class AsyncInprocClient(AsyncClient):
             return
         self._is_shut_down = True
         self._mailbox.set_dead("the engine core has been shut down")
-        self._messages.put(UtilityCall(0, UtilityOperation.SHUTDOWN))
+        self._messages.put(ControlCall(0, Control.SHUTDOWN))
         self._wake()
         await asyncio.to_thread(self._thread.join, self._config.shutdown_grace_s)
 
@@ -97,9 +99,9 @@ class AsyncInprocClient(AsyncClient):
     def _post(self, message: EngineMessage) -> None:
         """Called by the engine core's thread."""
         self._arrived.append(message)
-        loop = self._loop  # where it is None, whoever sets it looks at what has arrived afterwards
+        loop = self._loop  # where it is None, `_attach` sets it and reads the messages afterwards
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
                 loop.call_soon_threadsafe(self._take_arrived)
 
     def _run(self) -> None:
@@ -114,7 +116,7 @@ class AsyncInprocClient(AsyncClient):
             return
         try:
             _ThreadLoop(core, self._messages, self._post).run()
-        except Exception:  # the client has been told; the traceback is for the log alone
+        except Exception:  # the client has been notified; the traceback is for the log alone
             logger.exception("the engine core failed")
         finally:
             core.shutdown()

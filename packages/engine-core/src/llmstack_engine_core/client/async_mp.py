@@ -1,4 +1,7 @@
-"""An engine core in a process of its own, for an event loop: started by this client, or by somebody else."""
+"""Clients of an engine core in a process of its own, for an event loop.
+
+The process is started by the client, or runs already.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ class AsyncSocketClient(AsyncClient):
         """Why the engine core is gone, if it is."""
 
     async def _send(self, message: ClientMessage) -> None:
-        self._attach()
+        if self._loop is None:
+            self._attach()
         frame = encode(message)
         while True:
             try:
@@ -145,7 +149,7 @@ class AsyncMPClient(AsyncSocketClient):
 
 
 class AsyncAttachedClient(AsyncSocketClient):
-    """Uses an engine core that somebody else runs: the end of the connection counts as its end."""
+    """Uses an engine core that another program runs: the end of the connection counts as its end."""
 
     def __init__(self, address: str, client_index: int = 0, start_timeout_s: float = DEFAULT_START_TIMEOUT_S) -> None:
         """`client_index`: Which of several clients of one server this is; the first sees the figures of every step.

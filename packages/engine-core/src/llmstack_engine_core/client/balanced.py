@@ -1,28 +1,47 @@
-"""Several engine cores of one model as one: each request goes to the least busy."""
+"""Client of several engine cores: a request goes to the least busy one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from llmstack_engine_core.client.affinity import PrefixAffinity, prefixes_of
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_types import (
+    Control,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDeadError,
     EngineReady,
     EngineStartError,
     InvalidRequestError,
-    SchedulerStats,
-    StepRecording,
+    Operation,
 )
+from llmstack_types.control import ArgumentTs, ResultT
 
 # A hit spares the computation of at least 64 tokens; a few more rows in a step cost less than that.
 AFFINITY_SLACK: Final = 4
+# After these no engine core has a cached prefix.
+FORGETTING_OPERATIONS: Final = (Control.RESET_PREFIX_CACHE, Control.SLEEP)
+
+
+def _first(results: Sequence[Any]) -> Any:
+    return results[0]
+
+
+COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], Any]]] = {
+    Control.RESET_PREFIX_CACHE: all,
+    Control.STATS: _first,
+    Control.SHUTDOWN: all,
+    Control.RECENT_STEPS: _first,
+    Control.SLEEP: all,
+    Control.WAKE_UP: all,
+    Control.SLEEP_LEVEL: max,
+}
+"""From the results of several engine cores to one."""
 
 
 class BalancedClient:
@@ -55,7 +74,7 @@ class BalancedClient:
 
     @property
     def num_restarts(self) -> int:
-        """Of all."""
+        """The sum over all engine cores."""
         return sum(client.num_restarts for client in self._clients)
 
     @property
@@ -71,7 +90,7 @@ class BalancedClient:
         return max(client.sleep_level for client in self._clients)
 
     async def wait_until_ready(self) -> EngineReady:
-        """Waits for all; what comes back holds for each: the smallest of their KV caches.
+        """Waits for all; the result holds for each: it has the smallest of their KV caches.
 
         Raises:
             EngineStartError: One could not start; all are shut down.
@@ -142,34 +161,22 @@ class BalancedClient:
                     return outputs
             await self._has_news.wait()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forgets the cached prefixes of all that have no running requests; False where one has."""
-        self._affinity.clear()
-        return all(await asyncio.gather(*(client.reset_prefix_cache() for client in self._clients)))
+    async def call(
+        self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None
+    ) -> ResultT:
+        """Asks one engine core, or all at once; of their results `COMBINE` makes one.
 
-    async def sleep(self, level: int) -> bool:
-        """Sends all to sleep, or none: False while requests are running anywhere."""
-        self._affinity.clear()
-        results = await asyncio.gather(*(client.sleep(level) for client in self._clients))
-        if not all(results):
-            await self.wake_up()
-        return all(results)
-
-    async def wake_up(self) -> None:
-        """Wakes all."""
-        await asyncio.gather(*(client.wake_up() for client in self._clients))
-
-    async def current_sleep_level(self) -> int:
-        """The deepest of theirs, once all has come that they had sent."""
-        return max(await asyncio.gather(*(client.current_sleep_level() for client in self._clients)))
-
-    async def stats(self) -> SchedulerStats:
-        """The first engine core's."""
-        return await self._clients[0].stats()
-
-    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        """Those of one engine core."""
-        return await self._clients[engine_index].recent_steps(after_step)
+        All are sent to sleep or none: those that did are woken where another has running requests.
+        """
+        if operation in FORGETTING_OPERATIONS:
+            self._affinity.clear()
+        if engine_index is not None:
+            return await self._clients[engine_index].call(operation, *arguments)
+        results = await asyncio.gather(*(client.call(operation, *arguments) for client in self._clients))
+        if operation == Control.SLEEP and not all(results):
+            await self.call(Control.WAKE_UP)
+        combined: ResultT = COMBINE[operation](results)
+        return combined
 
     async def shutdown(self) -> None:
         """Shuts all down, at the same time. Idempotent."""
@@ -195,7 +202,7 @@ class BalancedClient:
         stats = outputs.scheduler_stats
         if stats is not None:
             self._num_of_others[index] = max(0, stats.num_running + stats.num_waiting - client.num_requests)
-        return replace(outputs, engine_index=index)
+        return outputs._replace(engine_index=index)
 
     def _check_alive(self) -> None:
         for index, client in enumerate(self._clients):

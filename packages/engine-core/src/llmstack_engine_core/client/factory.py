@@ -1,4 +1,4 @@
-"""Makes the client that a front end asks for: in this process or in others, started here or by somebody else."""
+"""Choice of the client for a configuration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _start(config: EngineConfig) -> AsyncMPClient | RecoveringClient:
 def attach_async_client(
     addresses: Sequence[str], *, client_index: int = 0, start_timeout_s: float
 ) -> AsyncAttachedClient | BalancedClient:
-    """A client for an event loop over engine cores that somebody else runs.
+    """A client for an event loop over engine cores that another program runs.
 
     `client_index`: Which of several clients of one server this is.
 

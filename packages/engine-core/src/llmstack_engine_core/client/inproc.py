@@ -1,4 +1,7 @@
-"""An engine core in this process: no frames, no sockets; for `LLM(...)` and for tests."""
+"""Client of an engine core in this process, for plain code.
+
+`LLM(...)` uses it by default. Nothing is encoded.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from llmstack_types import (
     EngineDeadError,
     EngineReady,
     EngineStartError,
-    StepRecording,
+    Operation,
 )
+from llmstack_types.control import ArgumentTs, ResultT
 
 
 class InprocClient:
@@ -67,29 +71,17 @@ class InprocClient:
             self._death = f"the engine core failed: {type(error).__name__}"
             raise EngineDeadError(self._death) from error
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        return self._living_core().reset_prefix_cache()
-
-    def recent_steps(self, after_step: int = 0) -> StepRecording:
-        """The last steps after number `after_step`, as far as the engine core keeps them, and the last events."""
-        return self._living_core().recent_steps(after_step)
-
-    def sleep(self, level: int) -> bool:
-        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
-        return self._living_core().sleep(level)
-
-    def wake_up(self) -> None:
-        """Brings back what `sleep` gave back.
+    def call(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
+        """Asks the engine core for something besides requests; see `Control`.
 
         Raises:
-            EngineDeadError: That failed.
+            EngineDeadError: That failed, or a step had failed before.
         """
         core = self._living_core()
         try:
-            core.wake_up()
-        except Exception as error:  # whatever it was, there is no model any more
-            self._death = f"the engine core could not wake up: {type(error).__name__}"
+            return core.call(operation, *arguments)
+        except Exception as error:  # whatever it was, scheduler and runner may no longer agree
+            self._death = f"the engine core failed: {type(error).__name__} in {operation.name}"
             raise EngineDeadError(self._death) from error
 
     def shutdown(self) -> None:

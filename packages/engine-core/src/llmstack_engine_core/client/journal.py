@@ -1,4 +1,4 @@
-"""What is known of the requests in flight: enough to go on with them in another engine core."""
+"""The requests in flight, with all that another engine core needs to resume them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ class Journal:
         """Of the requests in flight."""
         return list(self._entries)
 
-    def add(self, request: EngineCoreRequest) -> None:
-        """Notes a request."""
+    def add(self, request: EngineCoreRequest) -> bool:
+        """Adds a request with the tokens that it has already; False if its id is in use."""
+        if request.request_id in self._entries:
+            return False
         entry = _Entry(request)
         entry.output_token_ids.extend(request.output_token_ids)
         self._entries[request.request_id] = entry
+        return True
 
     def forget(self, request_ids: Iterable[str]) -> list[str]:
         """Drops requests; those that were in flight."""
@@ -59,7 +62,7 @@ class Journal:
     def resumed(self, request_id: str) -> EngineCoreRequest | None:
         """The request as it goes on; None for one that cannot: the beams of a search are known to its engine core only.
 
-        It arrives anew: a fork would have to be sent with its parent, which may have ended.
+        It is sent as a new request: a fork would need its parent, which may have ended.
         """
         entry = self._entries[request_id]
         if entry.request.sampling_params.use_beam_search:

@@ -1,21 +1,24 @@
-"""What both multi-process clients know of their engine core: requests in flight, messages that came, how it ended."""
+"""State of a client: requests in flight, messages received, engine core's end.
+
+It does no I/O.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from llmstack_engine_core.ipc.codec import decode_engine_message
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import EngineFailed, EngineMessage, SleepChanged, StartFailed, UtilityResult
+from llmstack_engine_core.ipc.frames import ControlResult, EngineFailed, EngineMessage, SleepChanged, StartFailed
 from llmstack_types import (
     EngineCoreOutputs,
     EngineDeadError,
     EngineReady,
     EngineStartError,
     InvalidRequestError,
-    SchedulerStats,
-    StepRecording,
+    Operation,
 )
 
 
@@ -26,8 +29,8 @@ class Mailbox:
         ready: The engine core's first message, once it came.
         start_failure: Why it could not start.
         death: Why it is gone.
-        outputs: Outputs that nobody has taken yet.
-        results: Call id to the answer that nobody has taken yet.
+        outputs: Outputs that have not been read yet.
+        results: Call id to the answer that has not been read yet.
         sleep_level: The engine core's; 0 while it is awake.
     """
 
@@ -36,11 +39,11 @@ class Mailbox:
         self.start_failure: str | None = None
         self.death: str | None = None
         self.outputs: deque[EngineCoreOutputs] = deque()
-        self.results: dict[int, bool | SchedulerStats | StepRecording] = {}
+        self.results: dict[int, Any] = {}
         self.sleep_level = 0
         self._request_ids: set[str] = set()
         self._num_calls = 0
-        self._call_ids: set[int] = set()
+        self._calls: dict[int, Operation[Any, *tuple[Any, ...]]] = {}
 
     def put(self, frame: bytes) -> None:
         """Takes one frame; one that is no message counts as the engine core's end, since nothing can be relied on."""
@@ -59,8 +62,8 @@ class Mailbox:
                     [output.request_id for output in message.outputs if output.finish_reason is not None]
                 )
                 self.outputs.append(message)
-            case UtilityResult() if message.call_id in self._call_ids:  # else its caller was cancelled
-                self.results[message.call_id] = message.value
+            case ControlResult():
+                self._take_result(message)
             case EngineReady():
                 self.ready = message
             case StartFailed():
@@ -70,6 +73,15 @@ class Mailbox:
                 self.set_dead(message.reason)
             case SleepChanged():
                 self.sleep_level = message.level
+
+    def _take_result(self, result: ControlResult) -> None:
+        operation = self._calls.get(result.call_id)
+        if operation is None:  # its caller was cancelled
+            return
+        if operation != result.operation:
+            self.set_dead(f"the engine core answered {operation.name} with a result of {result.operation.name}")
+            return
+        self.results[result.call_id] = result.value
 
     def set_dead(self, reason: str) -> None:
         """Remembers the first reason."""
@@ -99,7 +111,7 @@ class Mailbox:
 
     @property
     def num_requests(self) -> int:
-        """Requests in flight."""
+        """The number of requests in flight."""
         return len(self._request_ids)
 
     def register(self, request_id: str) -> None:
@@ -118,13 +130,27 @@ class Mailbox:
         self._request_ids.difference_update(known)
         return known
 
-    def begin_call(self) -> int:
+    def begin_call(self, operation: Operation[Any, *tuple[Any, ...]]) -> int:
         """A number that no earlier call had; its result is kept until `end_call`."""
         self._num_calls += 1
-        self._call_ids.add(self._num_calls)
+        self._calls[self._num_calls] = operation
         return self._num_calls
 
-    def end_call(self, call_id: int) -> bool | SchedulerStats | StepRecording | None:
-        """The call's result, if it came; nothing is kept for it from here on."""
-        self._call_ids.discard(call_id)
-        return self.results.pop(call_id, None)
+    def is_call_over(self, call_id: int) -> bool:
+        """True when `result_of` has an answer."""
+        return call_id in self.results or self.death is not None
+
+    def result_of(self, call_id: int) -> Any:
+        """The call's result.
+
+        Raises:
+            EngineDeadError: There will be none.
+        """
+        if call_id not in self.results:
+            self.check_alive()
+        return self.results[call_id]
+
+    def end_call(self, call_id: int) -> None:
+        """Forgets a call and its result."""
+        self._calls.pop(call_id, None)
+        self.results.pop(call_id, None)

@@ -1,13 +1,13 @@
-"""An engine core that is started anew when it dies, and goes on with the requests it had."""
+"""Client that replaces an engine core that crashes, and resumes its requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final
 
 from llmstack_engine_core.client.async_mp import AsyncMPClient
 from llmstack_engine_core.client.journal import Journal
@@ -22,27 +22,25 @@ from llmstack_types import (
     EngineStartError,
     FinishReason,
     InvalidRequestError,
+    Operation,
     QuarantinedError,
-    SchedulerStats,
-    StepRecording,
 )
+from llmstack_types.control import ArgumentTs, ResultT
 
 logger = logging.getLogger(__name__)
 
 RESTART_WINDOW_S: Final = 60.0
 MAX_BACKOFF_S: Final = 8.0
-# What finding one among 500 requests takes. An engine core that dies of something else looks like a search without end.
+# What finding one among 500 requests takes. An engine core that crashes for another reason causes an endless search.
 MAX_SEARCH_RESTARTS: Final = 12
-
-_T = TypeVar("_T")
 
 
 class RecoveringClient:
     """Satisfies what an `AsyncClient` offers. Its user sees a pause where the engine core died.
 
-    A request that goes on brings the tokens it has already, and the next ones are drawn by its seed and their places:
-    where the numeric contract holds, nobody can tell its text from one without a pause. One that kills engine cores is
-    found (`Suspects`) and ends with `QuarantinedError`'s text.
+    A resumed request carries the tokens it has already, and the next ones are drawn by its seed and their places. Where
+    the numeric contract holds, its text is the same as without a crash. A request that crashes engine cores is found
+    (`Suspects`) and ends with the text of `QuarantinedError`.
 
     Attributes:
         num_restarts: So far.
@@ -75,6 +73,7 @@ class RecoveringClient:
         self._death: str | None = None
         self._has_news = asyncio.Event()
         self._on_news: Callable[[], None] | None = None
+        self._is_listening = False
 
     @property
     def is_dead(self) -> bool:
@@ -103,7 +102,7 @@ class RecoveringClient:
 
     @property
     def num_requests(self) -> int:
-        """Requests in flight."""
+        """The number of requests in flight."""
         return len(self._journal)
 
     async def wait_until_ready(self) -> EngineReady:
@@ -125,9 +124,8 @@ class RecoveringClient:
             CodecError: A value is outside what the protocol can carry.
         """
         self._check_alive()
-        if request.request_id in self._journal:
+        if not self._journal.add(request):
             raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
-        self._journal.add(request)
         try:
             await self._send(request, is_newcomer=True)
         except ValueError:
@@ -150,7 +148,8 @@ class RecoveringClient:
         Raises:
             EngineDeadError: There will be none.
         """
-        self.listen(self._on_news)
+        if not self._is_listening:
+            self.listen(self._on_news)
         while True:
             self._has_news.clear()
             outputs = self.get_outputs_nowait()
@@ -184,31 +183,26 @@ class RecoveringClient:
     def listen(self, on_news: Callable[[], None] | None) -> None:
         """Calls `on_news` whenever something has come, and when the engine core is gone."""
         self._on_news = on_news
+        self._is_listening = True
         self._client.listen(self._wake)
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        return await self._call(lambda client: client.reset_prefix_cache())
+    async def call(
+        self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None
+    ) -> ResultT:
+        """Asks the engine core, and if it dies meanwhile, the next one.
 
-    async def sleep(self, level: int) -> bool:
-        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
-        return await self._call(lambda client: client.sleep(level))
-
-    async def wake_up(self) -> None:
-        """Brings back what `sleep` gave back."""
-        await self._call(lambda client: client.wake_up())
-
-    async def current_sleep_level(self) -> int:
-        """`sleep_level` once all has come that the engine core had sent."""
-        return await self._call(lambda client: client.current_sleep_level())
-
-    async def stats(self) -> SchedulerStats:
-        """The scheduler's state after the last step."""
-        return await self._call(lambda client: client.stats())
-
-    async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
-        """The last steps after number `after_step` of this engine core; those of one that died went with it."""
-        return await self._call(lambda client: client.recent_steps(after_step))
+        Raises:
+            EngineDeadError: There will be none.
+        """
+        while True:
+            self._check_alive()
+            if self._recovery is not None:
+                await asyncio.wait([self._recovery])
+                continue
+            try:
+                return await self._client.call(operation, *arguments)
+            except EngineDeadError as error:
+                self._recover(str(error))
 
     async def shutdown(self) -> None:
         """Stops the engine core, or the attempt to start one. Idempotent."""
@@ -217,18 +211,6 @@ class RecoveringClient:
             self._recovery.cancel()
             await asyncio.gather(self._recovery, return_exceptions=True)
         await self._client.shutdown()
-
-    async def _call(self, call: Callable[[AsyncMPClient], Awaitable[_T]]) -> _T:
-        """Asks the engine core, and if it dies meanwhile, the next one."""
-        while True:
-            self._check_alive()
-            if self._recovery is not None:
-                await asyncio.wait([self._recovery])
-                continue
-            try:
-                return await call(self._client)
-            except EngineDeadError as error:
-                self._recover(str(error))
 
     async def _send(self, request: EngineCoreRequest, *, is_newcomer: bool = False) -> None:
         if is_newcomer and (self._recovery is not None or self._suspects.is_searching):
@@ -249,8 +231,12 @@ class RecoveringClient:
     def _note(self, outputs: Sequence[EngineCoreOutput]) -> None:
         self._journal.note(outputs)
         released: list[str] = []
+        has_suspects = self._suspects.has_any
         for output in outputs:
-            if output.finish_reason is None:
+            if not has_suspects:
+                if output.finish_reason is not None:
+                    self._running.pop(output.request_id, None)
+            elif output.finish_reason is None:
                 released += self._suspects.on_tokens(output.request_id, len(output.new_token_ids))
             else:
                 self._running.pop(output.request_id, None)

@@ -1,4 +1,4 @@
-"""Finds the request that an engine core dies of, if there is one, among all that were in it."""
+"""Search for the request that crashes engine cores."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class AfterCrash:
     """What is to be done with the requests that were in an engine core when it died.
 
     Attributes:
-        resumed: They go on at once.
-        quarantined: The engine core died twice with this one alone in it: it ends with an error.
-        is_search: Whether it died again of requests that were in it before: each such death narrows the search, so none
-            is in vain.
+        resumed: The requests that are resumed at once.
+        quarantined: The request that ends with an error: two engine cores crashed with it alone.
+        is_search: Whether the crash narrows a search: the crashed engine core had requests of an earlier crash.
     """
 
     resumed: Sequence[str]
@@ -29,12 +28,12 @@ class AfterCrash:
 
 
 class Suspects:
-    """A pure function of deaths and signs of life; knows ids only.
+    """The requests that may have crashed an engine core: a pure function of crashes and tokens, which knows ids only.
 
-    One death proves nothing: all go on, and whoever brings some tokens then is beyond suspicion, since the first steps
-    after a restart compute what the last one died of. When the engine core dies again with suspects in it, half of
-    them go on alone and all others wait; so a request that kills is found within log2 of their number more deaths and
-    two. The others are held up meanwhile, but lose nothing.
+    After one crash all requests are resumed. A request with some tokens since is no suspect any more: the first steps
+    after a restart compute what the crashed engine core computed last. After another crash with suspects, half of them
+    are resumed and all others wait. So the request is found within two crashes more than log2 of their number. The
+    others are delayed, but lose nothing.
     """
 
     def __init__(self) -> None:
@@ -42,6 +41,11 @@ class Suspects:
         self._held: deque[list[str]] = deque()
         self._newcomers: list[str] = []
         self._num_lone_crashes: dict[str, int] = {}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether any request is in test, held back or new."""
+        return bool(self._in_test or self._held or self._newcomers)
 
     @property
     def is_searching(self) -> bool:
@@ -53,7 +57,7 @@ class Suspects:
         self._newcomers.append(request_id)
 
     def release_newcomers(self) -> list[str]:
-        """Those that have been held back; nobody else may be."""
+        """The requests that have been held back."""
         newcomers, self._newcomers = self._newcomers, []
         return newcomers
 
@@ -73,7 +77,7 @@ class Suspects:
         return AfterCrash(tested, is_search=True)
 
     def on_tokens(self, request_id: str, num_tokens: int) -> list[str]:
-        """A request has brought tokens; returns those that may now go on too."""
+        """Notes tokens of a request; returns the requests that may now be resumed too."""
         if request_id not in self._in_test:
             return []
         self._in_test[request_id] -= num_tokens

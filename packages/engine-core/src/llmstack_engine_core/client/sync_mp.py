@@ -1,4 +1,4 @@
-"""An engine core in a process of its own, for plain code."""
+"""Client of an engine core in a process of its own, for plain code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zmq
 from llmstack_engine_core.client.mailbox import Mailbox
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.codec import encode
-from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, Hello, UtilityCall, UtilityOperation
+from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, ControlCall, Hello
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_types import (
@@ -18,9 +18,9 @@ from llmstack_types import (
     EngineCoreRequest,
     EngineReady,
     EngineStartError,
-    SchedulerStats,
-    StepRecording,
+    Operation,
 )
+from llmstack_types.control import ArgumentTs, ResultT
 
 # A message on its way through ZeroMQ's thread when the process ends; it may carry the reason.
 LAST_WORDS_MS = 50
@@ -99,27 +99,18 @@ class SyncMPClient:
         self._mailbox.check_alive()
         return EngineCoreOutputs([])
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while requests are running."""
-        return self._call(UtilityOperation.RESET_PREFIX_CACHE) is True
-
-    def stats(self) -> SchedulerStats:
-        """The scheduler's state after the last step; also shows that the loop turns."""
-        value = self._call(UtilityOperation.STATS)
-        return value if isinstance(value, SchedulerStats) else SchedulerStats()
-
-    def recent_steps(self, after_step: int = 0) -> StepRecording:
-        """The last steps after number `after_step`, as far as the engine core keeps them, and the last events."""
-        value = self._call(UtilityOperation.RECENT_STEPS, after_step)
-        return value if isinstance(value, StepRecording) else StepRecording(0.0, (), ())
-
-    def sleep(self, level: int) -> bool:
-        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
-        return self._call(UtilityOperation.SLEEP, level) is True
-
-    def wake_up(self) -> None:
-        """Brings back what `sleep` gave back."""
-        self._call(UtilityOperation.WAKE_UP)
+    def call(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
+        """Asks the engine core for something besides requests; see `Control`."""
+        mailbox = self._mailbox
+        mailbox.check_alive()
+        call_id = mailbox.begin_call(operation)
+        try:
+            self._send(ControlCall(call_id, operation, arguments))
+            self._wait_for(lambda: mailbox.is_call_over(call_id))
+            result: ResultT = mailbox.result_of(call_id)
+            return result
+        finally:
+            mailbox.end_call(call_id)
 
     def shutdown(self) -> None:
         """Stops the engine core and removes every process, socket and file of it. Idempotent."""
@@ -127,18 +118,6 @@ class SyncMPClient:
         self._process.stop()
         self._socket.close()
         self._context.term()
-
-    def _call(self, operation: UtilityOperation, argument: int = 0) -> bool | SchedulerStats | StepRecording | None:
-        self._mailbox.check_alive()
-        call_id, result = self._mailbox.begin_call(), None
-        try:
-            self._send(UtilityCall(call_id, operation, argument))
-            self._wait_for(lambda: call_id in self._mailbox.results or self._mailbox.death is not None)
-        finally:
-            result = self._mailbox.end_call(call_id)
-        if result is None:
-            self._mailbox.check_alive()
-        return result
 
     def _send(self, message: ClientMessage) -> None:
         frame = encode(message)

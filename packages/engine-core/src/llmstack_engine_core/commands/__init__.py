@@ -1,1 +1,4 @@
-"""The subcommands of `llmstack` that come with the engine core; light, since `llmstack --help` imports them."""
+"""Subcommands of `llmstack` that the engine core provides.
+
+`llmstack --help` imports them, so they import little.
+"""

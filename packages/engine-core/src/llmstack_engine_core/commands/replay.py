@@ -1,4 +1,7 @@
-"""The subcommand `llmstack replay`; light, since `llmstack --help` imports it."""
+"""The subcommand `llmstack replay`.
+
+`llmstack --help` imports it, so it imports little.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class ReplayCommand:
     help = "derive the decisions of a recorded run again, and prove or compare them"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares the flags."""
+        """Declares the flags of `llmstack replay`."""
         parser.add_argument("file", type=Path, metavar="FILE", help="what `llmstack serve --record-steps FILE` wrote")
         parser.add_argument(
             "--against",

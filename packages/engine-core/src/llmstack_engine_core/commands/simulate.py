@@ -1,4 +1,7 @@
-"""The subcommand `llmstack simulate`; light, since `llmstack --help` imports it."""
+"""The subcommand `llmstack simulate`.
+
+`llmstack --help` imports it, so it imports little.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from llmstack_types.vocabulary import SchedulingPolicyName, words_of
 
 if TYPE_CHECKING:
     from llmstack_engine_core.simulate.simulation import SimulationConfig
@@ -19,7 +24,7 @@ class SimulateCommand:
     help = "run a trace of production through the scheduler and the cache, without a model"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares the flags."""
+        """Declares the flags of `llmstack simulate`."""
         add = parser.add_argument
         add("--trace", type=Path, required=True, metavar="FILE", help="the trace")
         add("--format", choices=("mooncake", "azure"), required=True, help="whose trace it is")
@@ -74,7 +79,12 @@ def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-num-seqs", type=_positive, default=256, metavar="N", help="requests per step at most (default: 256)")
     add("--max-num-batched-tokens", type=_positive, default=2048, metavar="N",
         help="tokens per step at most (default: 2048)")  # fmt: skip
-    add("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of requests (default: fcfs)")
+    add(
+        "--scheduling-policy",
+        choices=words_of(SchedulingPolicyName),
+        default="fcfs",
+        help="order of requests (default: fcfs)",
+    )
     add("--long-prefill-token-threshold", type=int, default=0, metavar="N",
         help="tokens of one request per step at most; 0 is no limit (default: 0)")  # fmt: skip
     add(

@@ -1,1 +1,1 @@
-"""How clients and engine cores talk: typed messages, msgpack frames, ZeroMQ sockets in a private directory."""
+"""Typed messages between clients and engine cores: msgpack over ZeroMQ."""

@@ -1,4 +1,7 @@
-"""Where an engine core listens: `ipc://` paths in directories of ours alone, or TCP ports of the loopback interface."""
+"""Addresses of engine cores.
+
+`ipc://` paths in private directories, or TCP ports of the loopback interface.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def check_address(address: str) -> None:
     host, port = _host_and_port(address)
     if not _is_loopback(host):
         raise EngineStartError(
-            f"{address}: an engine core asks nobody for a key, so it listens on 127.0.0.1, on [::1] or on ipc:// only"
+            f"{address}: an engine core has no authentication, so it listens on 127.0.0.1, [::1] or ipc:// only"
         )
     if not 0 < port < 65536:
         raise EngineStartError(f"{address}: the port must lie in [1, 65535]")
@@ -44,7 +47,7 @@ def prepare_address(address: str) -> None:
     """Sees to it that an engine core can listen there: makes the directory of an ipc path where it is missing.
 
     Raises:
-        EngineStartError: Somebody listens there already, or others may enter the directory.
+        EngineStartError: Another program listens there already, or other users may enter the directory.
     """
     check_address(address)
     if address.startswith(IPC):
@@ -59,7 +62,7 @@ def _prepare_path(path: Path) -> None:
     except OSError as error:
         raise EngineStartError(f"{path.parent} cannot be made: {error.strerror}") from error
     check_private_directory(path.parent)
-    # ZeroMQ would take the path away from whoever listens there.
+    # ZeroMQ would take the path away from another listener.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
         probe.settimeout(_PROBE_TIMEOUT_S)
         probe.connect(str(path))

@@ -1,4 +1,7 @@
-"""Messages as bytes: one msgpack array of version, tag and fields; nothing in it can execute or name code."""
+"""Encoding of messages: one msgpack array of version, tag and fields.
+
+Nothing in a message can execute or name code.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,19 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]  # it ships no types
 
 from llmstack_engine_core.ipc import fields
+from llmstack_engine_core.ipc.control_codec import (
+    decode_control_call,
+    decode_control_result,
+    encode_control_call,
+    encode_control_result,
+)
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import (
     PROTOCOL_VERSION,
     AbortRequests,
     ClientMessage,
+    ControlCall,
+    ControlResult,
     EngineFailed,
     EngineMessage,
     Goodbye,
@@ -20,19 +31,17 @@ from llmstack_engine_core.ipc.frames import (
     SleepChanged,
     StartFailed,
     Tag,
-    UtilityCall,
-    UtilityOperation,
-    UtilityResult,
 )
-from llmstack_engine_core.ipc.outputs_codec import decode_outputs, decode_stats, encode_outputs, encode_stats
-from llmstack_engine_core.ipc.recording_codec import decode_recording, encode_recording
+from llmstack_engine_core.ipc.outputs_codec import decode_outputs, encode_outputs
 from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, decode_request, encode_request
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, StepRecording
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady
 
 # A request of a million tokens takes 4 MiB; prompt log-probabilities of a whole batch come in one message.
 MAX_CLIENT_FRAME_BYTES: Final = 16 * 2**20
 MAX_ENGINE_FRAME_BYTES: Final = 256 * 2**20
 
+# One packer for all messages: `msgpack.packb` makes one for each.
+_pack: Final[Callable[[Any], bytes]] = msgpack.Packer(autoreset=True).pack
 _LIMITS: Final[dict[str, Any]] = {
     "max_str_len": fields.MAX_TEXT_LENGTH * 4,  # bytes of UTF-8
     "max_array_len": 65_536,
@@ -53,7 +62,7 @@ def encode(message: ClientMessage | EngineMessage) -> bytes:
     """
     tag, encode_fields, max_bytes = _ENCODERS[type(message)]
     try:
-        frame: bytes = msgpack.packb([PROTOCOL_VERSION, tag, *encode_fields(message)])
+        frame = _pack([PROTOCOL_VERSION, tag, *encode_fields(message)])
     except (TypeError, OverflowError, UnicodeEncodeError, ValueError) as error:
         raise CodecError(f"a message of type {type(message).__name__} cannot be encoded: {error}") from error
     if len(frame) > max_bytes:
@@ -137,38 +146,13 @@ _READY_SCALARS: Final[dict[str, fields.Check]] = {
     "dtype": fields.text(64), "device": fields.text(64), "kv_cache_bytes": fields.integer(), "pid": fields.integer(),
     "embedding_size": fields.integer(), "is_generative": fields.boolean, "is_causal": fields.boolean,
     "num_labels": fields.integer(), "model_path": fields.text(4096), "kv_cache_dtype": fields.text(64),
-    "async_scheduling": fields.boolean,
+    "async_scheduling": fields.boolean, "num_kv_tokens": fields.integer(),
 }  # fmt: skip
 _READY_MAPPINGS: Final[dict[str, fields.Check]] = {
     "phases_s": fields.number(0.0), "backends": fields.text(1024), "versions": fields.text(256),
 }  # fmt: skip
-_CALL_ID = fields.integer()
 _SLEEP_LEVEL = fields.integer(0, 2)
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
-
-
-def _encode_utility_call(call: UtilityCall) -> list[Any]:
-    return [call.call_id, int(call.operation), call.argument]
-
-
-def _decode_utility_call(values: list[Any]) -> UtilityCall:
-    operation = fields.integer(min(UtilityOperation), max(UtilityOperation))(values[1], "operation")
-    argument = _CALL_ID(values[2], "argument")
-    return UtilityCall(_CALL_ID(values[0], "call_id"), UtilityOperation(operation), argument)
-
-
-def _encode_utility_result(result: UtilityResult) -> list[Any]:
-    value = result.value
-    if isinstance(value, StepRecording):
-        return [result.call_id, None, encode_recording(value)]
-    return [result.call_id, value if isinstance(value, bool) else encode_stats(value), None]
-
-
-def _decode_utility_result(values: list[Any]) -> UtilityResult:
-    call_id = _CALL_ID(values[0], "call_id")
-    if values[2] is not None:
-        return UtilityResult(call_id, decode_recording(values[2]))
-    return UtilityResult(call_id, values[1] if type(values[1]) is bool else decode_stats(values[1]))
 
 
 _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
@@ -176,11 +160,11 @@ _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
     Goodbye: (Tag.GOODBYE, lambda _: [], MAX_CLIENT_FRAME_BYTES),
     EngineCoreRequest: (Tag.ADD_REQUEST, encode_request, MAX_CLIENT_FRAME_BYTES),
     AbortRequests: (Tag.ABORT_REQUESTS, lambda message: [list(message.request_ids)], MAX_CLIENT_FRAME_BYTES),
-    UtilityCall: (Tag.UTILITY_CALL, _encode_utility_call, MAX_CLIENT_FRAME_BYTES),
+    ControlCall: (Tag.CONTROL_CALL, encode_control_call, MAX_CLIENT_FRAME_BYTES),
     EngineReady: (Tag.READY, _encode_ready, MAX_ENGINE_FRAME_BYTES),
     StartFailed: (Tag.START_FAILED, lambda message: [message.reason], MAX_ENGINE_FRAME_BYTES),
     EngineCoreOutputs: (Tag.OUTPUTS, encode_outputs, MAX_ENGINE_FRAME_BYTES),
-    UtilityResult: (Tag.UTILITY_RESULT, _encode_utility_result, MAX_ENGINE_FRAME_BYTES),
+    ControlResult: (Tag.CONTROL_RESULT, encode_control_result, MAX_ENGINE_FRAME_BYTES),
     EngineFailed: (Tag.ENGINE_FAILED, lambda message: [message.reason], MAX_ENGINE_FRAME_BYTES),
     SleepChanged: (Tag.SLEEP_CHANGED, lambda message: [message.level], MAX_ENGINE_FRAME_BYTES),
 }
@@ -190,14 +174,14 @@ _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage
     Tag.GOODBYE: (0, lambda _: Goodbye()),
     Tag.ADD_REQUEST: (11, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
-    Tag.UTILITY_CALL: (3, _decode_utility_call),
+    Tag.CONTROL_CALL: (3, decode_control_call),
 }
 
 _ENGINE_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], EngineMessage]]]] = {
     Tag.READY: (len(_READY_SCALARS) + len(_READY_MAPPINGS), _decode_ready),
     Tag.START_FAILED: (1, lambda values: StartFailed(_LINE(values[0], "reason"))),
     Tag.OUTPUTS: (15, decode_outputs),
-    Tag.UTILITY_RESULT: (3, _decode_utility_result),
+    Tag.CONTROL_RESULT: (3, decode_control_result),
     Tag.ENGINE_FAILED: (1, lambda values: EngineFailed(_LINE(values[0], "reason"))),
     Tag.SLEEP_CHANGED: (1, lambda values: SleepChanged(_SLEEP_LEVEL(values[0], "level"))),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, SchedulerStats, StepRecording
+from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, Operation
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Tag(IntEnum):
@@ -16,25 +17,14 @@ class Tag(IntEnum):
     HELLO = 1
     ADD_REQUEST = 2
     ABORT_REQUESTS = 3
-    UTILITY_CALL = 4
+    CONTROL_CALL = 4
     GOODBYE = 5
     READY = 16
     START_FAILED = 17
     OUTPUTS = 18
-    UTILITY_RESULT = 19
+    CONTROL_RESULT = 19
     ENGINE_FAILED = 20
     SLEEP_CHANGED = 21
-
-
-class UtilityOperation(IntEnum):
-    """What a client may ask of an engine core besides requests; there is no call by name."""
-
-    RESET_PREFIX_CACHE = 1
-    STATS = 2
-    SHUTDOWN = 3
-    RECENT_STEPS = 4
-    SLEEP = 5
-    WAKE_UP = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +45,21 @@ class AbortRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class UtilityCall:
-    """Asks for one operation; `call_id` comes back with the result.
-
-    Attributes:
-        argument: What it means depends on the operation.
-    """
+class ControlCall:
+    """Asks for one operation of `Control`; the result has the same `call_id`."""
 
     call_id: int
-    operation: UtilityOperation
-    argument: int = 0
+    operation: Operation[Any, *tuple[Any, ...]]
+    arguments: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class UtilityResult:
-    """The answer to a `UtilityCall`; the value's type depends on the operation."""
+class ControlResult:
+    """The answer to a `ControlCall`; `value` has the result type of `operation`."""
 
     call_id: int
-    value: bool | SchedulerStats | StepRecording
+    operation: Operation[Any, *tuple[Any, ...]]
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +83,5 @@ class SleepChanged:
     level: int
 
 
-ClientMessage = Hello | Goodbye | EngineCoreRequest | AbortRequests | UtilityCall
-EngineMessage = EngineReady | StartFailed | EngineCoreOutputs | UtilityResult | EngineFailed | SleepChanged
+ClientMessage = Hello | Goodbye | EngineCoreRequest | AbortRequests | ControlCall
+EngineMessage = EngineReady | StartFailed | EngineCoreOutputs | ControlResult | EngineFailed | SleepChanged

@@ -1,6 +1,7 @@
-"""`EngineCoreOutputs` as msgpack columns: one of request ids, one of tokens, and sparse ones for what most rows lack.
+"""Encoding of `EngineCoreOutputs` as columns.
 
-Columns, because a message of 256 rows then costs a handful of calls into C instead of thousands of Python operations.
+Request ids and tokens are dense columns; the others are sparse, since most rows have their defaults. A message of 256
+rows then costs a handful of calls into C instead of thousands of Python operations.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ _REASONS: Final = tuple(FinishReason)
 _REASON_TO_CODE: Final = {reason: code for code, reason in enumerate(_REASONS)}
 _STATUSES: Final = tuple(RequestStatus)
 _STATUS_TO_CODE: Final = {status: code for code, status in enumerate(_STATUSES)}
-_COUNTER = fields.integer()
 _FLOAT_SIZE: Final = 4
 _TIMESTAMP = fields.number()
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
@@ -43,43 +43,44 @@ def encode_stats(stats: SchedulerStats) -> list[Any]:
 
 def decode_stats(value: Any) -> SchedulerStats:
     """The inverse of `encode_stats`."""
-    values = fields.row(value, "scheduler_stats", len(_STATS_CHECKS))
-    figures: list[Any] = [check(item, name) for item, (name, check) in zip(values, _STATS_CHECKS, strict=True)]
+    values = fields.row(value, "scheduler_stats", len(SchedulerStats._fields))
+    counters: list[Any] = []
+    lists: list[Any] = []
+    for name, item in zip(SchedulerStats._fields, values, strict=True):
+        if name in _COUNTER_LISTS:
+            if type(item) is not list or len(item) > MAX_STATS_COUNTERS:
+                raise CodecError(f"{name} must be a list of at most {MAX_STATS_COUNTERS} integers")
+            lists += item
+        else:
+            counters.append(item)
+    fields.check_counters([*counters, *lists], "scheduler_stats")
+    figures: list[Any] = [tuple(item) if type(item) is list else item for item in values]
     return SchedulerStats(*figures)
 
 
-def _counters(value: Any, name: str) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > MAX_STATS_COUNTERS:
-        raise CodecError(f"{name} must be a list of at most {MAX_STATS_COUNTERS} integers")
-    return tuple(_COUNTER(item, name) for item in value)
-
-
-_STATS_CHECKS: Final = tuple(
-    (name, _counters if isinstance(SchedulerStats._field_defaults[name], tuple) else _COUNTER)
-    for name in SchedulerStats._fields
+_COUNTER_LISTS: Final = frozenset(
+    name for name, default in SchedulerStats._field_defaults.items() if isinstance(default, tuple)
 )
 
 
 def encode_outputs(message: EngineCoreOutputs) -> list[Any]:
     """The fields of one step's outputs."""
     rows = message.outputs
-    request_ids, token_ids, *rest = zip(*rows, strict=True) if rows else ((),) * len(EngineCoreOutput._fields)
-    logprobs, prompt_logprobs, finish_reasons, stop_reasons, num_cached, errors, pooled = rest
-    counts = list(map(len, token_ids))
+    num_rows = len(rows)
+    request_ids, token_ids, *columns = zip(*rows, strict=True) if rows else ((),) * len(EngineCoreOutput._fields)
+    flat_ids = list(chain.from_iterable(token_ids))
+    has_counts = len(flat_ids) != num_rows or not all(token_ids)
     stats = message.scheduler_stats
     return [
         message.timestamp_s,
         None if stats is None else encode_stats(stats),
         request_ids,
-        None if counts.count(1) == len(counts) else fields.pack_uint32(counts, "new_token_ids"),
-        fields.pack_uint32(chain.from_iterable(token_ids), "new_token_ids"),
-        _encode_sparse(logprobs, lambda values: [_encode_logprobs(value) for value in values]),
-        _encode_sparse(prompt_logprobs, lambda values: [_encode_logprobs(value) for value in values]),
-        _encode_sparse(finish_reasons, lambda values: bytes([_REASON_TO_CODE[value] for value in values])),
-        _encode_sparse(stop_reasons, lambda values: fields.pack_uint32(values, "stop_reason")),
-        _encode_sparse(num_cached, lambda values: fields.pack_uint32(values, "num_cached_tokens"), default=-1),
-        _encode_sparse(errors, list),
-        _encode_sparse(pooled, list),
+        fields.pack_uint32(map(len, token_ids), "new_token_ids") if has_counts else None,
+        fields.pack_uint32(flat_ids, "new_token_ids"),
+        *[
+            None if column.count(default) == num_rows else _encode_sparse(column, default, pack)
+            for column, (default, pack) in zip(columns, _SPARSE_COLUMNS, strict=True)
+        ],
         encode_events(message.events) if message.events else None,
         message.phases,
         _encode_evictions(message.evictions) if message.evictions else None,
@@ -108,7 +109,7 @@ def _decode_evictions(value: Any) -> list[BlockEviction]:
 
 
 def encode_events(events: Sequence[RequestEvent]) -> list[Any]:
-    """Events as columns."""
+    """Events as columns: request ids, status codes, times."""
     codes = bytes([_STATUS_TO_CODE[event.status] for event in events])
     times = fields.pack_floats([event.time_s for event in events], "time_s")
     return [[event.request_id for event in events], codes, times]
@@ -126,12 +127,10 @@ def decode_events(value: Any) -> list[RequestEvent]:
 
 def decode_phases(value: Any) -> StepPhases:
     """The durations of one step's parts."""
-    return StepPhases(*(_TIMESTAMP(part, "phases") for part in fields.row(value, "phases", 3)))
+    return StepPhases(*fields.checked_numbers(fields.row(value, "phases", 3), "phases"))
 
 
-def _encode_sparse(column: Sequence[Any], pack: Callable[[list[Any]], Any], default: Any = None) -> list[Any] | None:
-    if column.count(default) == len(column):
-        return None
+def _encode_sparse(column: Sequence[Any], default: Any, pack: Callable[[list[Any]], Any]) -> list[Any]:
     indices = [index for index, value in enumerate(column) if value != default]
     return [fields.pack_uint32(indices, "row"), pack([column[index] for index in indices])]
 
@@ -151,6 +150,18 @@ def _encode_logprobs(entries: Sequence[TokenLogprobs | None]) -> list[bytes]:
     ]
 
 
+# Default and encoding of each column but the first two, in the order of `EngineCoreOutput`.
+_SPARSE_COLUMNS: Final[tuple[tuple[Any, Callable[[list[Any]], Any]], ...]] = (
+    (None, lambda values: [_encode_logprobs(value) for value in values]),
+    (None, lambda values: [_encode_logprobs(value) for value in values]),
+    (None, lambda values: bytes([_REASON_TO_CODE[value] for value in values])),
+    (None, lambda values: fields.pack_uint32(values, "stop_reason")),
+    (-1, lambda values: fields.pack_uint32(values, "num_cached_tokens")),
+    (None, list),
+    (None, list),
+)
+
+
 def decode_outputs(values: list[Any]) -> EngineCoreOutputs:
     """The inverse of `encode_outputs`."""
     request_ids = _REQUEST_IDS(values[2], "request_id")
@@ -158,13 +169,10 @@ def decode_outputs(values: list[Any]) -> EngineCoreOutputs:
     columns = zip(
         request_ids,
         _decode_token_ids(values[3], values[4], num_rows),
-        _decode_sparse(values[5], num_rows, "logprobs", _decode_logprobs_column),
-        _decode_sparse(values[6], num_rows, "prompt_logprobs", _decode_prompt_logprobs_column),
-        _decode_sparse(values[7], num_rows, "finish_reason", _decode_finish_reasons),
-        _decode_sparse(values[8], num_rows, "stop_reason", fields.unpack_uint32),
-        _decode_sparse(values[9], num_rows, "num_cached_tokens", fields.unpack_uint32, default=-1),
-        _decode_sparse(values[10], num_rows, "error", _ERRORS),
-        _decode_sparse(values[11], num_rows, "pooled", _decode_vectors),
+        *[
+            repeat(default, num_rows) if value is None else _decode_sparse(value, num_rows, name, unpack, default)
+            for value, (name, unpack, default) in zip(values[5:12], _SPARSE_DECODERS, strict=True)
+        ],
         strict=True,
     )
     outputs: list[EngineCoreOutput] = list(map(tuple.__new__, repeat(EngineCoreOutput), columns))
@@ -184,10 +192,8 @@ def _decode_token_ids(packed_counts: Any, packed_ids: Any, num_rows: int) -> lis
     return [flat[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
-def _decode_sparse(value: Any, num_rows: int, name: str, unpack: fields.Check, default: Any = None) -> list[Any]:
+def _decode_sparse(value: Any, num_rows: int, name: str, unpack: fields.Check, default: Any) -> list[Any]:
     column = [default] * num_rows
-    if value is None:
-        return column
     packed_indices, packed_values = fields.row(value, name, 2)
     indices = fields.unpack_uint32(packed_indices, name)
     unpacked = unpack(packed_values, name)
@@ -235,3 +241,15 @@ def _decode_logprobs(value: Any, name: str) -> list[TokenLogprobs | None]:
         else None
         for count, end in zip(counts, accumulate(counts), strict=True)
     ]
+
+
+# Name, decoding and default of each column but the first two, in the order of `EngineCoreOutput`.
+_SPARSE_DECODERS: Final[tuple[tuple[str, fields.Check, Any], ...]] = (
+    ("logprobs", _decode_logprobs_column, None),
+    ("prompt_logprobs", _decode_prompt_logprobs_column, None),
+    ("finish_reason", _decode_finish_reasons, None),
+    ("stop_reason", fields.unpack_uint32, None),
+    ("num_cached_tokens", fields.unpack_uint32, -1),
+    ("error", _ERRORS, None),
+    ("pooled", _decode_vectors, None),
+)

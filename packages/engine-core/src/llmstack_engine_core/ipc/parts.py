@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from llmstack_engine_core.ipc.codec import FrameTooLargeError, encode
 from llmstack_engine_core.ipc.frames import EngineMessage
 from llmstack_types import EngineCoreOutputs
 
 
 def encode_in_parts(message: EngineMessage) -> list[bytes]:
-    """The frames of a message: one, or several where one step brought many vectors.
+    """The frames of a message: one, or several for a step with many vectors.
 
     What belongs to no single request, such as statistics, goes with the first.
 
     Raises:
-        FrameTooLargeError: What one request brought is too large.
+        FrameTooLargeError: The output of one request is too large.
         CodecError: A field is outside what the protocol can carry.
     """
     try:
@@ -24,6 +22,6 @@ def encode_in_parts(message: EngineMessage) -> list[bytes]:
         if not isinstance(message, EngineCoreOutputs) or len(message.outputs) < 2:
             raise
     half = len(message.outputs) // 2
-    first = replace(message, outputs=message.outputs[:half])
+    first = message._replace(outputs=message.outputs[:half])
     rest = EngineCoreOutputs(message.outputs[half:], message.timestamp_s, engine_index=message.engine_index)
     return [*encode_in_parts(first), *encode_in_parts(rest)]

@@ -1,4 +1,7 @@
-"""`StepRecording` as plain lists; asked for by people who look, so it need not be fast."""
+"""Encoding of `StepRecording` as plain lists.
+
+It is requested by debugging tools, so it need not be fast.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ _COUNT = fields.integer()
 _REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
 
 
-def encode_recording(recording: StepRecording) -> list[Any]:
+def encode_recent_steps(recent: StepRecording) -> list[Any]:
     """Steps and events, oldest first."""
     steps = [
         [record.start_s, record.phases, encode_stats(record.stats), [_encode_row(row) for row in record.rows]]
-        for record in recording.steps
+        for record in recent.steps
     ]
-    return [recording.now_s, steps, encode_events(recording.events)]
+    return [recent.now_s, steps, encode_events(recent.events)]
 
 
 def _encode_row(row: ScheduledRequest) -> list[Any]:
@@ -41,8 +44,8 @@ def _encode_row(row: ScheduledRequest) -> list[Any]:
     ]
 
 
-def decode_recording(value: Any) -> StepRecording:
-    """The inverse of `encode_recording`."""
+def decode_recent_steps(value: Any) -> StepRecording:
+    """The inverse of `encode_recent_steps`."""
     now_s, steps, events = fields.row(value, "recording", 3)
     records = [_decode_record(item) for item in _list(steps, "steps")]
     return StepRecording(_TIME(now_s, "now_s"), records, decode_events(events))

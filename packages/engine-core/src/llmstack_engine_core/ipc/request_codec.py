@@ -1,4 +1,7 @@
-"""`EngineCoreRequest` as msgpack fields: token ids packed, sampling parameters as one positional row."""
+"""Encoding of `EngineCoreRequest`.
+
+Token ids are packed; sampling parameters are one positional row.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         request.cache_salt,
         request.lora_name,
         request.fork_of,
-        _encode_pooling_params(request.pooling_params),
+        None if request.pooling_params is None else _encode_pooling_params(request.pooling_params),
         fields.pack_uint32(request.output_token_ids, "output_token_ids"),
     ]
 
@@ -208,10 +211,8 @@ def _encode_sampling_params(params: SamplingParams) -> list[Any]:
     return values
 
 
-def _encode_pooling_params(params: PoolingParams | None) -> list[Any] | None:
+def _encode_pooling_params(params: PoolingParams) -> list[Any]:
     """Without what admission has done already: nothing is left to cut."""
-    if params is None:
-        return None
     return [
         params.pooling_type, params.normalize, params.dimensions, params.task, params.use_activation,
         params.second_text_start,

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets over ipc, in a directory that nobody else can enter."""
+"""ZeroMQ sockets over ipc, in a private directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmstack_types import EngineStartError
 DIRECTORY_PREFIX: Final = "llmstack-"
 ENGINE_SOCKET_NAME: Final = "engine.sock"
 MAX_SOCKET_PATH_BYTES: Final = 107  # `sun_path` of Linux, less its terminator; macOS has four fewer
-# Messages that wait in either direction before a sender is told to wait.
+# Messages that wait in either direction before a sender has to wait.
 HIGH_WATER_MARK: Final = 8192
 # Two peers on one machine: short waits, and a send that the other side no longer reads does not delay an exit for long.
 RECONNECT_MS: Final = 20

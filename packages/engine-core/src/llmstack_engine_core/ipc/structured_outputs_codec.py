@@ -1,4 +1,4 @@
-"""`StructuredOutputsParams` as msgpack fields: one positional row."""
+"""Encoding of `StructuredOutputsParams`: one positional row."""
 
 from __future__ import annotations
 

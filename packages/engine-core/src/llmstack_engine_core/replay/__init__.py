@@ -1,4 +1,7 @@
-"""Derives a recorded run's decisions again, without a model: proves them, or compares them with other rules'."""
+"""Replay of a step log without a model.
+
+It proves the decisions of the run, or compares them with those of other settings.
+"""
 
 from llmstack_engine_core.replay.derive import Decision, DecisionsDifferError, derive_decisions
 from llmstack_engine_core.replay.verify import ReplayReport, verify

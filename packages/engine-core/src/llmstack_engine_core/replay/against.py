@@ -1,4 +1,7 @@
-"""Other rules for a recorded run: a policy, a changed setting, another scheduler, or another installation."""
+"""Alternatives to compare a logged run with.
+
+A policy, a changed setting, another scheduler, or another installation.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from llmstack_core_scheduler import SchedulerConfig
+from llmstack_core_scheduler import KVCacheManager, SchedulerConfig
 from llmstack_core_scheduler.request_queue import POLICIES
 from llmstack_engine_core.control_plane import build_cache
 from llmstack_engine_core.protocols import Scheduler
@@ -15,7 +18,6 @@ from llmstack_engine_core.replay.derive import Decision, derive_decisions
 from llmstack_engine_core.replay.installation import derive_with_installation
 from llmstack_engine_core.step_log import LogHeader, RecordedRun, StepLogError
 from llmstack_engine_core.step_log.records import Checkpoint
-from llmstack_kv_cache import KVCacheManager
 
 SchedulerFactory = Callable[[SchedulerConfig, KVCacheManager], Scheduler]
 

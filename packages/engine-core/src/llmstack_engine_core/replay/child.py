@@ -1,4 +1,7 @@
-"""The other side of a comparison between installations: `python -m llmstack_engine_core.replay.child LOG`."""
+"""Child process of a comparison between installations.
+
+It runs as `python -m llmstack_engine_core.replay.child LOG`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the first decision on which two sides differ, and shows it."""
+"""Search for the first decision that differs between two sides."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _describe_scheduled(decided: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _describe_updated(decided: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "decision", "what the step brought"
+    yield "decision", "the outputs of the step"
     for request_id, named in updated_rows(decided).items():
         yield request_id, ", ".join(f"{name} {value}" for name, value in named.items())
 

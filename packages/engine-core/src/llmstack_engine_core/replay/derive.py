@@ -1,4 +1,4 @@
-"""Feeds a log's events to a scheduler and gives what it decides."""
+"""Decisions of a scheduler that is fed with the events of a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.step_log.decisions import pack_forked, pack_refused, pack_reset, pack_scheduled, pack_updated
 from llmstack_engine_core.step_log.errors import StepLogError
-from llmstack_engine_core.step_log.recording_scheduler import MICROSECONDS
+from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
 from llmstack_engine_core.step_log.records import (
     Checkpoint,
     Event,
@@ -43,7 +43,7 @@ class Decision:
 
 
 def derive_decisions(events: Iterable[Event], scheduler: Scheduler) -> Iterator[Decision | Checkpoint]:
-    """What `scheduler` decides when it is told what the log says, with the log's checkpoints between.
+    """The decisions of `scheduler` for the events of the log, with the log's checkpoints between them.
 
     Raises:
         StepLogError: The beginning of the log is missing, or a record cannot be read.
@@ -72,7 +72,7 @@ class _Deriver:
         self._under_way: dict[int, SchedulerOutput] = {}
 
     def apply(self, event: Event) -> bytes | None:
-        """The decision that the event brings about, if any."""
+        """The decision that follows from the event, if any."""
         match event:
             case RequestAdded(request):
                 return self._add(request)

@@ -1,4 +1,4 @@
-"""Derives a run's decisions with other packages than those of this process: a child process with them on its path."""
+"""Decisions of the packages of another installation, in a child process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves that these packages decide what the recorded run decided."""
+"""Proof that these packages decide as the logged run did."""
 
 from __future__ import annotations
 

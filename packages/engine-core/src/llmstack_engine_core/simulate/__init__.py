@@ -1,4 +1,7 @@
-"""Real traces through the real scheduler and cache: a virtual clock, a cost model in place of the model, no torch."""
+"""Simulation of request traces with the real scheduler and cache.
+
+A virtual clock and a cost model replace the model, so torch is not needed.
+"""
 
 from llmstack_engine_core.simulate.calibration import load_cost_model, measured_steps
 from llmstack_engine_core.simulate.cost_model import CostModel, LinearCostModel, StepWork, fit_cost_model

@@ -1,4 +1,7 @@
-"""Where the weights of a cost model come from: a file of weights, measured steps, or the log of a live run."""
+"""Sources of a cost model's weights.
+
+A file of weights, measured steps, or the log of a live run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from llmstack_engine_core.simulate.errors import SimulationError
 from llmstack_engine_core.step_log import RecordedRun, StepLogError
 from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows, unpack_decision
 from llmstack_engine_core.step_log.encoding import MAGIC
-from llmstack_engine_core.step_log.recording_scheduler import MICROSECONDS
+from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
 
 
 def load_cost_model(path: Path) -> LinearCostModel:
@@ -45,7 +48,7 @@ def measured_steps(run: RecordedRun) -> Iterator[tuple[StepWork, float]]:
     Raises:
         StepLogError: The run cannot be replayed.
     """
-    under_way: deque[tuple[int, list[tuple[Any, ...]]]] = deque()  # steps come back in the order in which they went
+    under_way: deque[tuple[int, list[tuple[Any, ...]]]] = deque()  # results come in the order of the steps
     for decision in decisions_as_recorded(run):
         kind, decided = unpack_decision(decision.packed)
         if kind == SCHEDULED:

@@ -1,4 +1,4 @@
-"""How long a step takes, without a model: a Protocol, a linear default, and its fit to measured steps."""
+"""Cost models: the duration of a step without a model."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def fit_cost_model(measured: Iterable[tuple[StepWork, float]]) -> LinearCostMode
 
 
 def _fit_non_negative(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Weights of 0 or more that bring each row's sum nearest to 1: the best over all sets of columns, of which 15."""
+    """Weights of 0 or more by which each row's sum is nearest to 1: the best over all sets of columns, of which 15."""
     size = len(rows[0])
     gram = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
     sums = [sum(row[i] for row in rows) for i in range(size)]

@@ -1,4 +1,4 @@
-"""What a simulation cannot do."""
+"""Errors of a simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Token ids for the prompts of a trace: made when they are needed, shared where the trace says so."""
+"""Token ids for the prompts of a trace.
+
+They are made on demand, and shared as the trace says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation found, as one JSON object and as lines for a reader."""
+"""The results of a simulation, as JSON and as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in for the model: it samples some token where a real one would."""
+"""A stand-in for the model runner: it samples a token where a real one would."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TraceRunner:
         self._num_known_tokens: dict[str, int] = {}
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        """One step's results."""
+        """The results of one simulated step."""
         known = self._num_known_tokens
         for request_id in scheduled.removed_request_ids:
             known.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""Drives the real scheduler and cache through a trace, on a virtual clock."""
+"""A run of the real scheduler and cache through a trace, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_IDLE_STEPS = 1000
 
 
 class Arrivals(StrEnum):
-    """When requests arrive."""
+    """How requests arrive: as in the trace, or all at once."""
 
     TRACE = "trace"
     """When the trace says."""

@@ -1,4 +1,4 @@
-"""Decisions in one canonical form, and the running hash over them."""
+"""The canonical form of decisions, and the running hash over them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ _NUM_ROW_COUNTS: Final = 3
 """The id of a row and its two counts; what follows them is empty in most rows."""
 # Log-probabilities and vectors pass through the scheduler and decide nothing.
 _PASSED_THROUGH: Final = ("logprobs", "prompt_logprobs", "pooled")
-_OUTPUT_DEFAULTS: Final = EngineCoreOutput._field_defaults
+_NUM_DENSE_COLUMNS: Final = 2
+"""Request ids and new tokens, of which every output has its own; the other columns hold few values."""
+_OUTPUT_DEFAULTS: Final = tuple(
+    (index, name, EngineCoreOutput._field_defaults[name])
+    for index, name in enumerate(EngineCoreOutput._fields)
+    if index >= _NUM_DENSE_COLUMNS and name not in _PASSED_THROUGH
+)
 
 
 def pack_scheduled(scheduled: SchedulerOutput) -> bytes:
@@ -39,9 +45,9 @@ def pack_scheduled(scheduled: SchedulerOutput) -> bytes:
     named = zip(_STEP_FIELDS, _STEP_VALUES(scheduled), strict=True)
     decided: dict[str, Any] = {name: value for name, value in named if value}
     if scheduled.scheduled_requests:
-        columns = list(zip(*scheduled.scheduled_requests, strict=True))
-        sparse = [_sparse(column, None) if any(column) else {} for column in columns[_NUM_ROW_COUNTS:]]
-        decided[_ROWS] = [*columns[:_NUM_ROW_COUNTS], *sparse]
+        *dense, block_ids, draft_ids = zip(*scheduled.scheduled_requests, strict=True)
+        sparse = (_sparse(column, None) if any(column) else {} for column in (block_ids, draft_ids))
+        decided[_ROWS] = [*dense, *sparse]
     if scheduled.new_requests:
         decided[_NEW_REQUESTS] = [_new_request(request) for request in scheduled.new_requests]
     return pack([SCHEDULED, decided])
@@ -67,27 +73,25 @@ def scheduled_rows(decided: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def pack_updated(outputs: EngineCoreOutputs) -> bytes:
-    """What a step brought its requests, canonically: ids, their new tokens, and of the rest what is not the default."""
-    decided: dict[str, Any] = {}
-    if outputs.outputs:
-        columns = zip(EngineCoreOutput._fields, zip(*outputs.outputs, strict=True), strict=True)
-        decided = {name: _output_column(name, column) for name, column in columns if name not in _PASSED_THROUGH}
+    """The outputs of a step, canonically: ids, their new tokens, and of the rest what is not the default."""
+    rows = outputs.outputs
+    if not rows:
+        return pack([UPDATED, {}])
+    columns = list(zip(*rows, strict=True))
+    num_rows, token_ids = len(rows), columns[1]
+    flat = list(chain.from_iterable(token_ids))
+    # As in `encode_updated`: every row has one token exactly where the sum says so and no row has none.
+    is_counted = len(flat) != num_rows or not all(token_ids)
+    new_token_ids = [flat, list(map(len, token_ids))] if is_counted else flat
+    decided: dict[str, Any] = {"request_id": columns[0], "new_token_ids": new_token_ids}
+    for index, name, default in _OUTPUT_DEFAULTS:
+        column = columns[index]
+        decided[name] = {} if column.count(default) == num_rows else _sparse(column, default)
     return pack([UPDATED, decided])
 
 
-def _output_column(name: str, column: Sequence[Any]) -> Any:
-    if name == "new_token_ids":
-        counts = list(map(len, column))
-        flat = list(chain.from_iterable(column))
-        return flat if counts.count(1) == len(counts) else [flat, counts]
-    if name not in _OUTPUT_DEFAULTS:
-        return column
-    default = _OUTPUT_DEFAULTS[name]
-    return {} if column.count(default) == len(column) else _sparse(column, default)
-
-
 def updated_rows(decided: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Request id to what an unpacked update brought it, by field."""
+    """Request id to its output in an unpacked update, by field."""
     request_ids = decided.get("request_id", ())
     rows: dict[str, dict[str, Any]] = {request_id: {} for request_id in request_ids}
     for name, column in decided.items():
@@ -135,8 +139,7 @@ class DecisionHash:
 
     def add(self, packed: bytes) -> None:
         """Takes in one decision."""
-        self._hash.update(len(packed).to_bytes(4, "little"))
-        self._hash.update(packed)
+        self._hash.update(len(packed).to_bytes(4, "little") + packed)
 
     def digest(self) -> bytes:
         """The hash of all decisions so far."""

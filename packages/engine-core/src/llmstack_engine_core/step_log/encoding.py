@@ -1,6 +1,7 @@
-"""The format of a log: magic, version, header, then records of tag, length and payload in checked segments.
+"""The format of a step log.
 
-A segment ends with a checkpoint: flags, number of steps, decision hash, and the CRC-32 of the segment up to there.
+Magic, version and header come first, then segments of records with tag, length and payload. A segment ends with a
+checkpoint: flags, number of steps, decision hash, and the CRC-32 of the segment up to there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _CRC_SIZE: Final = 4
 
 
 def put_record(segment: bytearray, tag: Tag, payload: bytes | bytearray) -> None:
-    """Appends one record."""
+    """Appends a record: tag, length, payload."""
     segment.append(tag)
     put_uint(segment, len(payload))
     segment += payload
@@ -57,7 +58,7 @@ def encode_header(header: LogHeader) -> bytearray:
 
 
 def put_checkpoint(segment: bytearray, checkpoint: Checkpoint) -> None:
-    """Ends a segment."""
+    """Ends a segment with its checkpoint."""
     payload = bytearray([_IS_CLOSED if checkpoint.is_closed else 0])
     put_uint(payload, checkpoint.num_steps)
     payload += checkpoint.digest
@@ -113,12 +114,13 @@ def encode_updated(
     payload = bytearray()
     put_int(payload, now_us - last_us)
     put_uint(payload, lag)
-    counts = list(map(len, sampled_token_ids))
-    has_counts = counts.count(1) != len(counts)
+    token_ids = list(chain.from_iterable(sampled_token_ids))
+    # Every row has one token exactly where the sum says so and no row has none.
+    has_counts = len(token_ids) != len(sampled_token_ids) or not all(sampled_token_ids)
     payload.append((_HAS_COUNTS if has_counts else 0) | (_HAS_ERRORS if errors else 0))
-    put_ints(payload, list(chain.from_iterable(sampled_token_ids)))
+    put_ints(payload, token_ids)
     if has_counts:
-        put_ints(payload, counts)
+        put_ints(payload, list(map(len, sampled_token_ids)))
     if errors:
         payload += pack(dict(errors))
     return payload

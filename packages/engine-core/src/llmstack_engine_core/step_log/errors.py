@@ -1,4 +1,4 @@
-"""What can be wrong with a log of steps."""
+"""Errors of reading a step log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log begins with: the configuration of the control plane, and the versions that made it."""
+"""The header of a step log: the configuration and the versions of the packages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LogHeader:
             raise StepLogError(f"its control plane cannot be built: {error}") from error
 
     def pack(self) -> bytes:
-        """One msgpack map."""
+        """The header as one msgpack map."""
         return pack({"scheduler": self.scheduler, "cache": self.cache, "versions": dict(self.versions)})
 
     @classmethod

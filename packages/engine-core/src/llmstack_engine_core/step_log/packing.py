@@ -1,4 +1,4 @@
-"""msgpack as the log uses it: typed, and every fault a `StepLogError`."""
+"""msgpack for the step log; every error is a `StepLogError`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from llmstack_engine_core.step_log.primitives import pack_ints, unpack_ints
 
 T = TypeVar("T")
 
-_pack: Callable[[Any], bytes] = msgpack.Packer(autoreset=True).pack
-
-
-def pack(value: object) -> bytes:
-    """Builtins as msgpack; tuples become lists."""
-    return _pack(value)
+pack: Callable[[Any], bytes] = msgpack.Packer(autoreset=True).pack
+"""Builtins as msgpack; tuples become lists."""
 
 
 def packed_ints(values: list[int]) -> Any:

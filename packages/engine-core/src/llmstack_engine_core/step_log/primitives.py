@@ -1,4 +1,7 @@
-"""The bytes that records are made of: variable-length numbers and packed arrays, the same on every machine."""
+"""Byte formats of records: variable-length numbers and packed arrays.
+
+They are the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from collections.abc import Iterable
 
 from llmstack_engine_core.step_log.errors import StepLogError
 
-_WIDTHS = ((1 << 16, "H"), (1 << 32, "I"))
 _TYPECODES = frozenset("HIq")
 
 
@@ -38,7 +40,7 @@ def pack_ints(values: Iterable[int]) -> tuple[str, bytes]:
     """The narrowest typecode of `array` that holds the numbers, and their bytes, little-endian."""
     values = values if isinstance(values, list) else list(values)
     largest = max(values, default=0)
-    typecode = next((code for limit, code in _WIDTHS if largest < limit), "q")
+    typecode = "H" if largest < 1 << 16 else "I" if largest < 1 << 32 else "q"
     try:
         packed = array(typecode, values)
     except OverflowError:  # there is a negative one
@@ -81,7 +83,7 @@ class Cursor:
         return self.position >= self._end
 
     def take(self, num_bytes: int) -> bytes:
-        """The next bytes."""
+        """The next `num_bytes` bytes."""
         end = self.position + num_bytes
         if end > self._end:
             raise StepLogError("a record ends too early")

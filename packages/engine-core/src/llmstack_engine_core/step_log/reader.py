@@ -1,4 +1,4 @@
-"""Reads a log: checks every byte of it first, then gives its events in order."""
+"""Reader of step logs: checks every byte, then returns the events in order."""
 
 from __future__ import annotations
 

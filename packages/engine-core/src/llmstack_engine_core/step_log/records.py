@@ -1,4 +1,4 @@
-"""The events of a log: what the scheduler was told, in order, and between them what it had decided so far."""
+"""The events of a step log."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepScheduled:
 
 @dataclass(frozen=True, slots=True)
 class StepUpdated:
-    """A step's results came back.
+    """The results of a step.
 
     Attributes:
         lag: How many steps have been scheduled since the one that this is about; 0 is the last one.
@@ -68,7 +68,7 @@ class StepUpdated:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheReset:
-    """Somebody asked to forget cached prefixes."""
+    """A request to forget cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True)

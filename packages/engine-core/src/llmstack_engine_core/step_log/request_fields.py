@@ -1,4 +1,7 @@
-"""`EngineCoreRequest` in a log: the fields that differ from their defaults, by name, token ids packed."""
+"""Encoding of `EngineCoreRequest` in a step log.
+
+Fields that differ from their defaults, by name, with token ids packed.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ _NOT_RECORDED: Final = frozenset(
     {
         "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
         "output_kind", "best_of", "bad_words", "bad_words_token_ids", "extra_args", "kept_special_tokens",
+        "stream_interval", "truncate_prompt_tokens", "truncation_side",
     }
 )  # fmt: skip
 _PARAMS: Final = "sampling_params"

@@ -1,4 +1,4 @@
-"""Where a log goes: a ring in memory, or a file."""
+"""Destinations of a step log: a ring in memory, or a file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RingSink:
             self.num_dropped_steps = self._last_dropped.num_steps
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: memory needs no close."""
 
     def dump(self) -> bytes:
         """A log of what is there; it says how many steps are missing from its beginning."""
@@ -99,7 +99,7 @@ class FileSink:
             self.close()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; later calls do nothing."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,4 +1,7 @@
-"""Writes a log: the scheduler's inputs as they come, and the hash of its decisions at checkpoints."""
+"""Writer of step logs.
+
+Inputs of the scheduler as they come, and the hash of its decisions at checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,14 @@ class StepLog:
     """One run's log. Used by one thread, the engine core's.
 
     An input is written before the scheduler sees it: the log of a crash ends with what caused it.
+
+    Attributes:
+        decisions: The hash of what the scheduler decides.
     """
 
     def __init__(self, header: LogHeader, sink: Sink) -> None:
         self.sink = sink
-        self._hash = DecisionHash()
+        self.decisions = DecisionHash()
         self._segment = encode_header(header)
         self._num_steps = 0
         self._last_us = 0
@@ -41,23 +47,23 @@ class StepLog:
         self.checkpoint()
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """A request comes in."""
+        """Logs a new request."""
         self._put(Tag.ADD, encode_added(RequestAdded(request)))
 
     def fork_request(self, parent_id: str, child: EngineCoreRequest) -> None:
-        """A request goes on from where another is."""
+        """Logs a fork of a running request."""
         self._put(Tag.FORK, encode_forked(RequestForked(parent_id, child)))
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """Requests are aborted."""
+        """Logs that requests are aborted."""
         put_record(self._segment, Tag.ABORT, encode_aborted(RequestsAborted(request_ids)))
 
     def reset_prefix_cache(self) -> None:
-        """Cached prefixes shall be forgotten."""
+        """Logs a reset of the prefix cache."""
         put_record(self._segment, Tag.RESET_PREFIX_CACHE, b"")
 
     def schedule(self, now_us: int) -> None:
-        """A step is asked for."""
+        """Logs a call for the next step."""
         if self._num_steps and self._num_steps % STEPS_PER_CHECKPOINT == 0:
             self.checkpoint()
         self._num_steps += 1
@@ -65,14 +71,10 @@ class StepLog:
         self._last_us = now_us
 
     def update(self, now_us: int, lag: int, sampled_token_ids: list[list[int]], errors: Mapping[str, str]) -> None:
-        """The results of the step `lag` steps before the last one are there."""
+        """Logs the results of the step `lag` steps before the last one."""
         payload = encode_updated(now_us, self._last_us, lag, sampled_token_ids, errors)
         put_record(self._segment, Tag.UPDATE, payload)
         self._last_us = now_us
-
-    def decide(self, packed: bytes) -> None:
-        """The scheduler has decided something."""
-        self._hash.add(packed)
 
     def flush(self) -> None:
         """Hands over what is not yet in the sink; for moments when there is nothing else to do."""
@@ -81,7 +83,7 @@ class StepLog:
 
     def checkpoint(self, is_closed: bool = False) -> None:
         """Ends a segment and hands it over."""
-        checkpoint = Checkpoint(self._num_steps, self._hash.digest(), is_closed)
+        checkpoint = Checkpoint(self._num_steps, self.decisions.digest(), is_closed)
         put_checkpoint(self._segment, checkpoint)
         self.sink.write(bytes(self._segment), checkpoint)
         self._segment.clear()

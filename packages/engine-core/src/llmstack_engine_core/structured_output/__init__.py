@@ -1,7 +1,7 @@
-"""Structured output around a scheduler and a model runner: neither knows of grammars."""
+"""Structured output in the engine core, outside of scheduler and model runner."""
 
-from llmstack_engine_core.structured_output.compiling_scheduler import CompilingScheduler
-from llmstack_engine_core.structured_output.constrained_runner import ConstrainedRunner
+from llmstack_engine_core.structured_output.constrained_rows import ConstrainedRows
+from llmstack_engine_core.structured_output.grammar_gate import GrammarGate
 from llmstack_engine_core.structured_output.lazy_backend import LazyBackend
 
-__all__ = ["CompilingScheduler", "ConstrainedRunner", "LazyBackend"]
+__all__ = ["ConstrainedRows", "GrammarGate", "LazyBackend"]

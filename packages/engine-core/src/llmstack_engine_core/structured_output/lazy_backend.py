@@ -1,4 +1,4 @@
-"""The backend of constraints, made when the first constrained request comes."""
+"""The constraint backend, constructed for the first constrained request."""
 
 from __future__ import annotations
 

@@ -23,17 +23,17 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """Exact GELU."""
+    """GELU by the error function, without approximation."""
     return _apply("gelu", x)
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0)."""
+    """The larger of x and 0, element by element."""
     return _apply("relu", x)
 
 
 def soft_cap_(x: torch.Tensor, cap: float) -> None:
-    """cap * tanh(x / cap), in place: nearly x where it is small, never beyond ±cap."""
+    """cap * tanh(x / cap), in place: close to x for small values, never beyond ±cap."""
     if cap <= 0:
         raise ValueError(f"a soft cap must be positive, got {cap}.")
     implementation("activation", x.device.type).soft_cap_(x, cap)

@@ -1,10 +1,10 @@
-"""Activation functions in the package's own machine code."""
+"""Activation functions in native code."""
 
 from __future__ import annotations
 
 import torch
 
-from llmstack_kernels.activation import reference
+from llmstack_kernels import reference
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
 
@@ -19,22 +19,20 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU, tanh approximation."""
+    """GELU by its tanh approximation."""
     return _run(x, "gelu_tanh")
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU, exact."""
     return _run(x, "gelu")
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """Rectifier."""
     return _run(x, "relu")
 
 
 def soft_cap_(x: torch.Tensor, cap: float) -> None:
-    """Within ±cap, in place."""
+    """Limits `x` smoothly to ±cap, in place."""
     if x.dtype != torch.float32 or not x.is_contiguous():
         reference.soft_cap_(x, cap)
         return
@@ -60,7 +58,7 @@ def _run(x: torch.Tensor, activation: str, *, is_gated: bool = False) -> torch.T
 
 
 def is_available() -> bool:
-    """True when a library was built for this processor."""
+    """Whether a library was built for this processor."""
     return library() is not None
 
 

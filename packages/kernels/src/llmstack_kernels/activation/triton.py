@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llmstack_kernels.activation import reference
+from llmstack_kernels import reference
 from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 
@@ -108,17 +108,15 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU, tanh approximation."""
+    """GELU by its tanh approximation."""
     return _run(x, "gelu_tanh")
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU, exact."""
     return _run(x, "gelu")
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """Rectifier."""
     return _run(x, "relu")
 
 

@@ -1,1 +1,1 @@
-"""Compiles kernels for GPUs that are not there, and says what the compiler made of them."""
+"""Compilation of the Triton kernels for GPUs that are absent, with a report."""

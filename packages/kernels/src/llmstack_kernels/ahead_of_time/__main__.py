@@ -1,4 +1,7 @@
-"""`python -m llmstack_kernels.ahead_of_time`: compile kernels without a GPU, print the table, fail on findings."""
+"""The command `python -m llmstack_kernels.ahead_of_time`.
+
+It compiles kernels without a GPU, prints their table, and fails on findings and on differences from the stored table.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from llmstack_kernels.ahead_of_time.target import TARGETS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where all is well, 1 on findings or a table that differs, 2 where nothing can be compiled."""
+    """Exit code: 0 without findings, 1 on findings or a table that differs, 2 if nothing can be compiled."""
     options = _parser().parse_args(arguments)
     if complaint := _why_nothing_compiles():
         return _fail(complaint)
@@ -30,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m llmstack_kernels.ahead_of_time", description=__doc__)
+    description = "Compiles the Triton kernels without a GPU, prints their table, and fails on findings."
+    parser = argparse.ArgumentParser(prog="python -m llmstack_kernels.ahead_of_time", description=description)
     parser.add_argument("op", nargs="*", help="operations; all of them by default")
     parser.add_argument("--all", action="store_true", help="every configuration, not one sample per kernel")
     parser.add_argument("--arch", nargs="+", type=int, choices=list(TARGETS), default=list(TARGETS), help="90 and 80")
@@ -57,7 +61,7 @@ def _update(found: Survey, ops: Sequence[str], options: argparse.Namespace) -> N
     stored = table.read(options.table).rows if options.table.exists() else ()
     rows = table.updated(stored, found.rows, ops, options.arch)
     if not options.op:
-        rows = [row for row in rows if row.op in ops]  # an operation may be gone
+        rows = [row for row in rows if row.op in ops]  # an operation may have been removed
     table.write(table.Table(triton.__version__, tuple(rows)), options.table)
 
 
@@ -81,7 +85,7 @@ def _report(found: Survey, differences: Sequence[str]) -> int:
     for difference in differences:
         _say(difference)
     if differences:
-        _say(f"What compiles differs from the table. Where that is meant: {table.COMMAND}, and commit the diff.")
+        _say(f"The compiled kernels differ from the table. If that is intended: {table.COMMAND}, and commit the diff.")
     _say(f"{len(found.rows)} kernels compiled, {len(found.findings)} findings, {len(differences)} differences.")
     return 1 if found.findings or differences else 0
 

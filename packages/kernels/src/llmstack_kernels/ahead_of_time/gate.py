@@ -1,4 +1,4 @@
-"""What must not be in a compiled kernel, as sentences."""
+"""Rules that compiled kernels must satisfy, and findings against them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WRITE = re.compile(r"\b(?:st\.global|atom\.global|red\.global)")
 
 
 class Kind(StrEnum):
-    """Of findings."""
+    """The rule that a finding is about."""
 
     COMPILE_ERROR = "compile error"
     LOCAL_MEMORY = "local memory"

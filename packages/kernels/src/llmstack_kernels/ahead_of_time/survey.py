@@ -17,20 +17,19 @@ from llmstack_kernels.ahead_of_time.target import Target
 
 @dataclass(slots=True)
 class Survey:
-    """What compiling brought: a row per kernel that compiles, and what is wrong."""
+    """Result of compiling: a row per compiled kernel, and the findings."""
 
     rows: list[Row] = field(default_factory=list)
     findings: list[gate.Finding] = field(default_factory=list)
 
     def add(self, compiled: Compiled, result: Measurements | None) -> None:
-        """Note one kernel."""
         self.findings += gate.findings(compiled, result)
         if result is not None:
             self.rows.append(Row(compiled.op, compiled.case.name, compiled.kernel, compiled.target.arch, result))
 
 
 def survey(ops: Iterable[str], targets: Sequence[Target], samples_only: bool, say: Callable[[str], None]) -> Survey:
-    """Compile the cases of `ops`, or only their samples, for `targets`; `say` is told what comes next."""
+    """Compiles the cases of `ops`, or only their samples, for `targets`; `say` receives the progress."""
     found = Survey()
     for op in ops:
         try:

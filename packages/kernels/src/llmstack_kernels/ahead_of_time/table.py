@@ -1,4 +1,4 @@
-"""The table of compiled kernels that is stored in the repository, so that a diff of it is a review of performance."""
+"""The stored table of compiled kernels, whose diff is a review of performance."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def read(path: Path = PATH) -> Table:
     lines = path.read_text(encoding="utf-8").splitlines()
     header = _HEADER.match(lines[0]) if lines else None
     if header is None:
-        raise ValueError(f"{path}: the first line names no version of Triton; {COMMAND} writes the table anew.")
+        raise ValueError(f"{path}: the first line does not name a version of Triton; {COMMAND} rewrites the table.")
     columns, *cells = csv.reader(lines[1:])
     if tuple(columns) != _COLUMNS:
-        raise ValueError(f"{path}: the columns are not {', '.join(_COLUMNS)}; {COMMAND} writes the table anew.")
+        raise ValueError(f"{path}: the columns are not {', '.join(_COLUMNS)}; {COMMAND} rewrites the table.")
     return Table(header[1], tuple(_row(values) for values in cells))
 
 

@@ -1,4 +1,4 @@
-"""Attention of rows in which every token attends to its whole row, as in encoders; there is no cache."""
+"""Bidirectional attention: each token attends to its whole row, without a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bidirectional attention by PyTorch's own kernel: one call for each run of neighbouring rows of one length.
+"""Bidirectional attention by PyTorch's own kernel.
+
+There is one call for each run of neighbouring rows with the same length.
 
 No row is padded, so that a row's result does not depend on the rows beside it.
 """
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 def bidirectional_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_start_loc_list: Sequence[int], scale: float
 ) -> torch.Tensor:
-    """[num_tokens, num_heads, head_dim] three times to the same shape."""
+    """Query, key, value and result have the shape [num_tokens, num_heads, head_dim]."""
     out = torch.empty_like(query)
     for start, num_rows, length in runs_of_one_length(query_start_loc_list):
         end = start + num_rows * length

@@ -1,7 +1,9 @@
-"""What a decode step computes on, made on the device from the state of its rows: the host sends nothing.
+"""Inputs of a decode step, made on the device from the state of its rows.
+
+The host sends nothing.
 
 The state has a line per row: its last known token, that token's position, and its block ids. The last line is a scratch
-row, whose only block belongs to nobody: rows that merely fill a batch up point to it, and it never advances.
+row, whose only block belongs to no request: rows that only pad a batch point to it, and it never advances.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from llmstack_kernels.decode_inputs import FIRST_BLOCK, LAST_TOKEN, POSITION, De
 
 
 def update_rows(state: torch.Tensor, updates: torch.Tensor) -> None:
-    """Scatter."""
     rows, columns, values = updates.unbind(1)
     state.index_put_((rows.long(), columns.long()), values)
 

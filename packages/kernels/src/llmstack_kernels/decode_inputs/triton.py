@@ -1,4 +1,6 @@
-"""The inputs of decode steps on a GPU: a program per row, which copies no more blocks than the row's context has."""
+"""Inputs of decode steps on a GPU, with a program per row.
+
+A program copies no more block ids than the row's context has."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -94,7 +96,6 @@ def _advance_rows_kernel(
 
 
 def update_rows(state: torch.Tensor, updates: torch.Tensor) -> None:
-    """Scatter."""
     num_updates = len(updates)
     grid = (triton.cdiv(num_updates, _NUM_UPDATES),)
     arguments = (state, updates.contiguous(), num_updates, state.shape[1])
@@ -111,7 +112,6 @@ def decode_inputs(state: torch.Tensor, rows: torch.Tensor, block_size: int, out:
 def advance_rows(
     state: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, is_good: torch.Tensor, results: torch.Tensor
 ) -> None:
-    """Scatter."""
     num_rows = len(rows)
     arguments = (state, rows, token_ids, is_good, results, num_rows, state.shape[1], len(state) - 1)
     launch(_advance_rows_kernel, (triton.cdiv(num_rows, _NUM_ROWS),), *arguments, num_warps=4, BLOCK_SIZE=_NUM_ROWS)

@@ -1,4 +1,4 @@
-"""Rows of a table, one for each id, as token and position embeddings."""
+"""Token and position embeddings: the rows of a table for given ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def embedding(
 ) -> torch.Tensor:  # [num_ids, size]
     """table[ids] * scale + addend; the product is rounded to the table's type.
 
-    Ids beyond the table are the caller's mistake: native code does not look.
+    Ids must lie within the table: native code does not check them.
     """
     if table.ndim != 2 or ids.ndim != 1:
         raise ValueError(f"ids must be [num_ids] and the table [num_rows, size], got {ids.shape} and {table.shape}.")

@@ -1,17 +1,17 @@
-"""Embedding in the package's own machine code."""
+"""Embeddings in native code."""
 
 from __future__ import annotations
 
 import torch
 
-from llmstack_kernels.embedding import reference
+from llmstack_kernels import reference
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
 _ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """Look up, multiply and add in one pass."""
+    """Looks up, scales and adds in one pass."""
     if table.dtype not in DTYPE_TO_SUFFIX or (addend is not None and addend.dtype != table.dtype):
         return reference.embedding(ids, table, addend, scale)
     table, ids = table.contiguous(), ids.contiguous()
@@ -25,7 +25,7 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | Non
 
 
 def is_available() -> bool:
-    """True when a library was built for this processor."""
+    """Whether a library was built for this processor."""
     return library() is not None
 
 

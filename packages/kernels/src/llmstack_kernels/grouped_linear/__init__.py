@@ -1,4 +1,4 @@
-"""Linear layers of experts: each row goes through the weight of the expert that was chosen for it.
+"""Linear layers of experts: each row uses the weight of its chosen expert.
 
 A token is sent to several experts, so it has several *choices*; rows are numbered token by token, choice by choice.
 One layer of experts is: `group_rows` once, `grouped_linear` for each of its products, `sum_choices` at the end.

@@ -1,4 +1,4 @@
-"""Linear layers of experts one expert after the other, by the linear layers of the device."""
+"""Linear layers of experts, one expert after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Linear layers of experts on a GPU, all in one kernel: a program takes a tile of rows that have one expert.
+"""Linear layers of experts on a GPU, in one kernel.
+
+A program computes a tile of rows that have the same expert.
 
 Nothing is known to the host: rows are sorted and tiles are counted on the device, and there are as many programs as
 tiles there may be; those without a tile end at once. The tiles are those of `linear`, so a row's bits do not depend on
@@ -21,9 +23,9 @@ from llmstack_kernels.launch import describe, is_available, launch, supports_dep
 from llmstack_kernels.linear import quantize
 from llmstack_kernels.linear.configurations import Configuration, Tile, choose, choose_tile
 from llmstack_kernels.linear.epilogue import activate_or_gate, tile_outputs
-from llmstack_kernels.linear.gates import GATES
 from llmstack_kernels.linear.packed_formats import pack_chunks
 from llmstack_kernels.linear.product import tile_product
+from llmstack_kernels.linear.reference import GATES
 
 __all__ = ["TritonExperts", "describe", "group_rows", "is_available", "pack_experts", "sum_choices"]
 
@@ -151,8 +153,8 @@ class TritonExperts:
 
         Args:
             shape: [num_experts, out_features, in_features].
-            weight: As the format has it, expert after expert.
-            scales: Of the formats that have some, likewise.
+            weight: In the layout of the format, expert after expert.
+            scales: Of the formats with scales, expert after expert.
             weight_format: One of `linear.configurations.FORMATS`.
         """
         self._shape = shape
@@ -178,7 +180,7 @@ class TritonExperts:
         return self._shape[1]
 
     def __call__(self, x: torch.Tensor, groups: RowGroups, activation: str = "none") -> torch.Tensor:
-        """[num_rows, out_features]."""
+        """The outputs of all rows: [num_rows, out_features]."""
         if groups.tile_experts is None:
             raise ValueError("rows were grouped for another device than the experts'.")
         x = x if x.stride(1) == 1 else x.contiguous()

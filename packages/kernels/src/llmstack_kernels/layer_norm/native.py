@@ -1,15 +1,14 @@
-"""Layer normalisation in the package's own machine code."""
+"""Layer normalisation in native code."""
 
 from __future__ import annotations
 
 import torch
 
-from llmstack_kernels.layer_norm import reference
+from llmstack_kernels import reference
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Normalise each row."""
     if x.dtype not in DTYPE_TO_SUFFIX or weight.dtype != x.dtype:
         return reference.layer_norm(x, weight, bias, eps)
     x = x.contiguous()
@@ -26,13 +25,13 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
 def fused_add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add, then normalise: on a CPU linear layers add the residual themselves."""
+    """Adds in a pass of its own: on a CPU, linear layers add the residual themselves."""
     total = x + residual
     return layer_norm(total, weight, bias, eps), total
 
 
 def is_available() -> bool:
-    """True when a library was built for this processor."""
+    """Whether a library was built for this processor."""
     return library() is not None
 
 

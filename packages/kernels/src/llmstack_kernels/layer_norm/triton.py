@@ -12,7 +12,7 @@ import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-from llmstack_kernels.row_tile import row_tile
+from llmstack_kernels.tiles import row_tile
 
 __all__ = ["describe", "fused_add_layer_norm", "is_available", "layer_norm"]
 
@@ -56,7 +56,6 @@ def _layer_norm_kernel(
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Normalise each row."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _run(x, None, weight, bias, out, None, eps)

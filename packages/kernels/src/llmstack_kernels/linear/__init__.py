@@ -1,4 +1,4 @@
-"""Linear layers whose weight is packed once for the processor at hand, with what follows the product taken along."""
+"""Linear layers with weights packed for the processor, and fused epilogues."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 
 from llmstack_kernels.dispatch import implementation
-from llmstack_kernels.linear.gates import GATES
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
+from llmstack_kernels.linear.reference import GATES
 
 __all__ = [
     "ACTIVATIONS",
@@ -25,11 +25,11 @@ __all__ = [
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 GATED_ACTIVATIONS = tuple(GATES)
-"""Of the first half of the outputs, times the second half: the output has half as many features."""
+"""Applied to the first half of the outputs, times the second half; the output has half as many features."""
 
 
 class PackedLinear(Protocol):
-    """A weight and a bias ready to be applied; it owns its copy, the tensors it was packed from may be dropped."""
+    """A packed weight and bias. It owns its copy, so the tensors it was packed from may be dropped."""
 
     @property
     def in_features(self) -> int:
@@ -65,9 +65,9 @@ def pack_linear(
     """Pack a weight [out_features, in_features] and an optional bias [out_features].
 
     Args:
-        weight: Is copied or kept; leave it as it is.
+        weight: Is copied or kept, and must not be changed afterwards.
         bias: The same.
-        quantization: One of `QUANTIZATIONS`: the weight is rounded to small numbers; inputs and sums are not.
+        quantization: One of `QUANTIZATIONS`: the weight is rounded; inputs and sums are not.
         is_batch_invariant: A row's result is bit-equal however many rows are beside it. On a GPU that costs speed
             where there are many rows; on a CPU it holds anyway. `numeric_contract` says where it cannot be had.
     """

@@ -1,4 +1,6 @@
-"""How linear layers are cut into tiles on a GPU: by the layer's shape and format, never by the number of rows.
+"""Tile configurations of linear layers on a GPU.
+
+They depend on the layer's shape and format, never on the number of rows.
 
 The tables are predicted by the arithmetic below, not tuned on a card. What decides a row's bits are `block_k` and
 `split_k` alone, so these must not depend on the rows; stages, warps and the width of a tile of rows may.
@@ -58,7 +60,7 @@ class Tile:
     num_warps: int
 
 
-# (format, outputs, inputs): what another cut than the rule's was found better for. Empty until a card has been at hand.
+# (format, outputs, inputs) to a measured configuration that is better than the rule's. Empty: no GPU was measured yet.
 TUNED: Mapping[tuple[str, int, int], Configuration] = {}
 
 # What the rule gives, to be read beside a report of a card (predicted, not tuned). All with 64 outputs a tile, 4 warps

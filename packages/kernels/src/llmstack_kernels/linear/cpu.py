@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN with weights reordered once for the processor's matrix kernels.
+"""Linear layers through oneDNN, with weights reordered once at packing.
 
 Measured (2 cores, AVX-512): 4 times `F.linear` at 2 rows in float32, 2 times in bfloat16; and from 2 rows up an output
 row is bit-equal whatever the number of rows and its place among them. One row alone may take another kernel, so it is
@@ -69,7 +69,7 @@ class OneDnnLinear:
 def pack_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, is_batch_invariant: bool = False
 ) -> OneDnnLinear | PlainLinear:
-    """Pack for oneDNN, batch-invariant always; types without a matrix kernel (float16 on most) stay unpacked."""
+    """Packs for oneDNN, always batch-invariant; types without a matrix kernel stay unpacked."""
     if weight.dtype in _packable_dtypes():
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight, bias)
@@ -78,7 +78,7 @@ def pack_linear(
 def pack_quantized_linear(
     quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
 ) -> OneDnnLinear | PlainLinear:
-    """Widen again: the values are the quantized ones, the size and the speed are not."""
+    """Widens the weight: values are the quantized ones, size and speed are not."""
     return pack_linear(quantized.dequantize(dtype), bias)
 
 
@@ -103,6 +103,6 @@ def _packable_dtypes() -> tuple[torch.dtype, ...]:
 def _can_pack(dtype: torch.dtype) -> bool:
     try:
         OneDnnLinear(torch.zeros(16, 16, dtype=dtype), None)(torch.zeros(2, 16, dtype=dtype))
-    except (RuntimeError, NotImplementedError):  # how oneDNN says that the processor lacks the instructions
+    except (RuntimeError, NotImplementedError):  # oneDNN's errors if the processor lacks the instructions
         return False
     return True

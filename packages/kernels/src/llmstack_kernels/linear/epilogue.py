@@ -1,4 +1,6 @@
-"""What follows a product on a GPU, in float32 and before the one rounding: bias, activation or gate, residual."""
+"""Epilogue of a product on a GPU: bias, activation or gate, residual.
+
+It is computed in float32, before the only rounding."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -14,7 +16,7 @@ from llmstack_kernels.activation.triton import activate
 def tile_outputs(tile, num_outs, BLOCK_OUT: tl.constexpr, IS_GATED: tl.constexpr):
     """The outputs that a tile computes, [BLOCK_OUT]: a run, or with a gate a run of gates and then what they gate.
 
-    Beyond the last output, the last one is computed again; nobody stores it.
+    Beyond the last output, the last one is computed again; it is not stored.
     """
     places = tl.arange(0, BLOCK_OUT)
     if IS_GATED:

@@ -1,4 +1,4 @@
-"""Linear layers in the package's own machine code, bit-equal for any number of rows.
+"""Linear layers in native code, bit-equal for any number of rows.
 
 Measured (one core, AVX-512 with bfloat16): level with oneDNN's packed weights from 32 rows up, 1.3 times as fast at 8
 rows and twice at one, where oneDNN computes two; and bias, activation and residual cost no pass of their own.
@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.linear import quantization
-from llmstack_kernels.linear.gates import GATES
 from llmstack_kernels.linear.quantization import QuantizedWeight
-from llmstack_kernels.linear.reference import PlainLinear, finish
+from llmstack_kernels.linear.reference import GATES, PlainLinear, finish
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library
 from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 
@@ -55,8 +54,8 @@ class NativeLinear:
             shape: [out_features, in_features].
             dtype: Of the inputs.
             bias: [out_features].
-            kept: The tensors that `weight` points into.
-            weight: What the functions want to know of the weight.
+            kept: Owners of the memory that `weight` points to.
+            weight: Arguments of the native functions that describe the weight.
             scheme: How the weight is quantized, or "".
             native: Where the functions are.
         """

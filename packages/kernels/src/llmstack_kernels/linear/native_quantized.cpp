@@ -185,7 +185,7 @@ WidenedPanel<T> widened(const PackedPanel<T, Format>& panel, int64_t steps) {
   return {panel, columns.data()};
 }
 
-// Up to here widening anew for each tile is cheaper than the detour through the buffer.
+// Up to here, widening again for each tile is cheaper than going through the buffer.
 constexpr int64_t kDirectRows = 4 * kTileRows;
 
 template <class Format, class T>

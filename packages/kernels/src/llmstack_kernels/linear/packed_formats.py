@@ -1,4 +1,6 @@
-"""Quantized weights as the kernels of a GPU read them: in chunks of inputs, each with all outputs."""
+"""Packed formats of quantized weights for GPU kernels.
+
+A weight is a sequence of chunks of inputs, each with all outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The inner loops of linear layers on a GPU: a tile of outputs times a tile of rows, for each format of the weight.
+"""Inner loops of linear layers on a GPU, for each format of the weight.
+
+Each multiplies a tile of outputs by a tile of rows.
 
 Weights stand on the left of the tensor cores' product and rows on the right, so that a tile of 64 outputs fills the
 instruction for warp groups (wgmma) with 16 rows as well as with 128. All tiles therefore use one instruction and take
@@ -150,7 +152,7 @@ def _load_rows(row_starts, inputs, in_features, HAS_TAIL: tl.constexpr):
 
 @triton.jit
 def prefetch(weight, outs, first, in_features, num_outs, FORMAT: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Brings the first chunks of a tile's weights into the L2 cache while the kernel before still runs."""
+    """Loads the first chunks of a tile's weights into the L2 cache while the kernel before still runs."""
     if not cuda_capability_geq(9, 0):
         return
     NUM_WORDS: tl.constexpr = BLOCK_K // 4 if FORMAT == "int4" else BLOCK_K // 2

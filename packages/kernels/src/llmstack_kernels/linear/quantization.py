@@ -1,4 +1,6 @@
-"""Weights as small numbers with a scale per group of inputs: weight = number * scale."""
+"""Quantized weights: small numbers with a scale per group of inputs.
+
+weight = number * scale."""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ _CHUNK_SIZE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight [out_features, in_features] in small numbers.
+    """A quantized weight [out_features, in_features].
 
     Attributes:
         scheme: One of `QUANTIZATIONS`.
@@ -61,7 +63,7 @@ class QuantizedWeight:
     group_size: int
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weight that the integers stand for: [out_features, in_features]."""
+        """The weight that the numbers represent: [out_features, in_features]."""
         in_features = self.integers.shape[1]
         scales = self.scales.float().repeat_interleave(self.group_size, 1)[:, :in_features]
         return (self.integers.float() * scales).to(dtype)
@@ -77,7 +79,7 @@ def find_scheme(name: str) -> Scheme:
 
 
 def bits_per_weight(scheme: str) -> float:
-    """What a weight takes, its part of a group's scale included; ValueError if there is no such scheme."""
+    """Bits per weight, including its share of the group's scale; ValueError for an unknown scheme."""
     found = find_scheme(scheme)
     return found.num_bits + (16 / found.group_size if found.group_size else 0)
 

@@ -1,4 +1,4 @@
-"""Linear layers by PyTorch's own matrix product."""
+"""Linear layers by PyTorch's matrix product."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear.gates import GATES, gate
+from llmstack_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
 
-__all__ = ["QUANTIZED_DTYPES", "PlainLinear", "finish", "pack_linear", "pack_quantized_linear", "quantize"]
+__all__ = ["GATES", "QUANTIZED_DTYPES", "PlainLinear", "finish", "pack_linear", "pack_quantized_linear", "quantize"]
 
 QUANTIZED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}  # none is computed without widening
 _ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -21,13 +21,21 @@ _ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = 
     "silu": F.silu,
 }
 
+GATES: Mapping[str, str] = {"silu_and_mul": "silu", "gelu_tanh_and_mul": "gelu_tanh"}
+"""Gated activation to the function of its first half; the second half is multiplied by the result."""
+
+_GATE_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu_and_mul": silu_and_mul,
+    "gelu_tanh_and_mul": gelu_tanh_and_mul,
+}
+
 
 def finish(
     out: torch.Tensor, activation: str, residual: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """What follows the product, one operation after another."""
+    """The epilogue of a product: activation, type and residual, one operation after another."""
     if activation in GATES:
-        out = gate(out, activation)
+        out = _GATE_TO_FUNCTION[activation](out)
     elif activation != "none":
         out = _ACTIVATION_TO_FUNCTION[activation](out)
     if out_dtype is not None:
@@ -36,7 +44,7 @@ def finish(
 
 
 class PlainLinear:
-    """An unpacked weight."""
+    """A linear layer over an unpacked weight."""
 
     __slots__ = ("_bias", "_weight")
 

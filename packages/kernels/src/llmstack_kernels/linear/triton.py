@@ -1,4 +1,6 @@
-"""Linear layers on a GPU: weights are streamed once past up to 64 rows; more rows are PyTorch's matrix product's.
+"""Linear layers on a GPU: a streaming kernel, or PyTorch's product for many rows.
+
+The kernel reads a weight once for up to 64 rows.
 
 A layer packed batch-invariant takes the kernel for any number of rows, and so does one with packed integers up to
 `_MAX_QUANTIZED_ROWS`. The kernel sums an output of a row in an order that the layer's shape alone decides: blocks of
@@ -21,11 +23,10 @@ from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
 from llmstack_kernels.linear.configurations import CHUNK_SIZES, MAX_SPLIT_ROWS, Configuration, choose, choose_tile
 from llmstack_kernels.linear.epilogue import activate_or_gate, tile_outputs
-from llmstack_kernels.linear.gates import GATES
 from llmstack_kernels.linear.packed_formats import pack_chunks
 from llmstack_kernels.linear.product import prefetch, tile_product
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
-from llmstack_kernels.linear.reference import PlainLinear, finish
+from llmstack_kernels.linear.reference import GATES, PlainLinear, finish
 from llmstack_kernels.linear.widening import widen_fp8, widen_int4, widen_int8
 
 __all__ = [
@@ -245,11 +246,11 @@ class TritonLinear:
             shape: [out_features, in_features].
             dtype: Of the inputs.
             bias: [out_features].
-            weight: As the format has it.
-            scales: Of the formats that have some.
+            weight: In the layout of the format.
+            scales: Of the formats with scales.
             weight_format: One of `configurations.FORMATS`.
-            max_rows: With more, PyTorch's product computes; None says never.
-            configuration: How to cut the layer; by default, as `configurations.choose` says.
+            max_rows: With more rows PyTorch's product is used; None means never.
+            configuration: Tiles of the layer; by default those of `configurations.choose`.
         """
         self._out_features, self._in_features = shape
         self._dtype = dtype

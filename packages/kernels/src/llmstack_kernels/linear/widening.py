@@ -1,4 +1,4 @@
-"""Small numbers made 16 bits wide in registers: exactly, and two at once where a processor can.
+"""Widening of quantized weights to 16 bits in registers, without rounding.
 
 Words of 16 bits hold numbers of several *planes*: runs of inputs that are apart in a chunk. So two neighbouring words
 in a register of 32 bits are neighbours in each plane, which is what the tensor cores take, and nothing is moved.

@@ -1,4 +1,4 @@
-"""Loads the library of native kernels that fits the processor, and tells it how many threads PyTorch may use."""
+"""The library of native kernels for this processor, and its thread count."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from llmstack_kernels.build_native import is_built, library_path, variants
+from llmstack_kernels.dispatch import forced_variant
 
 if TYPE_CHECKING:
-    from llmstack_kernels.native.recording import Recording
+    from llmstack_kernels.native.capture import CapturedCalls
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +57,20 @@ def require_library() -> NativeLibrary:
 
 @cache
 def library() -> NativeLibrary | None:
-    """The best library for this processor; None, with a warning, where none was built or the sources have changed."""
+    """The library of the variant that LLMSTACK_KERNELS names, else of the best one that this processor can run.
+
+    None, with a warning, where none was built or the sources have changed.
+
+    Raises:
+        ValueError: The named variant is not built or cannot run here.
+    """
     names = supported_variants()
+    forced = forced_variant(names if is_built() else [])
+    if forced is not None:
+        return NativeLibrary(forced)
     if not names:
         logger.warning(
-            "The native kernels are not built (no C++ compiler was at hand): slower PyTorch code runs. "
+            "The native kernels are not built (no C++ compiler was found): slower PyTorch code runs. "
             "`python -m llmstack_kernels.build_native` builds them."
         )
         return None
@@ -73,8 +83,8 @@ def library() -> NativeLibrary | None:
     return NativeLibrary(names[0])
 
 
-class _Recordings(threading.local):
-    current: Recording | None = None
+class _Captures(threading.local):
+    current: CapturedCalls | None = None
 
 
 class NativeLibrary:
@@ -82,8 +92,8 @@ class NativeLibrary:
 
     Attributes:
         variant: Kind of processor it was compiled for.
-        has_threads: Whether it takes as many threads as PyTorch; without, it computes on the calling one.
-        recordings: Its `current` notes the calls that the same thread makes meanwhile, if there is one.
+        has_threads: Whether it uses as many threads as PyTorch; if not, it computes on the calling thread.
+        captures: Its `current`, if any, captures the calls that the same thread makes.
     """
 
     def __init__(self, variant: str) -> None:
@@ -91,21 +101,20 @@ class NativeLibrary:
         self.variant = variant
         self._library = ctypes.CDLL(str(library_path(variant)))
         self._functions: dict[str, Callable[..., None]] = {}
-        self.recordings = _Recordings()
+        self.captures = _Captures()
         self.has_threads = self._learn_num_threads()
 
     def function(self, name: str, *argument_types: type) -> Callable[..., None]:
-        """`llmstack_<name>`, which returns nothing."""
+        """The native function `llmstack_<name>`, which has no result."""
         function = self._functions.get(name) or self._bind(name, argument_types)
-        recording = self.recordings.current
-        return function if recording is None else recording.wrap(name, function, argument_types)
+        capture = self.captures.current
+        return function if capture is None else capture.wrap(name, function, argument_types)
 
     def address(self, name: str) -> int:
-        """Where `llmstack_<name>` is."""
+        """The address of the native function `llmstack_<name>`."""
         return int(ctypes.cast(self._library[f"llmstack_{name}"], Pointer).value or 0)
 
     def __str__(self) -> str:
-        """For logs."""
         return self.variant if self.has_threads else f"{self.variant}, one thread"
 
     def _bind(self, name: str, argument_types: tuple[type, ...]) -> Callable[..., None]:

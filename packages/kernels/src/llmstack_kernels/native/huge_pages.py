@@ -1,4 +1,4 @@
-"""Memory for weights, in large pages where the system has them: each step reads all of it."""
+"""Memory for weights in huge pages, since every step reads all of it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import mmap
 import torch
 
 _HUGE_PAGE_BYTES = 1 << 21
-_SMALLEST_BYTES = _HUGE_PAGE_BYTES // 2  # less would mostly be left unused
+_SMALLEST_BYTES = _HUGE_PAGE_BYTES // 2  # a smaller tensor would leave most of a page unused
 
 
 def empty_in_huge_pages(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor [num_elements] without values; a plain one where it is small or the system knows no large pages."""
+    """An uninitialised tensor [num_elements]; in ordinary pages if it is small or the system has no huge ones."""
     num_bytes = num_elements * dtype.itemsize
     if num_bytes < _SMALLEST_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_elements, dtype=dtype)
     num_pages = -(-num_bytes // _HUGE_PAGE_BYTES)
-    # One page more, to begin at a page's start; what is never touched takes no memory.
+    # One page more, for alignment; pages that are never touched take no memory.
     buffer = mmap.mmap(-1, (num_pages + 1) * _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     buffer.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(buffer, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-// Lets a recorded call be repeated from its arguments alone, each as a word of 64 bits.
+// Lets a captured call be replayed from its arguments alone, each as a word of 64 bits.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 //
 // A step is some hundred operations of 10 to 200 µs, and OpenMP joins all its threads at the end of each. Where another
 // process has a core, that costs a time slice of the scheduler per operation: a decode step of GPT-2 took 250 ms beside one
-// busy process, against 14 alone. Here the calling thread does what nobody else comes for, and waits for those only that
-// are at work. Threads look for more work for some 50 µs, the gap between two operations, and then sleep.
+// busy process, against 14 alone. Here the calling thread does what no other thread has taken, and waits only for threads
+// at work. Threads look for more work for some 50 µs, the gap between two operations, and then sleep.
 
 #include "threads.h"
 
@@ -33,7 +33,7 @@ inline void pause() {
 #endif
 }
 
-// The job at hand. `state` is a ticket number times kTicket, plus kOpen while threads may come, plus the number of those that
+// The current job. `state` is a ticket number times kTicket, plus kOpen while threads may come, plus the number of those that
 // are at work: so one operation both checks that the job is still there and holds it.
 constexpr uint64_t kOpen = 1 << 15, kTicket = 1 << 16;
 struct Job {
@@ -46,7 +46,7 @@ struct Job {
 std::mutex caller;  // one job at a time
 int num_workers = 0;
 
-// True if the calling thread was let in; it must leave with `leave`.
+// True if the calling thread has joined the job; it must leave with `leave`.
 bool enter() {
   uint64_t state = job.state.load(std::memory_order_acquire);
   while (state & kOpen) {
@@ -87,7 +87,7 @@ void hire(int wanted) {
   try {
     for (; num_workers < wanted; ++num_workers) std::thread(work_forever).detach();
   } catch (const std::system_error&) {
-    // The system gives no more threads: those there are do the work.
+    // The system refuses more threads: the existing ones do the work.
   }
 }
 
@@ -115,7 +115,7 @@ void share(void (*body)(void*), void* data, int max_threads) {
     if (i < kSpins) {
       pause();
     } else {
-      sched_yield();  // whoever is at work may need this very core
+      sched_yield();  // a thread at work may need this very core
     }
   }
 }

@@ -1,4 +1,4 @@
-// Work shared among threads that come and go: nobody waits for a thread that has not begun.
+// Work shared among the threads of a pool: a caller never waits for a thread that has not begun.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@ namespace llmstack {
 // How many threads may work at once; `torch.set_num_threads` sets it.
 int num_threads();
 
-// Calls `body(data)` on the calling thread, and on as many of the pool's threads as come before the calling one is done, at
-// most `max_threads` in all. Returns when all that came have left.
+// Calls `body(data)` on the calling thread, and on the pool's threads that join before the calling one is done, at most
+// `max_threads` in all. Returns when all that joined have left.
 void share(void (*body)(void*), void* data, int max_threads);
 
 // Calls `work(chunk)` once for each chunk in [0, num_chunks). Threads take the next chunk when they are done with one, so

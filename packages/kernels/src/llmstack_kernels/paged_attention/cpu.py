@@ -1,4 +1,4 @@
-"""Paged attention on a CPU: gather whole blocks head by head, then batched matrix products.
+"""Paged attention on a CPU: gathered blocks and batched matrix products.
 
 Rows that compute one token go in groups of similar context length, gathered and padded together; other rows go one by
 one in tiles of queries, each over the keys it can see. Seen from the cache, the part of a block that belongs to one KV
@@ -23,6 +23,7 @@ import torch
 
 from llmstack_kernels.float8_cache import STORED_TYPE
 from llmstack_kernels.paged_attention import reference
+from llmstack_kernels.paged_attention.inputs import AttentionInputs
 
 # Gathered keys of one group: they should survive in the cache until the products read them.
 _MAX_GROUP_BYTES = 4 << 20
@@ -58,10 +59,10 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What all layers of a step share.
+    """Precomputed indices and memory that all layers of a step share.
 
-    `scratch` receives gathered keys and values: memory that every gather allocated anew would be mapped and returned
-    each time, at a multiple of the cost of the copy.
+    `scratch` receives gathered keys and values: memory allocated by every gather would be mapped and returned each
+    time, at a multiple of the cost of the copy.
     """
 
     decode_groups: list[DecodeGroup]
@@ -70,12 +71,11 @@ class AttentionPlan:
 
 
 def is_available() -> bool:
-    """True: plain PyTorch suffices."""
+    """True: it needs PyTorch alone."""
     return True
 
 
 def describe() -> str:
-    """How it works."""
     return "gathered blocks and batched matrix products"
 
 
@@ -155,73 +155,39 @@ def _decode_group(
     return DecodeGroup(tokens, pieces.reshape(-1), distances[:, None, :], mask[:, None, :])
 
 
-def paged_attention(
-    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
-    scale: float,
-    *,
-    query_start_loc_list: Sequence[int] | None = None,
-    seq_lens_list: Sequence[int] | None = None,
-    max_query_len: int | None = None,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: torch.Tensor | None = None,  # [num_heads]
-    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
-    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
-    plan: object | None = None,
-    decodes_as_prefills: bool = False,
-) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Attend decodes in groups, prefill rows in tiles; over 8 bits as the reference does."""
-    if key_cache.dtype == STORED_TYPE:
-        return reference.paged_attention(
-            query,
-            key_cache,
-            value_cache,
-            query_start_loc,
-            seq_lens,
-            block_tables,
-            scale,
-            query_start_loc_list=query_start_loc_list,
-            seq_lens_list=seq_lens_list,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            alibi_slopes=alibi_slopes,
-            key_scale=key_scale,
-            value_scale=value_scale,
-        )
+def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Attends decodes in groups and prefill rows in tiles; caches of 8 bits go through the reference."""
+    if inputs.key_cache.dtype == STORED_TYPE:
+        return reference.paged_attention(inputs)
+    plan = inputs.plan
     if not isinstance(plan, AttentionPlan):
-        plan = make_plan(key_cache, block_tables, query_start_loc_list, seq_lens_list, sliding_window)
-    scaled = query * scale
-    out = torch.empty_like(scaled)
+        plan = make_plan(
+            inputs.key_cache,
+            inputs.block_tables,
+            inputs.query_start_loc_list,
+            inputs.seq_lens_list,
+            inputs.sliding_window,
+        )
+    scaled = inputs._replace(query=inputs.query * inputs.scale)
+    out = torch.empty_like(scaled.query)
     for group in plan.decode_groups:
-        _attend_decodes(scaled, key_cache, value_cache, group, soft_cap, alibi_slopes, plan.scratch, out)
+        _attend_decodes(scaled, group, plan.scratch, out)
     for row in plan.prefill_rows:
-        _attend_prefill(scaled, key_cache, value_cache, row, sliding_window, soft_cap, alibi_slopes, plan.scratch, out)
+        _attend_prefill(scaled, row, plan.scratch, out)
     return out
 
 
-def _attend_decodes(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    group: DecodeGroup,
-    soft_cap: float | None,
-    alibi_slopes: torch.Tensor | None,
-    scratch: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    num_rows, num_kv_heads = len(group.tokens), key_cache.shape[1]
-    _, num_heads, head_dim = query.shape
+def _attend_decodes(scaled: AttentionInputs, group: DecodeGroup, scratch: torch.Tensor, out: torch.Tensor) -> None:
+    """Fills `out` for the group's rows; the queries of `scaled` are multiplied by the scale already."""
+    num_rows, num_kv_heads = len(group.tokens), scaled.key_cache.shape[1]
+    _, num_heads, head_dim = scaled.query.shape
     shape = (num_rows * num_kv_heads, num_heads // num_kv_heads, head_dim)
-    selected = query.index_select(0, group.tokens).view(shape)
-    keys = _gather(key_cache, group.pieces, num_rows * num_kv_heads, scratch[0])
-    bias = group.mask if alibi_slopes is None else group.mask + alibi_slopes[:, None] * group.distances
-    weights = _softmax(torch.bmm(selected, keys.transpose(1, 2)), bias, num_rows, soft_cap)
-    values = _gather(value_cache, group.pieces, num_rows * num_kv_heads, scratch[0])  # over the keys, which are done
+    selected = scaled.query.index_select(0, group.tokens).view(shape)
+    keys = _gather(scaled.key_cache, group.pieces, num_rows * num_kv_heads, scratch[0])
+    bias = group.mask if scaled.alibi_slopes is None else group.mask + scaled.alibi_slopes[:, None] * group.distances
+    weights = _softmax(torch.bmm(selected, keys.transpose(1, 2)), bias, num_rows, scaled.soft_cap)
+    # Values overwrite the keys, which are no longer needed.
+    values = _gather(scaled.value_cache, group.pieces, num_rows * num_kv_heads, scratch[0])
     out.index_copy_(0, group.tokens, _weigh(weights, values).view(num_rows, num_heads, head_dim))
 
 
@@ -240,20 +206,11 @@ def _weigh(
     return total
 
 
-def _attend_prefill(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    row: PrefillRow,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    alibi_slopes: torch.Tensor | None,
-    scratch: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    num_kv_heads = key_cache.shape[1]
-    keys = _gather(key_cache, row.pieces, num_kv_heads, scratch[0])  # [num_kv_heads, num_slots, head_dim]
-    values = _gather(value_cache, row.pieces, num_kv_heads, scratch[1])
+def _attend_prefill(scaled: AttentionInputs, row: PrefillRow, scratch: torch.Tensor, out: torch.Tensor) -> None:
+    """Fills `out` for one row; the queries of `scaled` are multiplied by the scale already."""
+    num_kv_heads, sliding_window = scaled.key_cache.shape[1], scaled.sliding_window
+    keys = _gather(scaled.key_cache, row.pieces, num_kv_heads, scratch[0])  # [num_kv_heads, num_slots, head_dim]
+    values = _gather(scaled.value_cache, row.pieces, num_kv_heads, scratch[1])
     for start in range(row.start, row.end, _QUERY_TILE):
         end = min(start + _QUERY_TILE, row.end)
         last = row.seq_len - (row.end - end)  # the tile's context ends here
@@ -262,9 +219,9 @@ def _attend_prefill(
         seen = slice(low - row.first_position, last - row.first_position)
         distances = torch.arange(low, last) - torch.arange(first, last)[:, None]
         bias = _causal_mask(distances, sliding_window)
-        if alibi_slopes is not None:
-            bias = bias + alibi_slopes[:, None, None] * distances
-        out[start:end] = _attend_tile(query[start:end], keys[:, seen], values[:, seen], bias, soft_cap)
+        if scaled.alibi_slopes is not None:
+            bias = bias + scaled.alibi_slopes[:, None, None] * distances
+        out[start:end] = _attend_tile(scaled.query[start:end], keys[:, seen], values[:, seen], bias, scaled.soft_cap)
 
 
 def _attend_tile(

@@ -1,4 +1,4 @@
-// Attention over keys and values that lie in blocks, for decodes and prefill chunks alike.
+// Attention over keys and values in blocks, for decodes and prefill chunks alike.
 //
 // A context is cut into tiles at multiples of 64 positions. A tile's keys and values are laid out for multiplication
 // once and serve all queries of an item of work: several tokens and the heads that share the KV head. Softmax is taken
@@ -16,7 +16,7 @@
 namespace llmstack {
 namespace {
 
-// Queries in an item of a prefill: enough to repay the laying out of tiles (48 and 192 measured slower).
+// Queries in an item of a prefill: enough to repay the packing of tiles (48 and 192 measured slower).
 constexpr int64_t kItemQueries = 96;
 
 // Eight bytes a field, in the order of `_ARGUMENTS` in native.py.
@@ -51,7 +51,7 @@ struct Item {
   int64_t cost() const { return num_tokens * num_heads * end_position(); }
 };
 
-// Where a tile's keys and values lie. For positions that the item does not see, whose slots may hold anything: zeros.
+// Addresses of a tile's keys and values. Positions that the item does not see point to zeros: their slots may hold anything.
 template <class T>
 struct Tile {
   int64_t head, start;
@@ -185,8 +185,8 @@ class Attention {
     });
   }
 
-  // Takes a tile in, for the queries that see some of its keys, and fetches the next one meanwhile. Other queries are left
-  // alone: without a visible key there is no largest score.
+  // Adds a tile for the queries that see some of its keys, and prefetches the next one. Other queries are skipped: without
+  // a visible key there is no largest score.
   void attend(const Tile<T>& tile, const Tile<T>* next) {
     const int64_t first_token = std::max<int64_t>(0, tile.start - item_.first_position);
     const int64_t end_token =

@@ -1,4 +1,4 @@
-"""Paged attention in the package's own machine code, which reads the blocks where they lie.
+"""Paged attention in native code, which reads the blocks in place.
 
 A token's result is bit-equal however it is computed: alone and in any batch, decoded, prefilled whole or in chunks.
 """
@@ -6,12 +6,12 @@ A token's result is bit-equal however it is computed: alone and in any batch, de
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 import torch
 
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Pointer, library, require_library
 from llmstack_kernels.paged_attention import cpu
+from llmstack_kernels.paged_attention.inputs import AttentionInputs
 
 _DIM_STEP = 16  # lanes of a vector
 _NO_WINDOW = 1 << 30  # more tokens than a context has
@@ -21,12 +21,12 @@ _FUNCTIONS = {dtype: f"paged_attention_{suffix}" for dtype, suffix in DTYPE_TO_S
 
 
 def is_available() -> bool:
-    """True when a library was built for this processor."""
+    """Whether a library was built for this processor."""
     return library() is not None
 
 
 def describe() -> str:
-    """The variant that runs, and what it leaves to PyTorch."""
+    """The variant that runs, and the cases that PyTorch computes."""
     return f"{library()}; PyTorch where head_dim is no multiple of {_DIM_STEP}"
 
 
@@ -40,72 +40,12 @@ def supports_head_dim(head_dim: int) -> bool:
     return head_dim % _DIM_STEP == 0
 
 
-def paged_attention(
-    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
-    scale: float,
-    *,
-    query_start_loc_list: Sequence[int] | None = None,
-    seq_lens_list: Sequence[int] | None = None,
-    max_query_len: int | None = None,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: torch.Tensor | None = None,  # [num_heads]
-    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
-    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
-    plan: object | None = None,
-    decodes_as_prefills: bool = False,
-) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Attend all rows in one call, which needs no lists."""
-    if not supports(query, key_cache):
-        return cpu.paged_attention(
-            query,
-            key_cache,
-            value_cache,
-            query_start_loc,
-            seq_lens,
-            block_tables,
-            scale,
-            query_start_loc_list=query_start_loc_list,
-            seq_lens_list=seq_lens_list,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            alibi_slopes=alibi_slopes,
-            key_scale=key_scale,
-            value_scale=value_scale,
-            plan=plan,
-        )
-    return _attend(
-        query,
-        key_cache,
-        value_cache,
-        query_start_loc,
-        seq_lens,
-        block_tables,
-        scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        alibi_slopes=alibi_slopes,
-    )
-
-
-def _attend(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    scale: float,
-    *,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    alibi_slopes: torch.Tensor | None,
-) -> torch.Tensor:
+def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Attends all rows in one native call, which needs no lists; other shapes and types go through `cpu`."""
+    if not supports(inputs.query, inputs.key_cache):
+        return cpu.paged_attention(inputs)
+    query, key_cache, value_cache = inputs.query, inputs.key_cache, inputs.value_cache
+    query_start_loc, seq_lens, block_tables = inputs.query_start_loc, inputs.seq_lens, inputs.block_tables
     token_stride, head_stride, dim_stride = query.stride()
     key_block_stride, *key_strides = key_cache.stride()
     value_block_stride, *value_strides = value_cache.stride()
@@ -129,15 +69,15 @@ def _attend(
         seq_lens.data_ptr(),
         block_tables.data_ptr(),
         block_tables.stride(0),
-        0 if alibi_slopes is None else alibi_slopes.data_ptr(),
+        0 if inputs.alibi_slopes is None else inputs.alibi_slopes.data_ptr(),
         seq_lens.shape[0],
         num_heads,
         num_kv_heads,
         head_dim,
         block_size,
-        sliding_window or _NO_WINDOW,
-        scale,
-        soft_cap or 0.0,
+        inputs.sliding_window or _NO_WINDOW,
+        inputs.scale,
+        inputs.soft_cap or 0.0,
     )
     require_library().function(_FUNCTIONS[query.dtype], Pointer)(arguments)
     return out

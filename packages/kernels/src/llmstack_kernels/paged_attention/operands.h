@@ -46,7 +46,7 @@ constexpr int kPerWord = sizeof(typename Operand<T>::Word) / sizeof(typename Ope
 
 // ---- memory ----
 
-// Fetches rows bit by bit while others are computed on: all at once would wait for each other, and find memory idle later.
+// Prefetches rows in small parts while others are computed on: all at once would queue, and leave memory idle later.
 // Into the second-level cache, since more lines can be under way to it than to the first (measured: 1.6 times the speed).
 class Fetch {
  public:

@@ -1,4 +1,6 @@
-"""Paged attention on a GPU: rows of one token through `triton_decode`, all others through `triton_prefill`.
+"""Paged attention on a GPU.
+
+Rows of one token go through `triton_decode`, all others through `triton_prefill`.
 
 A row's result is bit-equal alone and in any batch, and a prompt's however it is cut into chunks of two tokens or more.
 A token that is decoded and the same token within a prompt may differ in the last bits, since their sums are cut
@@ -15,6 +17,7 @@ import triton
 
 from llmstack_kernels.launch import describe, is_available
 from llmstack_kernels.paged_attention import reference
+from llmstack_kernels.paged_attention.inputs import AttentionInputs
 from llmstack_kernels.paged_attention.triton_decode import attend_decodes
 from llmstack_kernels.paged_attention.triton_operands import Operands
 from llmstack_kernels.paged_attention.triton_prefill import attend_prefills
@@ -37,64 +40,19 @@ def supports(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
     return bool(group <= _MAX_GROUP and query_size <= _MAX_QUERY_SIZE.get(query.element_size(), 0))
 
 
-def paged_attention(
-    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    query_start_loc: torch.Tensor,  # [num_rows + 1] int32
-    seq_lens: torch.Tensor,  # [num_rows] int32
-    block_tables: torch.Tensor,  # [num_rows, max_blocks_per_row] int32
-    scale: float,
-    *,
-    query_start_loc_list: Sequence[int] | None = None,
-    seq_lens_list: Sequence[int] | None = None,
-    max_query_len: int | None = None,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: torch.Tensor | None = None,  # [num_heads]
-    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
-    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
-    plan: object | None = None,
-    decodes_as_prefills: bool = False,
-) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Start the kernels for the kinds of rows that there may be; no value of a tensor is read here."""
-    if not supports(query, key_cache):
-        return reference.paged_attention(
-            query,
-            key_cache,
-            value_cache,
-            query_start_loc,
-            seq_lens,
-            block_tables,
-            scale,
-            query_start_loc_list=query_start_loc_list,
-            seq_lens_list=seq_lens_list,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            alibi_slopes=alibi_slopes,
-            key_scale=key_scale,
-            value_scale=value_scale,
-        )
-    operands = Operands(
-        query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous(),
-        key_cache,
-        value_cache,
-        query_start_loc,
-        seq_lens,
-        block_tables,
-        alibi_slopes,
-        key_scale,
-        value_scale,
-        query.new_empty(query.shape),
-        scale,
-        soft_cap,
-        sliding_window,
-    )
-    has_decodes, has_prefills = _kinds(query_start_loc_list, max_query_len)
-    if has_decodes and not decodes_as_prefills:
+def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Launches the kernels for the kinds of rows that there may be, without reading a tensor's values."""
+    if not supports(inputs.query, inputs.key_cache):
+        return reference.paged_attention(inputs)
+    query = inputs.query
+    if query.stride()[1:] != (query.shape[2], 1):
+        inputs = inputs._replace(query=query.contiguous())
+    operands = Operands(inputs, query.new_empty(query.shape))
+    has_decodes, has_prefills = _kinds(inputs.query_start_loc_list, inputs.max_query_len)
+    if has_decodes and not inputs.decodes_as_prefills:
         attend_decodes(operands)
-    if has_prefills or decodes_as_prefills:
-        attend_prefills(operands, has_decodes=decodes_as_prefills)
+    if has_prefills or inputs.decodes_as_prefills:
+        attend_prefills(operands, has_decodes=inputs.decodes_as_prefills)
     return operands.out
 
 

@@ -1,4 +1,4 @@
-"""Attention of rows that compute one token: the context is cut into splits that run side by side, then combined.
+"""Decode attention on a GPU: splits of the context in parallel, then combined.
 
 How a row is cut depends on its own length and the layer's shape alone, so its result is bit-equal in any batch. The
 splits of all rows stand in one list, which every program reads off the lengths; so a long row among short ones is
@@ -207,7 +207,7 @@ class Splits:
 
 def choose_splits(operands: Operands) -> Splits:
     """So short that a row alone keeps a GPU busy, and so long that partial sums are a 16th of what is read."""
-    partial_share = 64 * operands.group // operands.key_cache.element_size()
+    partial_share = 64 * operands.group // operands.inputs.key_cache.element_size()
     min_len = min(512, max(128, triton.next_power_of_2(partial_share)))
     return Splits(min_len, 32 if operands.num_kv_heads >= 8 else 64)
 
@@ -215,14 +215,14 @@ def choose_splits(operands: Operands) -> Splits:
 def attend_decodes(operands: Operands) -> None:
     """Fill the result for rows of one token. The memory taken depends on shapes only."""
     splits = choose_splits(operands)
-    max_splits = splits.bound(operands.max_seq_len, operands.sliding_window)
+    max_splits = splits.bound(operands.max_seq_len, operands.inputs.sliding_window)
     partial_shape = (operands.num_rows, operands.num_heads, max_splits)
     totals = operands.out.new_empty(*partial_shape, operands.head_dim, dtype=torch.float32)
     weights = operands.out.new_empty(*partial_shape, 2, dtype=torch.float32)
     constants = {
         "HEAD_DIM": operands.head_dim,
         "GROUP": operands.group,
-        "WINDOW": operands.sliding_window or 0,
+        "WINDOW": operands.inputs.sliding_window or 0,
         "MIN_SPLIT": splits.min_len,
         "MAX_SPLITS": splits.max_splits,
     }
@@ -232,9 +232,9 @@ def attend_decodes(operands: Operands) -> None:
         (operands.num_rows * operands.num_heads,),
         totals,
         weights,
-        operands.query_start_loc,
-        operands.seq_lens,
-        operands.value_scale,
+        operands.inputs.query_start_loc,
+        operands.inputs.seq_lens,
+        operands.inputs.value_scale,
         operands.out,
         max_splits,
         operands.num_heads,
@@ -252,21 +252,21 @@ def _attend_splits(
     launch(
         _decode_kernel,
         (min(_MAX_PROGRAMS, num_rows * operands.num_kv_heads * max_splits),),
-        operands.query,
-        operands.key_cache,
-        operands.value_cache,
-        operands.query_start_loc,
-        operands.seq_lens,
-        operands.block_tables,
-        operands.alibi_slopes,
-        operands.key_scale,
+        operands.inputs.query,
+        operands.inputs.key_cache,
+        operands.inputs.value_cache,
+        operands.inputs.query_start_loc,
+        operands.inputs.seq_lens,
+        operands.inputs.block_tables,
+        operands.inputs.alibi_slopes,
+        operands.inputs.key_scale,
         totals,
         weights,
-        operands.scale,
-        operands.soft_cap,
-        operands.query.stride(0),
-        operands.key_cache.stride(0),
-        operands.block_tables.stride(0),
+        operands.inputs.scale,
+        operands.inputs.soft_cap,
+        operands.inputs.query.stride(0),
+        operands.inputs.key_cache.stride(0),
+        operands.inputs.block_tables.stride(0),
         max_splits,
         num_rows,
         operands.num_kv_heads,
@@ -294,6 +294,6 @@ def _num_warps(operands: Operands, rows: int) -> int:
 
 def _num_stages(operands: Operands) -> int:
     is_masked, is_large = operands.padded_dim != operands.head_dim, operands.padded_dim > 128
-    is_widened = operands.key_scale is not None
+    is_widened = operands.inputs.key_scale is not None
     is_short = (is_widened and (is_masked or is_large)) or (operands.is_wide and is_large)
     return _NUM_STAGES_OF_WIDE if is_short else _NUM_STAGES

@@ -1,4 +1,4 @@
-"""Attention of rows that compute several tokens: whole prompts, chunks of them, and drafts to verify.
+"""Prefill attention on a GPU: prompts, chunks of them, and drafts to verify.
 
 A program computes a tile of queries of one KV head: neighbouring tokens, each with all query heads that share it. It
 walks over the keys from the first that any of them sees: with a mask where some do not see all, without it between.
@@ -31,7 +31,7 @@ from llmstack_kernels.paged_attention.triton_tiles import (
 def _find_row(tile, query_start_loc, num_rows, TOKENS: tl.constexpr):
     """The row of a tile, by bisection: that of the last row whose first tile is not after it.
 
-    A row begins at tile `begin // TOKENS + row`: then each has enough, and none has to be told of those before it.
+    A row begins at tile `begin // TOKENS + row`: then each row has enough tiles, independently of the rows before it.
     """
     low, high = 0, num_rows
     while high - low > 1:
@@ -154,25 +154,25 @@ def choose_tiles(operands: Operands) -> Tiles:
 def attend_prefills(operands: Operands, *, has_decodes: bool = False) -> None:
     """Fill the result for all rows but those of one token; with `has_decodes` for these too."""
     tiles = choose_tiles(operands)
-    num_tiles = operands.query.shape[0] // (tiles.num_rows // operands.group) + operands.num_rows
+    num_tiles = operands.inputs.query.shape[0] // (tiles.num_rows // operands.group) + operands.num_rows
     launch(
         _prefill_kernel,
         (num_tiles * operands.num_kv_heads,),
-        operands.query,
-        operands.key_cache,
-        operands.value_cache,
-        operands.query_start_loc,
-        operands.seq_lens,
-        operands.block_tables,
-        operands.alibi_slopes,
-        operands.key_scale,
-        operands.value_scale,
+        operands.inputs.query,
+        operands.inputs.key_cache,
+        operands.inputs.value_cache,
+        operands.inputs.query_start_loc,
+        operands.inputs.seq_lens,
+        operands.inputs.block_tables,
+        operands.inputs.alibi_slopes,
+        operands.inputs.key_scale,
+        operands.inputs.value_scale,
         operands.out,
-        operands.scale,
-        operands.soft_cap,
-        operands.query.stride(0),
-        operands.key_cache.stride(0),
-        operands.block_tables.stride(0),
+        operands.inputs.scale,
+        operands.inputs.soft_cap,
+        operands.inputs.query.stride(0),
+        operands.inputs.key_cache.stride(0),
+        operands.inputs.block_tables.stride(0),
         operands.num_rows,
         operands.num_kv_heads,
         num_warps=tiles.num_warps,
@@ -183,6 +183,6 @@ def attend_prefills(operands: Operands, *, has_decodes: bool = False) -> None:
         GROUP=operands.group,
         ROWS=tiles.num_rows,
         TILE=tiles.num_keys,
-        WINDOW=operands.sliding_window or 0,
+        WINDOW=operands.inputs.sliding_window or 0,
         LEFT_OUT=0 if has_decodes else 1,
     )

@@ -1,4 +1,6 @@
-"""What decode and prefill on a GPU share: the walk over tiles of keys and values, with a running softmax.
+"""The loop over tiles of keys and values, with an online softmax.
+
+Decode and prefill kernels share it.
 
 What a query gets out of a walk does not depend on the queries beside it: tiles begin at multiples of their size in the
 row's context, and keys that a query does not see leave its running softmax as it was, to the bit. Multiplications that
@@ -12,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# What is another tensor in every step: kernels are not compiled anew for where it happens to lie.
+# Pointers that change with every step: kernels are not specialised for their alignment.
 PER_STEP_POINTERS = ["query_start_loc", "seq_lens", "block_tables"]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)

@@ -1,4 +1,4 @@
-"""Writes the keys and values of a step's tokens into the paged KV storage."""
+"""Writes of keys and values into the paged KV cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def reshape_and_cache(
     A token whose slot is -1 is not written. Into caches of float8_e4m3fn goes a number over its head's scale, rounded,
     at most 448.
 
-    In PyTorch and in native code, writing a block's first slot clears the rest of the block, so that whoever reads
-    whole blocks never meets what an earlier owner left there (a NaN would survive a mask). The Triton backend clears
+    In PyTorch and in native code, writing a block's first slot clears the rest of the block, so that
+    readers of whole blocks never see values of an earlier owner (a NaN would survive a mask). The Triton backend clears
     nothing: attention on a GPU loads the slots of its context only.
     """
     if key.shape != value.shape or key.ndim != 3:

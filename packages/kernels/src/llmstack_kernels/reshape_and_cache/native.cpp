@@ -16,7 +16,7 @@ struct Storage {
     if (slot < 0) return;  // padding
     const int64_t block = slot / block_size, offset = slot % block_size;
     char* target = cache + block * num_kv_heads * block_size * head_bytes;
-    // A block's first slot comes first: what an earlier owner left after it must not be met by whoever reads it whole.
+    // A block's first slot clears the rest: readers of whole blocks must not see values of an earlier owner.
     if (offset == 0) std::memset(target, 0, num_kv_heads * block_size * head_bytes);
     for (int64_t head = 0; head < num_kv_heads; ++head) {
       std::memcpy(target + (head * block_size + offset) * head_bytes, heads + head * head_bytes, head_bytes);

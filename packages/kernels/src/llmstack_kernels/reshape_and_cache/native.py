@@ -1,11 +1,11 @@
-"""KV writes in the package's own machine code."""
+"""KV writes in native code."""
 
 from __future__ import annotations
 
 import torch
 
+from llmstack_kernels import reference
 from llmstack_kernels.native import Int, Pointer, library, require_library
-from llmstack_kernels.reshape_and_cache import reference
 
 _ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Int, Int, Int, Int)
 
@@ -49,7 +49,7 @@ def _prepare(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def is_available() -> bool:
-    """True when a library was built for this processor."""
+    """Whether a library was built for this processor."""
     return library() is not None
 
 

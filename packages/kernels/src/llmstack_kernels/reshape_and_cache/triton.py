@@ -1,4 +1,4 @@
-"""KV writes on a GPU: a program per token and tile of heads, which copies keys or values to their slots.
+"""KV writes on a GPU, with a program per token and tile of heads.
 
 Nothing is cleared where a block begins: attention on a GPU loads the slots of its context only.
 """
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.head_tiles import NUM_WARPS, store_heads, with_whole_heads
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.tiles import NUM_WARPS, store_heads, with_whole_heads
 
 __all__ = ["describe", "is_available", "reshape_and_cache"]
 

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation, with and without the residual addition before it."""
+"""RMS normalisation, with and without the residual addition before it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise the last dimension: x / sqrt(mean(x²) + eps) * weight; the mean is taken in float32.
 
     The weight is of x's type or float32. The normalised row is rounded to the weight's type, scaled, and rounded to
-    x's: with a weight of x's type that is how Llama and its kin were trained, with a float32 weight how Gemma was.
+    x's. With a weight of x's type this is how models of the Llama family were trained, with a float32 weight Gemma.
     """
     _check(x, weight)
     out: torch.Tensor = implementation("rms_norm", x.device.type).rms_norm(x, weight, eps)

@@ -1,11 +1,11 @@
-"""Root-mean-square normalisation in the package's own machine code."""
+"""RMS normalisation in native code."""
 
 from __future__ import annotations
 
 import torch
 
+from llmstack_kernels import reference
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
-from llmstack_kernels.rms_norm import reference
 
 _ARGUMENTS = (Pointer, Int, Int, Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
 
@@ -53,7 +53,7 @@ def _run(
 
 
 def is_available() -> bool:
-    """True when a library was built for this processor."""
+    """Whether a library was built for this processor."""
     return library() is not None
 
 

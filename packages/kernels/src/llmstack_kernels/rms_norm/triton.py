@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation on a GPU, in tiles that depend on the size of a row only."""
+"""RMS normalisation on a GPU, in tiles that depend on the row size alone."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-from llmstack_kernels.row_tile import row_tile
+from llmstack_kernels.tiles import row_tile
 
 __all__ = ["describe", "fused_add_rms_norm", "is_available", "rms_norm"]
 

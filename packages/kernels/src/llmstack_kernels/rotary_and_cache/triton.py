@@ -1,4 +1,7 @@
-"""Rotary embedding and KV write on a GPU in one kernel: a turned key goes to its slot and nowhere else."""
+"""Rotary embedding and KV write on a GPU in one kernel.
+
+A rotated key is written to its slot alone, never to memory of its own.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -9,15 +12,16 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.head_tiles import (
+from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.rms_norm.triton import rms_norm
+from llmstack_kernels.rotary_inputs import RotaryInputs
+from llmstack_kernels.tiles import (
     NUM_WARPS,
     head_constants,
     store_heads,
-    store_turned_heads,
+    store_rotated_heads,
     with_whole_heads,
 )
-from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-from llmstack_kernels.rms_norm.triton import rms_norm
 
 __all__ = ["describe", "is_available", "rotary_and_cache"]
 
@@ -65,13 +69,13 @@ def _rotary_and_cache_kernel(
     slots_size = NUM_BLOCK_SLOTS * HEAD_DIM  # of a head in a block
     num_written_heads = tl.where(slot < 0, 0, num_kv_heads)
     if tile < num_query_tiles:
-        store_turned_heads(
+        store_rotated_heads(
             query + token * query_stride, out + token * num_heads * HEAD_DIM, None, query_norm, eps,
             cos_sin_cache, position, tile, query_head_stride, HEAD_DIM, num_heads,
             HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     elif tile < num_query_tiles + num_kv_tiles:
-        store_turned_heads(
+        store_rotated_heads(
             key + token * key_stride, key_cache + block * key_block_stride + offset, key_scale, key_norm, eps,
             cos_sin_cache, position, tile - num_query_tiles, key_head_stride, slots_size, num_written_heads,
             HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
@@ -84,25 +88,13 @@ def _rotary_and_cache_kernel(
         )  # fmt: skip
 
 
-def rotary_and_cache(
-    positions: torch.Tensor,  # [num_tokens] int64
-    query: torch.Tensor,  # [num_tokens, num_heads, head_dim]
-    key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
-    cos_sin_cache: torch.Tensor,  # [max_positions, rotary_dim] float32
-    key_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    value_cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
-    slot_mapping: torch.Tensor,  # [num_tokens] int64
-    key_scale: torch.Tensor | None = None,  # [num_kv_heads]
-    value_scale: torch.Tensor | None = None,  # [num_kv_heads]
-    query_norm: torch.Tensor | None = None,  # [head_dim]
-    key_norm: torch.Tensor | None = None,  # [head_dim]
-    eps: float = 0.0,
-) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-    """Turn and write; tokens and heads may lie apart. No block is cleared: attention reads what its context holds."""
-    query, key, value = with_whole_heads(query), with_whole_heads(key), with_whole_heads(value)
-    if query_norm is not None and key_norm is not None and cos_sin_cache.shape[1] < query.shape[2]:
-        query, key = rms_norm(query, query_norm, eps), rms_norm(key, key_norm, eps)
+def rotary_and_cache(inputs: RotaryInputs) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
+    """Rotates and writes; tokens and heads may be strided. No block is cleared: attention reads its context only."""
+    query, key, value = with_whole_heads(inputs.query), with_whole_heads(inputs.key), with_whole_heads(inputs.value)
+    query_norm, key_norm = inputs.query_norm, inputs.key_norm
+    key_cache, value_cache = inputs.key_cache, inputs.value_cache
+    if query_norm is not None and key_norm is not None and inputs.cos_sin_cache.shape[1] < query.shape[2]:
+        query, key = rms_norm(query, query_norm, inputs.eps), rms_norm(key, key_norm, inputs.eps)
         query_norm = key_norm = None
     out = query.new_empty(query.shape)
     num_tokens, num_heads, head_dim = query.shape
@@ -110,26 +102,26 @@ def rotary_and_cache(
     slots_are_whole = key_cache.stride()[1:] == value_cache.stride()[1:] == (block_size * head_dim, head_dim, 1)
     if not slots_are_whole:
         raise ValueError("Each block must be contiguous.")
-    constants = head_constants(head_dim, cos_sin_cache.shape[1])
+    constants = head_constants(head_dim, inputs.cos_sin_cache.shape[1])
     num_tile_heads = constants["NUM_TILE_HEADS"]
     num_tiles = triton.cdiv(num_heads, num_tile_heads) + 2 * triton.cdiv(num_kv_heads, num_tile_heads)
     launch(
         _rotary_and_cache_kernel,
         (num_tokens, num_tiles),
-        positions,
+        inputs.positions,
         query,
         key,
         value,
-        cos_sin_cache,
+        inputs.cos_sin_cache,
         out,
         key_cache,
         value_cache,
-        slot_mapping,
-        key_scale,
-        value_scale,
+        inputs.slot_mapping,
+        inputs.key_scale,
+        inputs.value_scale,
         query_norm,
         key_norm,
-        eps,
+        inputs.eps,
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],

@@ -1,4 +1,4 @@
-"""Rotary position embedding (NeoX style: the two halves of a head are the two coordinates)."""
+"""Rotary position embedding in NeoX style: the halves of a head are rotated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rotary_embedding(
     key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
     cos_sin_cache: torch.Tensor,  # [max_positions, rotary_dim] float32: cosines, then sines, of rotary_dim / 2 angles
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query and key turned by their positions' angles; dimensions past `rotary_dim` pass through unchanged."""
+    """Query and key rotated by their positions' angles; dimensions past `rotary_dim` stay unchanged."""
     rotary_dim = cos_sin_cache.shape[-1]
     if rotary_dim % 2 or rotary_dim > query.shape[-1]:
         raise ValueError(

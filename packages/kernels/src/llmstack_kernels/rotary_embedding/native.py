@@ -1,11 +1,11 @@
-"""Rotary position embedding in the package's own machine code."""
+"""Rotary position embedding in native code."""
 
 from __future__ import annotations
 
 import torch
 
+from llmstack_kernels import reference
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
-from llmstack_kernels.rotary_embedding import reference
 
 _ARGUMENTS = (Pointer, Pointer, Int, Pointer, Pointer, Int, Pointer, Pointer, Int, Int, Int, Int, Int)
 
@@ -16,7 +16,7 @@ def rotary_embedding(
     key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
     cos_sin_cache: torch.Tensor,  # [max_positions, rotary_dim] float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn query and key; tokens may lie apart, as slices of a fused projection do."""
+    """Rotates query and key; tokens may be strided, as slices of a fused projection are."""
     if query.dtype not in DTYPE_TO_SUFFIX:
         return reference.rotary_embedding(positions, query, key, cos_sin_cache)
     query, key = _with_whole_tokens(query), _with_whole_tokens(key)
@@ -47,7 +47,7 @@ def _with_whole_tokens(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_available() -> bool:
-    """True when a library was built for this processor."""
+    """Whether a library was built for this processor."""
     return library() is not None
 
 

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
-from llmstack_kernels.head_tiles import NUM_WARPS, head_constants, store_turned_heads, with_whole_heads
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.tiles import NUM_WARPS, head_constants, store_rotated_heads, with_whole_heads
 
 __all__ = ["describe", "is_available", "rotary_embedding"]
 
@@ -41,13 +41,13 @@ def _rotary_embedding_kernel(
     position = tl.load(positions + token)
     if tile < num_query_tiles:
         x, out = query + token * query_stride, query_out + token * num_heads * HEAD_DIM
-        store_turned_heads(
+        store_rotated_heads(
             x, out, None, None, 0.0, cos_sin_cache, position, tile, query_head_stride, HEAD_DIM, num_heads,
             HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
         x, out = key + token * key_stride, key_out + token * num_kv_heads * HEAD_DIM
-        store_turned_heads(
+        store_rotated_heads(
             x, out, None, None, 0.0, cos_sin_cache, position, tile - num_query_tiles, key_head_stride, HEAD_DIM,
             num_kv_heads, HEAD_DIM, HALF, NUM_TILE_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
@@ -59,7 +59,7 @@ def rotary_embedding(
     key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
     cos_sin_cache: torch.Tensor,  # [max_positions, rotary_dim] float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn query and key; tokens and heads may lie apart, as slices of a fused projection do."""
+    """Rotates query and key; tokens and heads may be strided, as slices of a fused projection are."""
     query, key = with_whole_heads(query), with_whole_heads(key)
     query_out, key_out = query.new_empty(query.shape), key.new_empty(key.shape)
     num_tokens, num_heads, head_dim = query.shape

@@ -1,4 +1,4 @@
-"""Chooses a token per row on the device that has the logits, from parameters that lie there too."""
+"""Sampling of a token per row on the device, with parameters stored there."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def sample_tokens(
     """Token ids (int64) and whether each is good (bool), both [num_rows]; never waits for the device.
 
     The order is: bitmask, ending tokens before `min_tokens`, penalties (repetition, frequency, presence), then the
-    first maximum; or temperature, min-p, top-k, top-p, and a draw by inverting the distribution function at a number
+    argmax; or temperature, min-p, top-k, top-p, and a draw by inverting the distribution function at a number
     that depends on the row's seed and its count of output tokens alone. Sets of up to 255 tokens, or 256 under top-k,
     are inverted from the most likely token down (ties by id), others in the order of ids. A token is not good, and 0,
     where logits hold NaN, the largest is infinite, or no token is allowed.
 
     Args:
         logits: Floating point, rows contiguous, left as they are. [num_rows, vocab_size]
-        rows: Of `state`; distinct, but for rows that nobody reads. int32 [num_rows]
+        rows: Of `state`; distinct, except for rows that are not read. int32 [num_rows]
         state: Parameters and counts of persistent rows.
         bitmask: Token t may be chosen if bit t % 32 of word t // 32 is set. int32 [num_rows, ceil(vocab_size / 32)]
-        has_random: False promises that all rows are greedy.
-        has_penalties: False promises that no row has penalties.
+        has_random: False if all rows are greedy.
+        has_penalties: False if no row has penalties.
         is_counting: Whether `num_outputs` goes up by one in each of `rows`, and the count of the chosen token in those
             with penalties.
 

@@ -97,11 +97,11 @@ def _processed(
 
 
 def _is_early_ending(columns: torch.Tensor, known: _Rows) -> torch.Tensor:
-    is_barred = torch.zeros((len(known.words), len(columns)), dtype=torch.bool, device=columns.device)
+    is_masked = torch.zeros((len(known.words), len(columns)), dtype=torch.bool, device=columns.device)
     for place in range(places.MAX_ENDING_TOKENS):
         is_ending = columns == known.integers(places.ENDINGS + place)[:, None]
-        is_barred |= is_ending & (place < known.integers(places.NUM_ENDINGS))[:, None]
-    return is_barred & (known.num_outputs < known.integers(places.MIN_TOKENS))[:, None]
+        is_masked |= is_ending & (place < known.integers(places.NUM_ENDINGS))[:, None]
+    return is_masked & (known.num_outputs < known.integers(places.MIN_TOKENS))[:, None]
 
 
 def _penalised(values: torch.Tensor, known: _Rows, counts: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def _penalised(values: torch.Tensor, known: _Rows, counts: torch.Tensor) -> torc
 
 
 def _is_penalised(known: _Rows) -> torch.Tensor:
-    """[num_rows, 1]"""
+    """Whether a row has any penalty: [num_rows, 1]."""
     sizes = known.words.view(torch.float64)[:, places.REPETITION : places.PRESENCE + 1]
     return (sizes[:, :1] != 1) | (sizes[:, 1:] != 0).any(dim=-1, keepdim=True)
 

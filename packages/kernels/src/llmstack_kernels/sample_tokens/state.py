@@ -1,4 +1,4 @@
-"""What sampling knows of persistent rows, as it lies on the device: a few words a row, and counts of tokens."""
+"""Sampling state of persistent rows on the device: parameters and token counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 MAX_ENDING_TOKENS = 16
-"""Tokens that may be barred before `min_tokens`."""
+"""Maximum number of tokens that can be masked before `min_tokens`."""
 
 # Places of the parameters in a row's words. Floats are stored as the bits of float64.
 TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, MIN_TOKENS, REPETITION, FREQUENCY, PRESENCE, NUM_ENDINGS = range(10)
@@ -53,7 +53,7 @@ class RowParameters:
         """
         endings = list(self.ending_token_ids)
         if len(endings) > MAX_ENDING_TOKENS:
-            raise ValueError(f"at most {MAX_ENDING_TOKENS} ending tokens can be barred, not {len(endings)}")
+            raise ValueError(f"at most {MAX_ENDING_TOKENS} ending tokens can be masked, not {len(endings)}")
         words = [0] * NUM_WORDS
         words[TEMPERATURE], words[TOP_P], words[MIN_P] = map(_bits, (self.temperature, self.top_p, self.min_p))
         words[REPETITION], words[FREQUENCY], words[PRESENCE] = map(

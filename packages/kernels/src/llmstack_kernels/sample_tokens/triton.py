@@ -1,7 +1,9 @@
-"""Sampling on a GPU: one reading of the logits, and a second one of little of them, without sorting a row.
+"""Sampling on a GPU without sorting a row.
+
+The logits are read once, and a small part of them a second time.
 
 A first kernel reads all logits and writes the maximum of each block of them, and its weight where a row is random. A
-second one, a program per row, has all it needs for the first maximum and for a draw from the whole vocabulary but one
+second one, a program per row, has all it needs for the argmax and for a draw from the whole vocabulary but one
 block. A top-k set, a nucleus or what min-p keeps lies in the blocks whose maxima are among the largest; these it reads
 again. Rows whose set turns out to be larger than the candidates are left to a third kernel, which reads them several
 times; it finds nothing to do in nearly all steps.

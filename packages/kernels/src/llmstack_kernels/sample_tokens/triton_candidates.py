@@ -1,4 +1,4 @@
-"""The likeliest tokens of a row: found from the maxima of its blocks, ranked, and drawn from."""
+"""The most likely tokens of a row, from the maxima of its blocks."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 

@@ -1,4 +1,4 @@
-"""The choice of a row's token from what its blocks add up to, reading only the blocks that matter."""
+"""The choice of a row's token from the totals of its blocks."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -24,7 +24,7 @@ from llmstack_kernels.sample_tokens.triton_values import (
     first_beyond,
     load_values,
     min_p_of,
-    num_barred,
+    num_masked,
     temperature_of,
     top_k_of,
     top_p_of,
@@ -63,7 +63,7 @@ def block_kernel(
     if bitmask is not None:
         bitmask += index * bitmask_words
     words, known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
-    row = Row(logits + index * logits_stride, words, known, num_barred(words, known), counts, bitmask, vocab_size)
+    row = Row(logits + index * logits_stride, words, known, num_masked(words, known), counts, bitmask, vocab_size)
     temperature = temperature_of(row)
     for tile in range(NUM_TILES):
         blocks = (tl.program_id(0) * NUM_TILES + tile) * TILE_BLOCKS + tl.arange(0, TILE_BLOCKS)
@@ -115,13 +115,13 @@ def choice_kernel(
     if bitmask is not None:
         bitmask += index * bitmask_words
     words, known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
-    row = Row(logits + index * logits_stride, words, known, num_barred(words, known), counts, bitmask, vocab_size)
+    row = Row(logits + index * logits_stride, words, known, num_masked(words, known), counts, bitmask, vocab_size)
     blocks = tl.arange(0, NUM_BLOCKS)
     is_block = blocks < num_blocks
     block_maxima = tl.load(maxima + index * num_blocks + blocks, mask=is_block, other=float("-inf"))
     best = tl.max(block_maxima, axis=0)
     is_good_row = tl.abs(best) < float("inf")
-    token_id = tl.where(is_good_row, _first_maximum(row, block_maxima, best, BLOCK, NUM_BLOCKS), 0)
+    token_id = tl.where(is_good_row, _argmax(row, block_maxima, best, BLOCK, NUM_BLOCKS), 0)
     total = tl.full((), -1.0, tl.float64)
     if HAS_RANDOM:
         if is_good_row & (temperature_of(row) > 0.0):
@@ -143,7 +143,7 @@ def choice_kernel(
 
 
 @triton.jit
-def _first_maximum(row, block_maxima, best, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr):
+def _argmax(row, block_maxima, best, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr):
     block = tl.min(tl.where(block_maxima == best, tl.arange(0, NUM_BLOCKS), NUM_BLOCKS - 1), axis=0)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     values = load_values(row, columns, columns < row.vocab_size)

@@ -1,4 +1,4 @@
-"""The choice of a row's token where its set may be large: a few passes over the row, no sorting."""
+"""The choice of a row's token from a large set, in a few passes without sorting."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -15,7 +15,7 @@ from llmstack_kernels.sample_tokens.triton_values import (
     count_token,
     load_logits,
     min_p_of,
-    num_barred,
+    num_masked,
     temperature_of,
     top_k_of,
     top_p_of,
@@ -59,7 +59,7 @@ def search_kernel(
         if bitmask is not None:
             bitmask += index * bitmask_words
         words, known = parameters + persistent * NUM_WORDS, tl.load(num_outputs + persistent)
-        row = Row(logits + index * logits_stride, words, known, num_barred(words, known), counts, bitmask, vocab_size)
+        row = Row(logits + index * logits_stride, words, known, num_masked(words, known), counts, bitmask, vocab_size)
         sharpness = Sharpness(tl.load(largest + index), temperature_of(row), min_p_of(row))
         candidates += index * 2 * NUM_CANDIDATES
         threshold, num_equal, mass = _set(row, sharpness, candidates, total, NUM_CANDIDATES, TILE)

@@ -1,4 +1,4 @@
-"""What the sampling kernels have in common: logits after masks and penalties, weights, the number a row draws."""
+"""Values that sampling kernels share: processed logits, weights, random numbers."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     words: Any  # [NUM_WORDS]
     num_known: Any
     """Tokens generated so far."""
-    num_barred: Any
+    num_masked: Any
     """Of the ending tokens."""
     counts: Any  # [vocab_size]; None without penalties
     bitmask: Any  # [ceil(vocab_size / 32)]; None where nothing is masked
@@ -53,8 +53,8 @@ class Sharpness(NamedTuple):
 
 
 @triton.jit
-def num_barred(words, num_known):
-    """How many tokens would end the row too early."""
+def num_masked(words, num_known):
+    """The number of ending tokens that are masked, since the row is too short to end."""
     return tl.where(num_known < tl.load(words + _MIN_TOKENS), tl.load(words + _NUM_ENDINGS), 0).to(tl.int32)
 
 
@@ -107,7 +107,7 @@ def values_of(row, logits, columns, is_inside):
     if row.bitmask is not None:
         bits = tl.load(row.bitmask + (columns >> 5), mask=is_inside, other=0)
         values = tl.where((bits >> (columns & 31)) & 1 != 0, values, float("-inf"))
-    for place in range(row.num_barred):
+    for place in range(row.num_masked):
         values = tl.where(columns == tl.load(row.words + _ENDINGS + place).to(tl.int32), float("-inf"), values)
     if row.counts is not None:  # noqa: SIM102, which is decided when the kernel is compiled
         if _is_penalised(row):

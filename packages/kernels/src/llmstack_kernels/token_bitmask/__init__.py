@@ -1,4 +1,4 @@
-"""Bars tokens: sets logits to minus infinity where a bit is 0."""
+"""Token bitmasks: logits become minus infinity where a bit is 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Te
     Args:
         logits: [num_rows, vocab_size]
         rows: Distinct rows of `logits`; the others stay as they are. int64 [num_masked_rows]
-        bits: Token t is bit t % 32, counted from the lowest, of word t // 32; bits beyond the vocabulary mean nothing.
+        bits: Token t is bit t % 32, counted from the lowest, of word t // 32; bits beyond the vocabulary are ignored.
             int32 [num_masked_rows, ceil(vocab_size / 32)]
 
     Raises:

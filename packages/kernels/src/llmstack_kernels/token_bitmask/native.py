@@ -1,17 +1,17 @@
-"""Token bitmask in the package's own machine code."""
+"""Token bitmasks in native code."""
 
 from __future__ import annotations
 
 import torch
 
+from llmstack_kernels import reference
 from llmstack_kernels.native import Int, Pointer, library, require_library
-from llmstack_kernels.token_bitmask import reference
 
 _ARGUMENTS = (Pointer, Pointer, Pointer, Int, Int)
 
 
 def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-    """A word of 32 tokens at a time; words that bar nothing are passed over."""
+    """Masks a word of 32 tokens at a time; words without a 0 are skipped."""
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         reference.apply_token_bitmask(logits, rows, bits)
         return
@@ -21,7 +21,7 @@ def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Te
 
 
 def is_available() -> bool:
-    """True when a library was built for this processor."""
+    """Whether a library was built for this processor."""
     return library() is not None
 
 

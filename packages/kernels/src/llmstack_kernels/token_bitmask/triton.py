@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from llmstack_kernels import reference
 from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
-from llmstack_kernels.token_bitmask import reference
 
 __all__ = ["apply_token_bitmask", "describe", "is_available"]
 
@@ -32,10 +32,10 @@ def _token_bitmask_kernel(
     is_inside = token < vocab_size
     wait_for_previous()
     words = tl.load(bits + index * num_words + token // 32, mask=is_inside, other=-1)
-    is_barred = ((words >> (token % 32)) & 1) == 0
+    is_masked = ((words >> (token % 32)) & 1) == 0
     start = logits + tl.load(rows + index) * row_stride
-    barred = tl.full([BLOCK_SIZE], float("-inf"), tl.float32).to(logits.dtype.element_ty)
-    tl.store(start + token, barred, mask=is_inside & is_barred)
+    minus_infinity = tl.full([BLOCK_SIZE], float("-inf"), tl.float32).to(logits.dtype.element_ty)
+    tl.store(start + token, minus_infinity, mask=is_inside & is_masked)
 
 
 def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:

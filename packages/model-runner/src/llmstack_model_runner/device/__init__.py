@@ -1,1 +1,1 @@
-"""Steps on a GPU: rows that live on the device, recorded decodes, and a host that runs one step ahead."""
+"""Devices: checks at the start, limits of the host, streams, graphs and errors."""

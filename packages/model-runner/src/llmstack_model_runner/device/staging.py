@@ -1,4 +1,4 @@
-"""Small arrays of a step on their way to the device: one copy for all of them, and nobody waits for it."""
+"""Staging memory: one asynchronous copy for all small arrays of a step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from llmstack_model_runner.device.runtime import DeviceRuntime, Transfer
 
 _NUM_SLOTS = 8
-"""Copies that may be under way: up to four of a step, and the host is one step ahead, so that it never waits here."""
+"""Copies in flight: up to four per step, with the host one step ahead, so the host never waits for a slot."""
 _ALIGNMENT = 16
-"""Bytes; kernels load in pieces of this size."""
+"""In bytes; kernels load pieces of this size."""
 _FIRST_NUM_BYTES = 1 << 16
 
 
 class Staging:
-    """A ring of host memory that the device reads by itself; a slot is used again once its copy is over."""
+    """Ring of host memory that the device reads asynchronously; a slot is reused once its copy is complete."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
@@ -28,7 +28,7 @@ class Staging:
         self._next = 0
 
     def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
-        """The arrays as tensors of the device, which are there for whatever is started after this call."""
+        """The arrays as device tensors, valid for all work that is started after this call."""
         ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays])
         slot = self._slot(int(ends[-1]))
         starts = [0, *ends[:-1].tolist()]
@@ -45,7 +45,7 @@ class Staging:
         transfer = self._transfers[self._next]
         if transfer is not None:
             transfer.wait()
-        if len(self._slots[self._next]) < num_bytes:  # a longer step than any before: room for twice that
+        if len(self._slots[self._next]) < num_bytes:  # the largest step so far: twice its size leaves room to grow
             self._slots[self._next] = self._runtime.staging(2 * num_bytes)
         return self._slots[self._next]
 

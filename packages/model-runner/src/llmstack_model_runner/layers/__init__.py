@@ -1,6 +1,6 @@
-"""The parts that models are built from."""
+"""Layers that models are built from."""
 
-from llmstack_model_runner.layers.attention import Attention, AttentionPlans, plan_attention
+from llmstack_model_runner.layers.attention import Attention, AttentionPlans, plan_attention, plan_layers
 from llmstack_model_runner.layers.embedding import Embedding, OutputHead
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.linear import Linear
@@ -21,4 +21,5 @@ __all__ = [
     "WeightSlot",
     "collect_slots",
     "plan_attention",
+    "plan_layers",
 ]

@@ -1,27 +1,27 @@
-"""Attention of one layer: writes the step's keys and values, then attends over each row's blocks."""
+"""Attention of one layer over the paged KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from llmstack_kernels.paged_attention import paged_attention, plan_paged_attention
+from llmstack_kernels.paged_attention import AttentionInputs, paged_attention, plan_paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
-from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.packing import packing
 
-# Sliding window to what the attention kernel wants computed once per step for it.
+# Sliding window to the attention kernel's plan, computed once per step.
 AttentionPlans = Mapping[int | None, object | None]
 
 
 class Attention:
-    """Scaled softmax attention; `sliding_window` tokens wide, or over the whole context if None.
+    """Scaled softmax attention over `sliding_window` tokens, or over the whole context if None.
 
-    Scores pass a soft cap and ALiBi's slopes where they are given, as `paged_attention` defines. Made inside of
-    `packed_linears` with `is_batch_invariant`, it computes decodes as it does prompts.
+    A soft cap and ALiBi slopes apply as `paged_attention` defines. Constructed inside `packed_linears` with
+    `is_batch_invariant`, the layer computes decodes like prompts.
     """
 
     def __init__(
@@ -55,13 +55,12 @@ class Attention:
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
-        """Write, then attend."""
         key_cache, value_cache = kv_cache
         scales = self.kv_scales.of(key_cache)
         reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping, *scales)
         return self._attend(query, kv_cache, metadata, plans)
 
-    def turn_and_attend(
+    def rotate_and_attend(
         self,
         rotate: HeadRotation,
         positions: torch.Tensor,  # [num_tokens]
@@ -72,7 +71,10 @@ class Attention:
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> torch.Tensor:  # [num_tokens, num_heads * head_dim]
-        """Turn queries and keys, write, then attend: on a GPU turned keys go straight to their slots."""
+        """Applies RoPE, writes keys and values to the cache, then attends.
+
+        On a GPU one kernel rotates the keys and writes them to their slots.
+        """
         scales = self.kv_scales.of(kv_cache[0])
         query = rotate(positions, query, key, value, kv_cache, metadata.slot_mapping, scales)
         return self._attend(query, kv_cache, metadata, plans)
@@ -87,25 +89,53 @@ class Attention:
         key_cache, value_cache = kv_cache
         key_scale, value_scale = self.kv_scales.of(key_cache)
         out = paged_attention(
-            query,
-            key_cache,
-            value_cache,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.block_tables,
-            self._scale,
-            query_start_loc_list=metadata.query_start_loc_list,
-            seq_lens_list=metadata.seq_lens_list,
-            max_query_len=metadata.max_query_len,
-            sliding_window=self.sliding_window,
-            soft_cap=self._soft_cap,
-            alibi_slopes=self._alibi_slopes,
-            key_scale=key_scale,
-            value_scale=value_scale,
-            plan=plans.get(self.sliding_window),
-            decodes_as_prefills=self._is_batch_invariant,
+            AttentionInputs(
+                query,
+                key_cache,
+                value_cache,
+                metadata.query_start_loc,
+                metadata.seq_lens,
+                metadata.block_tables,
+                self._scale,
+                query_start_loc_list=metadata.query_start_loc_list,
+                seq_lens_list=metadata.seq_lens_list,
+                max_query_len=metadata.max_query_len,
+                sliding_window=self.sliding_window,
+                soft_cap=self._soft_cap,
+                alibi_slopes=self._alibi_slopes,
+                key_scale=key_scale,
+                value_scale=value_scale,
+                plan=plans.get(self.sliding_window),
+                decodes_as_prefills=self._is_batch_invariant,
+            )
         )
         return out.view(-1, self.num_heads * self.head_dim)
+
+
+def alibi_slopes(num_heads: int) -> torch.Tensor:  # [num_heads] float32
+    """ALiBi's slope of each head (arXiv 2108.12409).
+
+    Powers of one base; heads past the largest power of two take every other slope of twice as many heads.
+    """
+    whole = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    slopes += [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(num_heads - whole)]
+    return torch.tensor(slopes)
+
+
+def plan_layers(
+    metadata: AttentionMetadata, key_cache: torch.Tensor, sliding_windows: Sequence[int | None]
+) -> list[tuple[AttentionMetadata, AttentionPlans]]:
+    """For each layer, whose windows are given, its group's metadata and its plans."""
+    if not metadata.groups:
+        return [(metadata, plan_attention(metadata, key_cache, sliding_windows))] * len(sliding_windows)
+    windows: list[set[int | None]] = [set() for _ in metadata.groups]
+    for group, window in zip(metadata.layer_to_group, sliding_windows, strict=True):
+        windows[group].add(window)
+    planned = [
+        (group, plan_attention(group, key_cache, own)) for group, own in zip(metadata.groups, windows, strict=True)
+    ]
+    return [planned[group] for group in metadata.layer_to_group]
 
 
 def plan_attention(

@@ -1,4 +1,4 @@
-"""Tables of vectors, and the output head that may share one."""
+"""Embedding tables and the output head, which may share a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 class Embedding:
     """One vector per token or position, multiplied by `scale`, which is rounded to the table's type.
 
-    The checkpoint's first `num_unused_rows` rows belong to nobody: id 0 is the row after them.
+    The checkpoint's first `num_unused_rows` rows are skipped: id 0 is the row after them.
     """
 
     def __init__(
@@ -38,26 +38,24 @@ class Embedding:
 
     @property
     def weight(self) -> torch.Tensor:
-        """The table."""
         if self._weight is None:
             raise RuntimeError(f"{self._name} has no weights yet")
         return self._weight
 
     def slots(self) -> dict[str, WeightSlot]:
-        """The table."""
         return {f"{self._name}.weight": WeightSlot(self._shape, self._load)}
 
     def __call__(self, ids: torch.Tensor, addend: torch.Tensor | None = None) -> torch.Tensor:
-        """[num_tokens] to [num_tokens, size]: the ids' vectors, and `addend` of the same shape added to them."""
+        """Vectors of the ids, plus `addend` if given: [num_tokens] to [num_tokens, size]."""
         return embedding(ids, self.weight, addend, self._scale)
 
     def _load(self, tensor: torch.Tensor) -> None:
-        # A copy: a single tensor that is kept would hold the whole mapped file.
+        # A copy, since keeping one tensor would keep the whole mapped file.
         self._weight = tensor[self._num_unused_rows :].to(self._device, self._dtype, copy=True)
 
 
 class OutputHead:
-    """Hidden states to logits; shares the table of `tied_to` if given, packing a copy of its own.
+    """Maps hidden states to logits. With `tied_to` it packs a copy of that table.
 
     With a soft cap the logits are soft_cap * tanh(logits / soft_cap).
     """
@@ -82,14 +80,13 @@ class OutputHead:
         self._packed: PackedLinear | None = None
 
     def slots(self) -> dict[str, WeightSlot]:
-        """The table, unless it is shared, and the bias."""
+        """The table, unless it is tied, and the bias."""
         slots = {} if self._tied_to is not None else self._table.slots()
         if self._bias is not None:
             slots[f"{self._name}.bias"] = WeightSlot(tuple(self._bias.shape), self._load_bias, WeightKind.BIAS)
         return slots
 
     def finish_loading(self) -> None:
-        """Pack the table."""
         self._packed = pack(self._table.weight, self._bias)
         if self._tied_to is None:
             del self._table

@@ -1,4 +1,4 @@
-"""A feed-forward of experts: a router chooses some for each token, and adds their outputs by its shares."""
+"""Mixture-of-experts feed-forward: a router chooses and weights experts per token."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 
 from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, pack_experts, sum_choices
 from llmstack_kernels.linear import PackedLinear, pack_linear
-from llmstack_model_runner.layers.activation import gated_activation
+from llmstack_model_runner.layers.linear import gated_activation
 from llmstack_model_runner.layers.packing import packing
 from llmstack_model_runner.layers.weight_slot import WeightSlot
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSettings:
-    """Sizes of a layer of experts, and what a checkpoint calls its parts.
+    """Sizes of a layer of experts, and the checkpoint's names of its parts.
 
     Attributes:
-        num_experts: How many there are.
-        num_choices: How many compute each token.
-        inner_size: Of an expert.
-        is_normalised: The shares of a token's choices are divided by their sum.
-        name: Of the whole, such as `mlp`; the router is `gate` in it, the experts are `experts.0` and so on.
-        gate_name: Of an expert's projections.
-        up_name: The same.
-        down_name: The same.
+        num_experts: Number of experts.
+        num_choices: Number of experts that compute each token.
+        inner_size: Inner size of an expert.
+        is_normalised: The weights of a token's experts are divided by their sum.
+        name: Name of the layer, such as `mlp`; the router is `gate` in it, the experts are `experts.0` and so on.
+        gate_name: Name of an expert's gate projection.
+        up_name: Name of an expert's up projection.
+        down_name: Name of an expert's down projection.
     """
 
     num_experts: int
@@ -40,9 +40,9 @@ class ExpertSettings:
 
 
 class Experts:
-    """down(activation(gate(x)) * up(x)) of each chosen expert, added by the router's shares in float32.
+    """down(activation(gate(x)) * up(x)) of each chosen expert, summed with the router's weights in float32.
 
-    The router is not quantized: it is small, and decides what is computed at all.
+    The router is not quantized, since it is small and its choices are sensitive to rounding.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Experts:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`prefix` is the block's, such as `model.layers.0.`."""
+        """`prefix` is the prefix of the block's tensors, such as `model.layers.0.`."""
         num_experts, inner_size = settings.num_experts, settings.inner_size
         self._name = prefix + settings.name
         self._settings = settings
@@ -78,7 +78,7 @@ class Experts:
         return slots
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, size] to the same."""
+        """Output of the layer: [num_tokens, size] to [num_tokens, size]."""
         if self._router is None:
             raise RuntimeError(f"{self._name} has no weights yet")
         shares, expert_ids = self._choose(self._router(x, out_dtype=torch.float32))
@@ -87,8 +87,8 @@ class Experts:
         return sum_choices(grouped_linear(inner, self._down.packed, groups), shares)
 
     def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shares and ids [num_tokens, num_choices] of the most likely experts."""
-        if self._settings.is_normalised:  # the same as a softmax over all, divided by what the chosen have of it
+        """Weights and ids of the most likely experts, each [num_tokens, num_choices]."""
+        if self._settings.is_normalised:  # equals a softmax over all experts, divided by the sum over the chosen ones
             chosen, expert_ids = torch.topk(logits, self._settings.num_choices, dim=-1)
             return torch.softmax(chosen, dim=-1), expert_ids
         shares, expert_ids = torch.topk(torch.softmax(logits, dim=-1), self._settings.num_choices, dim=-1)
@@ -100,12 +100,12 @@ class Experts:
 
 
 class _Stack:
-    """One projection of all experts, packed when its last part has come."""
+    """One projection of all experts, packed when its last part is loaded."""
 
     def __init__(
         self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, *, num_parts: int
     ) -> None:
-        """`shape` is [num_experts, out_features, in_features]; parts of equal size follow each other in the outputs."""
+        """`shape` is [num_experts, out_features, in_features]; outputs are the concatenation of equal parts."""
         self.shape = shape
         self._num_parts = num_parts
         self._num_missing = shape[0] * num_parts
@@ -116,13 +116,13 @@ class _Stack:
 
     @property
     def packed(self) -> PackedExperts:
-        """Ready to be applied."""
+        """The packed weights; RuntimeError before all parts are loaded."""
         if self._packed is None:
             raise RuntimeError("the experts have no weights yet")
         return self._packed
 
     def load(self, expert: int, part: int, tensor: torch.Tensor) -> None:
-        """Take a part [out_features / num_parts, in_features] of an expert."""
+        """Loads a part [out_features / num_parts, in_features] of an expert."""
         if self._weights is None:
             self._weights = torch.empty(self.shape, dtype=self._dtype, device=self._device)
         self._weights[expert].chunk(self._num_parts)[part].copy_(tensor)

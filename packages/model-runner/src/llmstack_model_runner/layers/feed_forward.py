@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from llmstack_model_runner.layers.activation import gated_activation
-from llmstack_model_runner.layers.linear import Linear
+from llmstack_model_runner.layers.linear import Linear, gated_activation
 from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
 
 
 class GatedFeedForward:
-    """down(activation(gate(x)) * up(x)), where gate and up are one product."""
+    """down(activation(gate(x)) * up(x)), with gate and up computed as one product."""
 
     def __init__(
         self,
@@ -24,7 +23,7 @@ class GatedFeedForward:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`prefix` is the block's; `is_joined` says that the checkpoint joins gate and up."""
+        """`prefix` is that of the block's tensors; with `is_joined` the checkpoint has one tensor for gate and up."""
         names = {"gate_up_proj": 2 * inner_size} if is_joined else {"gate_proj": inner_size, "up_proj": inner_size}
         parts = {f"{prefix}mlp.{name}": out_features for name, out_features in names.items()}
         self._gate_up = Linear(size, parts, has_bias=has_bias, dtype=dtype, device=device)
@@ -32,9 +31,8 @@ class GatedFeedForward:
         self._activation = gated_activation(activation)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Of all three."""
         return collect_slots([self._gate_up, self._down])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, size] to the same."""
+        """Output of the layer: [num_tokens, size] to [num_tokens, size]."""
         return self._down(self._gate_up(x, self._activation))

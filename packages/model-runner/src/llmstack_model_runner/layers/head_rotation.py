@@ -1,4 +1,4 @@
-"""The way of queries and keys from their projection to attention."""
+"""RoPE and norms of single heads, applied to queries and keys before attention."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
-from llmstack_kernels.rotary_and_cache import rotary_and_cache
+from llmstack_kernels.rotary_and_cache import RotaryInputs, rotary_and_cache
 from llmstack_model_runner.layers.norm import RMSNorm
 from llmstack_model_runner.layers.rotary import RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRotation:
-    """Queries and keys are turned by their positions, and normed head by head before that where there are `norms`.
+    """Applies RoPE to queries and keys, after norms of single heads if there are any.
 
     Attributes:
-        norms: Of queries and of keys.
+        norms: Norm of query heads and norm of key heads, or None.
     """
 
     rotary: RotaryEmbedding
@@ -32,10 +32,10 @@ class HeadRotation:
         slot_mapping: torch.Tensor,  # [num_tokens]
         scales: tuple[torch.Tensor | None, torch.Tensor | None],
     ) -> torch.Tensor:  # [num_tokens, num_heads, head_dim]
-        """The query, turned; the turned key and the value go to their slots, over `scales` of keys and of values."""
+        """Writes rotated keys and values to their slots, divided by `scales`, and returns the rotated queries."""
         query_norm, key_norm = self.norms or (None, None)
         key_scale, value_scale = scales
-        return rotary_and_cache(
+        inputs = RotaryInputs(
             positions,
             query,
             key,
@@ -49,3 +49,4 @@ class HeadRotation:
             key_norm=None if key_norm is None else key_norm.weight,
             eps=0.0 if query_norm is None else query_norm.eps,
         )
+        return rotary_and_cache(inputs)

@@ -1,4 +1,4 @@
-"""Scales of keys and values that are stored in 8 bits."""
+"""Scales of 8-bit keys and values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
 class KVScales:
-    """What the stored numbers of each KV head are multiplied by: 1, unless the checkpoint says otherwise."""
+    """Factors that stored numbers of each KV head are multiplied by: 1, unless the checkpoint has others."""
 
     def __init__(self, num_kv_heads: int, device: torch.device) -> None:
         self._key = torch.ones(num_kv_heads, device=device)
         self._value = torch.ones(num_kv_heads, device=device)
 
     def of(self, key_cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Those of keys and of values, float32 [num_kv_heads]; None for a storage that holds numbers as they are."""
+        """Scales of keys and of values, float32 [num_kv_heads]; None if the storage is not in 8 bits."""
         return (self._key, self._value) if key_cache.dtype == STORED_TYPE else (None, None)
 
     def slots(self, key_names: Sequence[str], value_names: Sequence[str]) -> dict[str, WeightSlot]:
-        """Each of one number for all heads, under the names that checkpoints give it."""
+        """Slots under all given names; each tensor is one number for all heads."""
         named = ((key_names, self._key), (value_names, self._value))
         return {
             name: WeightSlot((), partial(_fill, name, scale), WeightKind.SCALE)

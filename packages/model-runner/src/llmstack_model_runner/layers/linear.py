@@ -1,4 +1,4 @@
-"""Linear layers that read one or several tensors of a checkpoint and are packed as soon as they have them all."""
+"""Linear layers of one or several tensors of a checkpoint, packed while loading."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ from llmstack_kernels.linear import PackedLinear
 from llmstack_model_runner.layers.packing import pack
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
+_LINEAR_ACTIVATIONS: Mapping[str, str] = {
+    "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+_GATED_ACTIVATIONS: Mapping[str, str] = {"gelu_pytorch_tanh": "gelu_tanh_and_mul", "silu": "silu_and_mul"}
+
 
 class Linear:
-    """x Wᵀ + b, where the rows of W are the parts one after another (such as q, k and v).
+    """x Wᵀ + b, where W is the concatenation of its parts, such as q, k and v.
 
-    Packing copies, so the checkpoint's tensors are dropped layer by layer: loading never holds the model twice.
+    The layer is packed as soon as its last tensor is loaded. Packing copies, and the checkpoint's tensors are dropped
+    layer by layer, so loading never holds the model twice.
     """
 
     def __init__(
@@ -29,9 +40,9 @@ class Linear:
         is_transposed: bool = False,
         part_to_row_order: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """`is_transposed` says that the checkpoint stores [in_features, out_features], as GPT-2's does.
+        """`is_transposed`: the checkpoint stores [in_features, out_features], as GPT-2's does.
 
-        `part_to_row_order` names the checkpoint's row for each output of a part, for checkpoints that interleave.
+        `part_to_row_order`: the checkpoint's row for each output of a part, for checkpoints that interleave rows.
         """
         self.in_features = in_features
         self.out_features = sum(part_to_out_features.values())
@@ -47,7 +58,7 @@ class Linear:
         self._packed: PackedLinear | None = None
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Tensor name to slot, for each part's weight and bias."""
+        """Slots of each part's weight and bias."""
         slots: dict[str, WeightSlot] = {}
         offset = 0
         for name, size in self._parts.items():
@@ -61,9 +72,7 @@ class Linear:
     def __call__(self, x: torch.Tensor, activation: str = "none", residual: torch.Tensor | None = None) -> torch.Tensor:
         """activation(x Wᵀ + b) + residual: [num_tokens, in_features] to [num_tokens, out_features].
 
-        With an activation that gates, one half of the outputs is left.
-
-        Activation and addition cost no pass of their own where the kernel takes them along.
+        A gated activation halves the outputs. Kernels fuse activation and addition where they can.
         """
         if self._packed is None:
             raise RuntimeError(f"the layer {', '.join(self._parts)} has no weights yet")
@@ -95,3 +104,51 @@ class Linear:
         if self._num_missing == 0 and self._weight is not None:
             self._packed = pack(self._weight, self._bias)
             self._weight = self._bias = None
+
+
+class SmallLinear:
+    """x Wᵀ + b in float32, whatever the model computes in, for heads that see one row per prompt.
+
+    It is never quantized, since a head is too small to gain from it.
+    """
+
+    def __init__(
+        self, name: str, in_features: int, out_features: int, *, device: torch.device, has_bias: bool = True
+    ) -> None:
+        self._name = name
+        self._weight = torch.empty((out_features, in_features), dtype=torch.float32, device=device)
+        self._bias = torch.empty(out_features, dtype=torch.float32, device=device) if has_bias else None
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """Slots of the weight and of the bias, if there is one."""
+        slots = {f"{self._name}.weight": WeightSlot(tuple(self._weight.shape), self._load_weight)}
+        if self._bias is not None:
+            slots[f"{self._name}.bias"] = WeightSlot(tuple(self._bias.shape), self._load_bias, WeightKind.BIAS)
+        return slots
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, in_features] of any floating type to float32 [n, out_features]."""
+        return torch.nn.functional.linear(x.float(), self._weight, self._bias)
+
+    def _load_weight(self, tensor: torch.Tensor) -> None:
+        self._weight.copy_(tensor)
+
+    def _load_bias(self, tensor: torch.Tensor) -> None:
+        if self._bias is not None:
+            self._bias.copy_(tensor)
+
+
+def linear_activation(name: str) -> str:
+    """The kernels' name of a configuration's activation; ValueError if it is not supported."""
+    return _find(name, _LINEAR_ACTIVATIONS)
+
+
+def gated_activation(name: str) -> str:
+    """The kernels' name of a gated activation, whose first half of outputs gates the second; else ValueError."""
+    return _find(name, _GATED_ACTIVATIONS)
+
+
+def _find(name: str, known: Mapping[str, str]) -> str:
+    if name not in known:
+        raise ValueError(f"config.json: activation {name[:64]!r} is not supported; {', '.join(known)} are.")
+    return known[name]

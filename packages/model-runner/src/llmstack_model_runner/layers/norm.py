@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalisation layers: RMS norm and layer norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 class RMSNorm:
     """Root-mean-square normalisation of the last dimension.
 
-    Gemma's checkpoints store the scale less 1 (`is_offset`) and scale before rounding: the scale is kept in float32.
+    With `is_offset` the checkpoint stores the scale minus 1, as Gemma's do, and the scale is kept in float32.
 
     Attributes:
         weight: The scale.
@@ -27,16 +27,15 @@ class RMSNorm:
         self.weight = torch.empty(size, dtype=torch.float32 if is_offset else dtype, device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """The scale, or how far it is from 1."""
+        """Slot of the scale, or of the scale minus 1."""
         kind = WeightKind.BIAS if self._is_offset else WeightKind.SCALE
         return {f"{self._name}.weight": WeightSlot(tuple(self.weight.shape), self._load, kind)}
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise."""
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The normalised sum and the sum; without a residual, of `x` alone."""
+        """The normalised sum of `x` and `residual`, and the sum itself; without a residual the sum is `x`."""
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         return fused_add_rms_norm(x, residual, self.weight, self.eps)
@@ -57,7 +56,6 @@ class LayerNorm:
         self._bias = torch.empty(size, dtype=dtype, device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Scale and shift."""
         shape = tuple(self._weight.shape)
         return {
             f"{self._name}.weight": WeightSlot(shape, self._load_weight, WeightKind.SCALE),
@@ -65,7 +63,6 @@ class LayerNorm:
         }
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise."""
         return layer_norm(x, self._weight, self._bias, self._eps)
 
     def _load_weight(self, tensor: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
-"""How linear layers are packed: one choice for a whole model, made around its loading.
+"""Packing of linear layers: quantization and batch invariance of a whole model.
 
-Layers pack as soon as they have their weights, so a model quantizes itself while it is loaded inside of
-`packed_linears`, without a parameter through the constructors of every model.
+The choice is a context around construction and loading. Layers pack when they have their weights, so no model's
+constructor needs a parameter for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmstack_kernels.linear import PackedLinear, pack_linear
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The choice: a scheme of `QUANTIZATIONS` or None, and whether rows must not depend on how many there are."""
+    """A scheme of `QUANTIZATIONS` or None, and whether a row's result must not depend on the number of rows."""
 
     quantization: str | None = None
     is_batch_invariant: bool = False
@@ -29,7 +29,7 @@ _packing: ContextVar[Packing] = ContextVar("_packing", default=Packing())  # noq
 
 @contextmanager
 def packed_linears(quantization: str | None = None, is_batch_invariant: bool = False) -> Iterator[None]:
-    """Linear layers and output heads packed inside are quantized, or not if it is None, and batch-invariant if so."""
+    """Quantizes linear layers and output heads that are packed inside the block, or makes them batch-invariant."""
     token = _packing.set(Packing(quantization, is_batch_invariant))
     try:
         yield
@@ -38,11 +38,11 @@ def packed_linears(quantization: str | None = None, is_batch_invariant: bool = F
 
 
 def packing() -> Packing:
-    """The choice in force."""
+    """The packing that applies in this context."""
     return _packing.get()
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-    """Pack a weight [out_features, in_features] and an optional bias [out_features] by the choice in force."""
+    """Packs a weight [out_features, in_features] and a bias [out_features] as the context says."""
     chosen = packing()
     return pack_linear(weight, bias, chosen.quantization, chosen.is_batch_invariant)

@@ -1,4 +1,4 @@
-"""Rotary position embedding and the ways checkpoints stretch it to longer contexts."""
+"""Rotary position embedding (RoPE) and its extensions to longer contexts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """How angles grow with the position.
+    """Parameters of RoPE.
 
     Attributes:
-        max_positions: Longest context that is served; past the original one, `longrope` takes its long factors.
+        max_positions: Longest context that is served. If it exceeds the original context, `longrope` uses its long
+            factors.
         kind: `default`, `linear`, `llama3`, `yarn` or `longrope`.
-        values: The numbers of the kind, as the configuration names them.
-        short_factors, long_factors: For `longrope`: what divides the frequency of each pair of dimensions.
+        values: Numbers of the kind by their names in the configuration.
+        short_factors, long_factors: Divisors of the frequency of each pair of dimensions, for `longrope`.
     """
 
     theta: float
@@ -31,14 +32,14 @@ class RopeParameters:
 
 
 class RotaryEmbedding:
-    """Turns queries and keys by angles that grow with the position; layers of equal parameters share a table."""
+    """Table of cosines and sines for RoPE, which layers of equal parameters share."""
 
     def __init__(self, parameters: RopeParameters, device: torch.device) -> None:
         self._parameters = parameters
         self._cos_sin_cache = _cos_sin_table(parameters).to(device)
 
     def limit_positions(self, max_positions: int) -> None:
-        """Make the table anew for contexts of up to so many tokens."""
+        """Computes the table again for contexts of up to `max_positions` tokens."""
         self._parameters = replace(self._parameters, max_positions=max_positions)
         self._cos_sin_cache = _cos_sin_table(self._parameters).to(self._cos_sin_cache.device)
 
@@ -59,14 +60,14 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
     """The rotary embedding of a configuration: `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
 
     Raises:
-        ValueError: A kind that is not supported; `dynamic` is not, since its angles depend on the request's length.
+        ValueError: The kind is not supported. `dynamic` is not, since its angles depend on a request's length.
     """
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(found, Mapping):
         raise ValueError("config.json: the rotary embedding's parameters must be an object.")
     kind = str(found.get("rope_type", found.get("type", "default")))
     if kind in ("su", "yarn") and "short_factor" in found:
-        kind = "longrope"  # as the first Phi-3 called it
+        kind = "longrope"  # the name in the first Phi-3 checkpoints
     if kind not in _KINDS:
         raise ValueError(
             f"config.json: rotary embedding of type {kind[:64]!r} is not supported; {', '.join(_KINDS)} are."
@@ -89,7 +90,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
     return RopeParameters(theta, rotary_dim, max_positions, kind, numbers, *factors)
 
 
-# Kind to the numbers it cannot do without.
+# Kind to the names of its required numbers.
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -111,7 +112,7 @@ def _read_factors(found: Mapping[str, Any], name: str, num_pairs: int) -> tuple[
 
 
 def rope_frequencies(parameters: RopeParameters) -> tuple[torch.Tensor, float]:
-    """Radians per position of each pair of dimensions, float32 [rotary_dim / 2]; and a factor for cosines and sines."""
+    """Radians per position of each pair of dimensions, float32 [rotary_dim / 2], and a factor of cosines and sines."""
     exponents = torch.arange(0, parameters.rotary_dim, 2, dtype=torch.int64).float() / parameters.rotary_dim
     frequencies = 1.0 / (parameters.theta**exponents)
     if parameters.kind == "linear":
@@ -126,10 +127,10 @@ def rope_frequencies(parameters: RopeParameters) -> tuple[torch.Tensor, float]:
 
 
 def _longrope(frequencies: torch.Tensor, parameters: RopeParameters) -> tuple[torch.Tensor, float]:
-    """Frequencies divided one by one (arXiv 2402.13753).
+    """Frequencies with a divisor each (arXiv 2402.13753).
 
-    Short or long factors are chosen once, by the longest context served, not by each request's length: keys in shared
-    blocks must mean the same to every request, and those of a request that grows past the limit cannot be turned again.
+    Short or long factors are chosen once, by the longest context that is served, and not by each request's length.
+    Requests share cached keys, and keys in the cache cannot be rotated again when a request grows past the limit.
     """
     values = parameters.values
     original, factor = values["original_max_position_embeddings"], values["factor"]
@@ -140,7 +141,7 @@ def _longrope(frequencies: torch.Tensor, parameters: RopeParameters) -> tuple[to
 
 
 def _llama3(frequencies: torch.Tensor, values: Mapping[str, float]) -> torch.Tensor:
-    """Low frequencies are divided by the factor, high ones stay, those between are blended (Llama 3.1)."""
+    """Llama 3.1's scaling: low frequencies are divided by the factor, high ones kept, those between blended."""
     factor, low, high = values["factor"], values["low_freq_factor"], values["high_freq_factor"]
     turns = values["original_max_position_embeddings"] * frequencies / (2 * math.pi)  # over the original context
     share = (turns - low) / (high - low)
@@ -155,8 +156,8 @@ def _yarn(frequencies: torch.Tensor, parameters: RopeParameters) -> tuple[torch.
     original = values.get("original_max_position_embeddings", float(parameters.max_positions))
     dim = parameters.rotary_dim
 
-    def dimension_of(num_turns: float) -> float:
-        return dim * math.log(original / (num_turns * 2 * math.pi)) / (2 * math.log(parameters.theta))
+    def dimension_of(num_rotations: float) -> float:
+        return dim * math.log(original / (num_rotations * 2 * math.pi)) / (2 * math.log(parameters.theta))
 
     low, high = dimension_of(values.get("beta_fast", 32.0)), dimension_of(values.get("beta_slow", 1.0))
     if values.get("truncate", 1.0):

@@ -1,4 +1,4 @@
-"""Where one tensor of a checkpoint goes."""
+"""Weight slots: the tensors that a model expects from a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class WeightKind(Enum):
-    """What a tensor does, which decides its values when weights are made up."""
+    """Role of a tensor, which decides its values in dummy weights."""
 
     MATRIX = "matrix"
     SCALE = "scale"
@@ -23,9 +23,9 @@ class WeightSlot:
     """One expected tensor.
 
     Attributes:
-        shape: As it stands in the checkpoint.
-        load: Takes the tensor, in any floating type, on the CPU or where the model lies; to be called once. It may keep
-            the tensor itself.
+        shape: Shape in the checkpoint.
+        load: Loads the tensor, in any floating type, on the CPU or on the model's device. It is called once and may
+            keep the tensor.
     """
 
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class WeightSlot:
     kind: WeightKind = WeightKind.MATRIX
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` has the shape; a single number may stand in any number of dimensions."""
+        """Whether `tensor` has the shape; a single number may have any number of dimensions."""
         return tuple(tensor.shape) == self.shape or (self.shape == () and tensor.numel() == 1)
 
 
@@ -41,9 +41,9 @@ class HasSlots(Protocol):
     """A part of a model that owns weights."""
 
     def slots(self) -> dict[str, WeightSlot]:
-        """Name in the checkpoint to slot."""
+        """Slots by their names in the checkpoint."""
 
 
 def collect_slots(parts: Iterable[HasSlots | None]) -> dict[str, WeightSlot]:
-    """The slots of all parts that are there."""
+    """The slots of all parts that are not None."""
     return {name: slot for part in parts if part is not None for name, slot in part.slots().items()}

@@ -1,12 +1,21 @@
-"""The models: a closed table from the name in a configuration to a class, which installed packages may extend."""
+"""Models: a closed table of architectures, which installed packages may extend."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from importlib.metadata import entry_points
+import logging
+from importlib.metadata import EntryPoint
 from typing import Any
 
+from llmstack_model_runner.architectures import (
+    ARCHITECTURES,
+    ENCODERS,
+    ENTRY_POINT_GROUP,
+    OLD_GROUP,
+    POOLING_DECODERS,
+    installed_architectures,
+    supported_architectures,
+)
 from llmstack_model_runner.models.base import CausalLM, Classifier, Encoder, Model, ModelKVSpec
 
 __all__ = [
@@ -20,80 +29,22 @@ __all__ = [
     "supported_architectures",
 ]
 
-ENTRY_POINT_GROUP = "llmstack.models_out_of_tree"
-
-_ARCHITECTURES: Mapping[str, str] = {
-    "BloomForCausalLM": "llmstack_model_runner.models.bloom:Bloom",
-    "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
-    "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
-    "GPTJForCausalLM": "llmstack_model_runner.models.gptj:GPTJ",
-    "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
-    "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
-    "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
-    "Gemma3ForConditionalGeneration": "llmstack_model_runner.models.gemma:Gemma3WithVision",
-    "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
-    "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
-    "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
-    "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",
-    "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
-    "Phi3ForCausalLM": "llmstack_model_runner.models.phi3:Phi3",
-    "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",
-    "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
-    "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
-    "Qwen3MoeForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Qwen3Moe",
-    "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
-}
-
-# The head of a masked language model is not loaded.
-_ENCODERS: Mapping[str, str] = {
-    "BertForMaskedLM": "llmstack_model_runner.models.bert:Bert",
-    "BertForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:BertClassifier",
-    "BertModel": "llmstack_model_runner.models.bert:Bert",
-    "DistilBertForMaskedLM": "llmstack_model_runner.models.distilbert:DistilBert",
-    "DistilBertForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:DistilBertClassifier",
-    "DistilBertModel": "llmstack_model_runner.models.distilbert:DistilBert",
-    "RobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
-    "RobertaForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:RobertaClassifier",
-    "RobertaModel": "llmstack_model_runner.models.bert:Roberta",
-    "XLMRobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
-    "XLMRobertaForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:RobertaClassifier",
-    "XLMRobertaModel": "llmstack_model_runner.models.bert:Roberta",
-}
-
-# Decoders that only pool: the class over which, by the decoder that it is.
-_HEADLESS: Mapping[str, tuple[str, str]] = {
-    f"{family}{suffix}": (decoder, base)
-    for family, decoder in {
-        "GPT2": "GPT2LMHeadModel",
-        "Llama": "LlamaForCausalLM",
-        "Mistral": "MistralForCausalLM",
-        "Qwen2": "Qwen2ForCausalLM",
-        "Qwen3": "Qwen3ForCausalLM",
-    }.items()
-    for suffix, base in {"Model": "HeadlessDecoder", "ForSequenceClassification": "DecoderClassifier"}.items()
-}
-
-
-def supported_architectures() -> list[str]:
-    """Names that `load_model_class` knows, installed packages' included."""
-    return sorted(
-        {*_ARCHITECTURES, *_ENCODERS, *_HEADLESS, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))}
-    )
+logger = logging.getLogger(__name__)
 
 
 def load_model_class(architecture: str) -> type[Model]:
     """The class for an entry of `architectures` in a config.json.
 
     Raises:
-        ValueError: Nobody knows the architecture; the text lists those that are known.
+        ValueError: The architecture is not supported; the message lists those that are.
     """
-    if architecture in _HEADLESS:
-        return _load_headless(*_HEADLESS[architecture])
-    target = _ARCHITECTURES.get(architecture) or _ENCODERS.get(architecture)
+    if architecture in POOLING_DECODERS:
+        return _load_pooling_decoder(*POOLING_DECODERS[architecture])
+    target = ARCHITECTURES.get(architecture) or ENCODERS.get(architecture)
     if target is None:
-        for entry in entry_points(group=ENTRY_POINT_GROUP, name=architecture):
-            loaded: type[Model] = entry.load()
-            return loaded
+        entry = installed_architectures().get(architecture)
+        if entry is not None:
+            return _load_installed(entry)
         raise ValueError(
             f"Model architecture {architecture[:64]!r} is not supported; "
             f"supported are {', '.join(supported_architectures())}."
@@ -102,10 +53,20 @@ def load_model_class(architecture: str) -> type[Model]:
     return model_class
 
 
-def _load_headless(decoder: str, base: str) -> type[Model]:
-    from llmstack_model_runner.models import headless
+def _load_installed(entry: EntryPoint) -> type[Model]:
+    if entry.group == OLD_GROUP:
+        logger.warning(
+            "architecture %s: the entry point group %s is deprecated and is not read from 0.3 on; use %s",
+            entry.name, OLD_GROUP, ENTRY_POINT_GROUP,
+        )  # fmt: skip
+    loaded: type[Model] = entry.load()
+    return loaded
 
-    return headless.make_headless(_import(_ARCHITECTURES[decoder]), getattr(headless, base))
+
+def _load_pooling_decoder(decoder: str, base: str) -> type[Model]:
+    from llmstack_model_runner.models import pooling_decoder
+
+    return pooling_decoder.make_pooling_decoder(_import(ARCHITECTURES[decoder]), getattr(pooling_decoder, base))
 
 
 def _import(target: str) -> Any:

@@ -1,4 +1,4 @@
-"""What every model offers the runner, and the loading of weights that they share."""
+"""Base classes of models, and the loading of weights that they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.weight_slot import WeightSlot
 
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -21,7 +21,8 @@ class ModelKVSpec:
 
     Attributes:
         vocab_size: Width of the logits.
-        max_model_len: Positions the model was made for.
+        max_model_len: Number of positions that the model supports.
+        sliding_windows: Of each layer, how many tokens a token attends to; None for all. Empty where no layer has one.
     """
 
     num_layers: int
@@ -29,17 +30,18 @@ class ModelKVSpec:
     head_dim: int
     vocab_size: int
     max_model_len: int
+    sliding_windows: tuple[int | None, ...] = ()
 
 
 class Model(ABC):
     """A model that turns token ids into hidden states. It is constructed without weights.
 
     Attributes:
-        implementation: Whose modelling code runs, for logs and `/server_info`.
-        keeps_numeric_contract: False where other operations than ours sum or multiply, so that a token's result may
-            depend on how tokens are batched and cut into steps.
-        root: Prefix of the checkpoint's names that some checkpoints leave out, such as `model.`.
-        kv_spec: Set by the constructor.
+        implementation: Origin of the modelling code, for logs and `/server_info`.
+        keeps_numeric_contract: False if the model uses foreign operations, so that a token's result may depend on how
+            tokens are batched and cut into steps.
+        root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
+        kv_spec: Shape of the KV storage; set by the constructor.
     """
 
     implementation: ClassVar[str] = "llmstack"
@@ -49,14 +51,14 @@ class Model(ABC):
 
     @abstractmethod
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        """`config` is the parsed config.json; a ValueError names a field that is wrong or not supported."""
+        """`config` is the parsed config.json; a ValueError names a field that is invalid or not supported."""
 
     @abstractmethod
     def slots(self) -> dict[str, WeightSlot]:
-        """Name in the checkpoint to where the tensor goes: all the tensors the model needs."""
+        """Slots of all tensors that the model needs, by their names in the checkpoint."""
 
     def optional_slots(self) -> dict[str, WeightSlot]:
-        """Likewise, for tensors that some checkpoints have and others do without."""
+        """Slots of tensors that only some checkpoints have."""
         return {}
 
     @abstractmethod
@@ -67,27 +69,27 @@ class Model(ABC):
         metadata: AttentionMetadata,
         kv_caches: KVCaches,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        """Hidden states after the last norm; writes the tokens' keys and values into `kv_caches`, if there are any."""
+        """Hidden states after the last norm. Writes the tokens' keys and values into `kv_caches`, if there are any."""
 
     def limit_context(self, max_model_len: int) -> None:  # noqa: B027 - most models compute the same for any limit
         """Called once, before weights are loaded, with the longest context that will be served."""
 
     def finish_loading(self) -> None:  # noqa: B027 - a model without an output head of its own has nothing to finish
-        """Called once after the last tensor was loaded."""
+        """Called once, after the last tensor was loaded."""
 
     def is_ignored(self, name: str) -> bool:
-        """True for tensors that checkpoints carry and the model does not need."""
+        """Whether the model does not need a tensor that checkpoints contain."""
         return name.endswith(("rotary_emb.inv_freq", ".masked_bias"))
 
     def rename(self, name: str) -> str:
-        """The slot's name for a name in a checkpoint."""
+        """Name of the slot for a tensor's name in a checkpoint."""
         return name
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load every tensor; each is asked for once and may be dropped after.
+        """Loads all tensors; each is read once and can be dropped afterwards.
 
         Raises:
-            ValueError: Tensors are missing, unexpected, doubled or of a wrong shape; the text names them.
+            ValueError: Tensors are missing, unexpected, duplicated or of a wrong shape; the message names them.
         """
         with torch.inference_mode():
             optional = self.optional_slots()
@@ -112,15 +114,15 @@ class Model(ABC):
 
 
 class CausalLM(Model):
-    """A language model over the paged KV storage."""
+    """A causal language model over the paged KV storage."""
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] to float32 [n, vocab_size]."""
+        """Logits of hidden states: [n, hidden_size] to float32 [n, vocab_size]."""
 
 
 class Encoder(Model):
-    """A model in which each token attends to the whole prompt: it has no KV storage, and its prompts come whole."""
+    """A model in which each token attends to the whole prompt. It has no KV storage and computes whole prompts only."""
 
     @abstractmethod
     def forward(
@@ -131,25 +133,25 @@ class Encoder(Model):
         kv_caches: KVCaches,
         token_types: torch.Tensor | None = None,  # [num_tokens] int64
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        """Hidden states of the last layer; `token_types` tell the texts of a pair apart, None is type 0 throughout."""
+        """Hidden states of the last layer. `token_types` distinguishes the texts of a pair; None means type 0."""
 
 
 class Classifier(Model):
-    """A model that gives each prompt a number for each of its labels, from the state that `EMBED` pools as well.
+    """A model that computes a logit for each label from the hidden state that the task `EMBED` pools.
 
     Attributes:
-        num_labels: Set by the constructor.
+        num_labels: Number of labels; set by the constructor.
     """
 
     num_labels: int
 
     @abstractmethod
     def compute_label_logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] to float32 [n, num_labels]."""
+        """Logits of pooled states: [n, hidden_size] to float32 [n, num_labels]."""
 
 
 def raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
-    """ValueError that names the tensors, if there are any."""
+    """Raises ValueError that names the tensors, if there are any."""
     found = {"of a wrong shape": misshapen, "missing": missing, "unexpected": unexpected}
     problems = [f"{kind}: {_enumerate(names)}" for kind, names in found.items() if names]
     if problems:

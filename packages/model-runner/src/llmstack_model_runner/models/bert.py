@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: learned positions, a norm after each part, attention in both directions."""
+"""BERT and RoBERTa: learned positions, norms last, bidirectional attention."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from llmstack_kernels.bidirectional_attention import bidirectional_attention
-from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import Embedding, LayerNorm, Linear, WeightSlot, collect_slots
-from llmstack_model_runner.layers.activation import linear_activation
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.linear import linear_activation
 from llmstack_model_runner.models.base import Encoder, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_float, read_int, refuse
 
-# Heads for other tasks, and a table of numbers that older versions of transformers saved.
+# Heads for other tasks, and a buffer that older versions of transformers saved.
 _IGNORED = ("cls.", "lm_head.", "classifier.", "pooler.", "embeddings.position_ids")
 
 
@@ -59,15 +59,14 @@ class Bert(Encoder):
         ]
 
     def slots(self) -> dict[str, WeightSlot]:
-        """All tensors."""
         return collect_slots([self._tokens, self._positions, self._types, self._norm, *self._layers])
 
     def rename(self, name: str) -> str:
-        """Checkpoints that came from TensorFlow call a norm's scale and shift otherwise."""
+        """Maps the names of norms in checkpoints converted from TensorFlow."""
         return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
     def is_ignored(self, name: str) -> bool:
-        """What only other tasks need."""
+        """Whether only other tasks need the tensor."""
         return name.removeprefix(self.root).startswith(_IGNORED) or super().is_ignored(name)
 
     @torch.inference_mode()
@@ -82,9 +81,9 @@ class Bert(Encoder):
         """Hidden states of the last layer."""
         starts = metadata.query_start_loc_list
         if starts is None:
-            raise ValueError("where the prompts of an encoder begin must be known on the host")
+            raise ValueError("an encoder needs the starts of its prompts on the host")
         if [end - start for start, end in pairwise(starts)] != metadata.seq_lens_list:
-            raise ValueError("an encoder computes whole prompts: its tokens attend to those behind them as well")
+            raise ValueError("an encoder computes whole prompts, since its tokens attend to later ones too")
         hidden = self._tokens(token_ids)
         if self._types is not None:
             hidden = hidden + (self._types.weight[0] if token_types is None else self._types(token_types))
@@ -94,12 +93,12 @@ class Bert(Encoder):
         return hidden
 
     def _read_first_position(self, config: Mapping[str, Any]) -> int:
-        """The row of the table of positions that belongs to a prompt's first token."""
+        """Row of the position table for a prompt's first token."""
         return 0
 
 
 class Roberta(Bert):
-    """`RobertaModel` and `XLMRobertaModel`, and their masked language models: positions begin behind the padding's."""
+    """`RobertaModel` and `XLMRobertaModel`, and their masked language models; positions start after the padding id."""
 
     root: ClassVar[str] = "roberta."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from llmstack_model_runner.layers.alibi import alibi_slopes
+from llmstack_model_runner.layers.attention import alibi_slopes
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse
 from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings, ungrouped_rows
 from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder
@@ -21,13 +21,12 @@ _NAMES = BlockNames(
 
 
 class Bloom(LayerNormDecoder):
-    """`BloomForCausalLM`."""
+    """`BloomForCausalLM`: BLOOM and BLOOMZ."""
 
     root: ClassVar[str] = "transformer."
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
-        """The configuration, checked."""
         refuse(config, "apply_residual_connection_post_layernorm", False)
         size = read_int(config, "hidden_size", read_int(config, "n_embed", 64))
         num_heads = read_int(config, "n_head", read_int(config, "num_attention_heads", 8))

@@ -1,4 +1,4 @@
-"""Chooses whose code runs an architecture: ours, or that of transformers over our KV storage."""
+"""Choice between native modelling code and that of transformers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from importlib.util import find_spec
 
 from llmstack_model_runner.models import load_model_class, supported_architectures
 from llmstack_model_runner.models.base import Model
+from llmstack_types.vocabulary import ModelImpl, words_of
 
-MODEL_IMPLS = ("auto", "llmstack", "transformers")
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
 
 
 def choose_model_class(architecture: str, model_impl: str = "auto") -> type[Model]:
-    """The class for an entry of `architectures` in a config.json; transformers is imported only if it is to run.
+    """The class for an entry of `architectures` in a config.json.
 
-    `auto` takes ours where there is one and transformers' for everything else that it knows.
+    `auto` prefers native code and uses transformers for other architectures. transformers is imported only if it runs
+    the model.
 
     Raises:
-        ValueError: Nobody knows the architecture, or transformers is needed and not installed.
+        ValueError: The architecture is not supported, or transformers is needed and not installed.
     """
-    if model_impl not in MODEL_IMPLS:
-        raise ValueError(f"model_impl {model_impl[:64]!r} is unknown; {', '.join(MODEL_IMPLS)} are known.")
+    if model_impl not in words_of(ModelImpl):
+        raise ValueError(f"model_impl {model_impl[:64]!r} is unknown; {', '.join(words_of(ModelImpl))} are known.")
     if model_impl == "llmstack" or (model_impl == "auto" and architecture in supported_architectures()):
         return load_model_class(architecture)
     has_transformers = find_spec("transformers") is not None

@@ -1,13 +1,16 @@
-"""Typed reads from a model's config.json; every error is a ValueError that names the field."""
+"""Typed access to the fields of a config.json; each error names the field."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+# The first field that exists is used; OPT projects its last states to `word_embed_proj_dim`.
+_HIDDEN_SIZE_NAMES = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model", "dim")
+
 
 def read_int(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive integer; the default where the field is absent or null."""
+    """A positive integer; the default if the field is absent or null."""
     value = config.get(name)
     if value is None:
         value = default
@@ -17,7 +20,6 @@ def read_int(config: Mapping[str, Any], name: str, default: int | None = None) -
 
 
 def read_float(config: Mapping[str, Any], name: str, default: float) -> float:
-    """A number."""
     value = config.get(name)
     if value is None:
         return default
@@ -27,7 +29,6 @@ def read_float(config: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def read_bool(config: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A truth value."""
     value = config.get(name)
     if value is None:
         return default
@@ -37,22 +38,29 @@ def read_bool(config: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def read_num_labels(config: Mapping[str, Any]) -> int:
-    """How many labels a classifier has: those that are named, else two, which transformers leaves out."""
+    """Number of a classifier's labels; two if the configuration has none, since transformers omits that default."""
     names = config.get("id2label")
     if isinstance(names, Mapping) and names:
         return len(names)
     return read_int(config, "num_labels", 2)
 
 
+def embedding_size(model_config: Mapping[str, Any]) -> int:
+    """Width of the last hidden states; 0 if the parsed config.json has no such field, which disables pooling."""
+    config = model_config.get("text_config") or model_config
+    found = (config.get(name) for name in _HIDDEN_SIZE_NAMES)
+    return next((value for value in found if type(value) is int and value > 0), 0)
+
+
 def read_head_dim(hidden_size: int, num_heads: int) -> int:
-    """What a head has of the hidden size."""
+    """Size of an attention head; ValueError if the heads do not divide the hidden size."""
     if hidden_size % num_heads:
         raise ValueError(f"config.json: hidden_size {hidden_size} is not a multiple of {num_heads} attention heads.")
     return hidden_size // num_heads
 
 
 def refuse(config: Mapping[str, Any], name: str, *allowed: object) -> None:
-    """Raise unless the field is absent or has one of the allowed values."""
+    """Raises ValueError unless the field is absent, null or has one of the allowed values."""
     value = config.get(name)
     if value is not None and value not in allowed:
         raise ValueError(f"config.json: {name} {str(value)[:64]} is not supported.")

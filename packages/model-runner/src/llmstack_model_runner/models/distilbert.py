@@ -1,4 +1,4 @@
-"""DistilBERT: BERT with half the layers, without token types, under names of its own."""
+"""DistilBERT: BERT with half the layers, no token types, and other names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from llmstack_model_runner.models.bert import Bert
 
-# BERT's name of a field to DistilBERT's, and what is meant where it is left out.
+# BERT's name of a field to DistilBERT's name and default.
 _FIELDS: Mapping[str, tuple[str, Any]] = {
     "hidden_size": ("dim", 768),
     "num_hidden_layers": ("n_layers", 6),
@@ -17,7 +17,7 @@ _FIELDS: Mapping[str, tuple[str, Any]] = {
     "intermediate_size": ("hidden_dim", 3072),
     "hidden_act": ("activation", "gelu"),
 }
-# Parts of tensors' names, DistilBERT's to BERT's.
+# Parts of tensor names, DistilBERT's to BERT's.
 _PARTS = (
     ("transformer.layer.", "encoder.layer."),
     (".attention.q_lin.", ".attention.self.query."),
@@ -42,11 +42,10 @@ class DistilBert(Bert):
         super().__init__({**config, **named, "layer_norm_eps": 1e-12}, dtype, device)
 
     def rename(self, name: str) -> str:
-        """BERT's name."""
         for part, renamed in _PARTS:
             name = name.replace(part, renamed)
         return super().rename(name)
 
     def is_ignored(self, name: str) -> bool:
-        """What only other tasks need."""
+        """Whether only other tasks need the tensor."""
         return name.startswith(("vocab_", "pre_classifier.", "qa_outputs.")) or super().is_ignored(name)

@@ -1,4 +1,4 @@
-"""Encoders that tell prompts, or pairs of texts, apart by labels: two linear layers over the first token."""
+"""Encoder classifiers: two linear layers over a prompt's first token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from llmstack_model_runner.layers import WeightSlot, collect_slots
-from llmstack_model_runner.layers.small_linear import SmallLinear
+from llmstack_model_runner.layers.linear import SmallLinear
 from llmstack_model_runner.models.base import Classifier
 from llmstack_model_runner.models.bert import Bert, Roberta
 from llmstack_model_runner.models.config_values import read_num_labels
@@ -16,10 +16,10 @@ from llmstack_model_runner.models.distilbert import DistilBert
 
 
 class BertClassifier(Bert, Classifier):
-    """`BertForSequenceClassification`: its pooler, then a linear layer.
+    """`BertForSequenceClassification`: a pooler, then a linear layer.
 
     Attributes:
-        head_names: The tensors' names of the two layers.
+        head_names: Tensor names of the two layers.
     """
 
     head_names: ClassVar[tuple[str, str]] = ("bert.pooler.dense", "classifier")
@@ -33,32 +33,29 @@ class BertClassifier(Bert, Classifier):
         self._out = SmallLinear(out, hidden_size, self.num_labels, device=device)
 
     def slots(self) -> dict[str, WeightSlot]:
-        """All tensors."""
         return super().slots() | collect_slots([self._dense, self._out])
 
     @torch.inference_mode()
     def compute_label_logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Both layers."""
         return self._out(self.activate(self._dense(states)))
 
     @staticmethod
     def activate(x: torch.Tensor) -> torch.Tensor:
-        """What comes between the layers."""
+        """Activation between the two layers."""
         return torch.tanh(x)
 
 
 class RobertaClassifier(BertClassifier, Roberta):
-    """`RobertaForSequenceClassification` and `XLMRobertaForSequenceClassification`."""
+    """`RobertaForSequenceClassification` and `XLMRobertaForSequenceClassification`, with layers of other names."""
 
     head_names: ClassVar[tuple[str, str]] = ("classifier.dense", "classifier.out_proj")
 
 
 class DistilBertClassifier(BertClassifier, DistilBert):
-    """`DistilBertForSequenceClassification`."""
+    """`DistilBertForSequenceClassification`, with ReLU between the layers."""
 
     head_names: ClassVar[tuple[str, str]] = ("pre_classifier", "classifier")
 
     @staticmethod
     def activate(x: torch.Tensor) -> torch.Tensor:
-        """ReLU."""
         return torch.relu(x)

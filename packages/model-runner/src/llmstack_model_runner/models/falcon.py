@@ -1,11 +1,11 @@
-"""Falcon: one key and value for all heads, or one for each group; rotary embedding or ALiBi; tied head."""
+"""Falcon: multi-query or grouped-query attention, RoPE or ALiBi, tied head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from llmstack_model_runner.layers.alibi import alibi_slopes
+from llmstack_model_runner.layers.attention import alibi_slopes
 from llmstack_model_runner.layers.rotary import parse_rope
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int
 from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings, ungrouped_rows
@@ -13,13 +13,12 @@ from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, Lay
 
 
 class Falcon(LayerNormDecoder):
-    """`FalconForCausalLM`."""
+    """`FalconForCausalLM`: Falcon 7B, 40B, 11B and RW."""
 
     root: ClassVar[str] = "transformer."
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
-        """The configuration, checked."""
         max_model_len = read_int(config, "max_position_embeddings", 2048)
         is_alibi = read_bool(config, "alibi", False)
         block = _block(config, is_alibi)
@@ -41,7 +40,7 @@ def _block(config: Mapping[str, Any], is_alibi: bool) -> BlockSettings:
     head_dim = read_head_dim(size, num_heads)
     num_kv_heads = _num_kv_heads(config, num_heads)
     has_bias = read_bool(config, "bias", False)
-    # Rounded as Falcon was trained; the slope is added before the scores are scaled.
+    # Rounded as in Falcon's training; slopes are added before the scores are scaled.
     slopes = alibi_slopes(num_heads).bfloat16().float() * head_dim**-0.5
     return BlockSettings(
         names=_names(config),

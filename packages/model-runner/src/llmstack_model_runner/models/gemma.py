@@ -1,7 +1,7 @@
-"""Gemma 1 to 3: scaled embeddings, norms that store their scale less 1, feed-forward gated by GELU, tied head.
+"""Gemma 1 to 3: scaled embeddings, offset norms, GELU-gated feed-forward.
 
-Gemma 2 adds norms after attention and feed-forward, soft caps, and sliding windows on every other layer; Gemma 3 has no
-soft caps, but norms on queries and keys, windows on five layers of six, and a rotary embedding of their own for these.
+Gemma 2 adds norms after attention and feed-forward, soft caps, and sliding windows on every other layer. Gemma 3 has no
+soft caps. It adds norms on queries and keys, and sliding windows with a RoPE of their own on five layers of six.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llmstack_model_runner.models.config_values import read_bool, read_float, re
 from llmstack_model_runner.models.llama import Llama, Settings, read_llama
 
 _TANH = "gelu_pytorch_tanh"
-# What a configuration means that leaves a field out, as those of Gemma 3 with vision do with most.
+# Defaults of fields that a configuration omits, as those of Gemma 3 with vision omit most.
 _GEMMA1: Mapping[str, Any] = {
     "vocab_size": 256_000,
     "hidden_size": 3072,
@@ -50,37 +50,35 @@ _GEMMA3: Mapping[str, Any] = {
 
 
 class Gemma(Llama):
-    """`GemmaForCausalLM`."""
+    """`GemmaForCausalLM`: Gemma 1 and CodeGemma."""
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked; its first checkpoints say `gelu` and mean its approximation."""
+        """Reads and checks a configuration; `gelu` in the first checkpoints means its tanh approximation."""
         name = config.get("hidden_act") or "gelu"
         return _read({**_GEMMA1, **config}, None, activation=_TANH if name == "gelu" else str(name))
 
 
 class Gemma2(Llama):
-    """`Gemma2ForCausalLM`."""
+    """`Gemma2ForCausalLM`: soft caps, windows on every other layer."""
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         complete = _with_layer_types({**_GEMMA2, **config}, sliding_window_pattern=2)
         soft_cap = _read_optional_float(complete, "attn_logit_softcapping")
         return _read_with_windows(complete, soft_cap=soft_cap)
 
 
 class Gemma3(Llama):
-    """`Gemma3ForCausalLM`."""
+    """`Gemma3ForCausalLM`: text only, windows on five layers of six."""
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         refuse(config, "attn_logit_softcapping")
         pattern = read_int(config, "sliding_window_pattern", 6)
         complete = _with_layer_types({**_GEMMA3, **config}, sliding_window_pattern=pattern)
         full_rope, sliding_rope = _ropes(complete)
-        # Without the ropes, which one reader of them all would not understand.
+        # Without the RoPE parameters: there are two sets, which `read_llama` does not expect.
         settings = _read_with_windows({**complete, "rope_parameters": None, "rope_scaling": None}, has_qk_norm=True)
         layers = [
             replace(layer, rope=full_rope if layer.sliding_window is None else sliding_rope)
@@ -94,21 +92,20 @@ class Gemma3WithVision(Gemma3):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         text_config = config.get("text_config")
         if not isinstance(text_config, Mapping):
             raise ValueError("config.json: text_config must be an object.")
         return super().read_settings(text_config)
 
     def rename(self, name: str) -> str:
-        """Drop the prefix, which comes in two orders."""
+        """Drops the prefix, which checkpoints write in two orders."""
         for prefix, replacement in _PREFIXES.items():
             if name.startswith(prefix):
                 return replacement + name.removeprefix(prefix)
         return name
 
     def is_ignored(self, name: str) -> bool:
-        """Also the vision tower and the projection of its output."""
+        """Whether the tensor belongs to the vision tower, to its projection, or is not needed by the text model."""
         return name.removeprefix("model.").startswith(_VISION_PREFIXES) or super().is_ignored(name)
 
 
@@ -139,7 +136,7 @@ def _read(config: Mapping[str, Any], sliding_window: int | None, **variants: Any
 
 
 def _read_with_windows(config: Mapping[str, Any], **variants: Any) -> Settings:
-    """What Gemma 2 and 3 share."""
+    """Settings that Gemma 2 and 3 share."""
     return _read(
         config,
         None if config.get("sliding_window") is None else read_int(config, "sliding_window"),
@@ -151,7 +148,7 @@ def _read_with_windows(config: Mapping[str, Any], **variants: Any) -> Settings:
 
 
 def _with_layer_types(config: Mapping[str, Any], sliding_window_pattern: int) -> dict[str, Any]:
-    """The configuration with a type for each layer: by default every `sliding_window_pattern`-th sees everything."""
+    """The configuration with a type for each layer; by default every `sliding_window_pattern`-th has no window."""
     default = [
         "sliding_attention" if (index + 1) % sliding_window_pattern else "full_attention"
         for index in range(read_int(config, "num_hidden_layers"))
@@ -164,7 +161,7 @@ def _read_optional_float(config: Mapping[str, Any], name: str) -> float | None:
 
 
 def _ropes(config: Mapping[str, Any]) -> tuple[RopeParameters, RopeParameters]:
-    """Those of layers that see everything and of layers with a window, which older configurations never scale."""
+    """RoPE of layers without and with a window; older configurations scale only the former."""
     head_dim, max_positions = read_int(config, "head_dim"), read_int(config, "max_position_embeddings")
     found = config.get("rope_parameters")
     if not isinstance(found, Mapping):

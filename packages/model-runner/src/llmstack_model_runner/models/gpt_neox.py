@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: parallel residual, rotary embedding of a part of each head, q, k and v joined head by head."""
+"""GPT-NeoX and Pythia: parallel residual, partial RoPE, q, k and v interleaved."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ _NAMES = BlockNames(
 
 
 class GPTNeoX(LayerNormDecoder):
-    """`GPTNeoXForCausalLM`."""
+    """`GPTNeoXForCausalLM`: GPT-NeoX, Pythia and Dolly."""
 
     root: ClassVar[str] = "gpt_neox."
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
-        """The configuration, checked."""
         size, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
         head_dim = read_head_dim(size, num_heads)
         max_model_len = read_int(config, "max_position_embeddings", 2048)
@@ -62,5 +61,5 @@ class GPTNeoX(LayerNormDecoder):
         )
 
     def rename(self, name: str) -> str:
-        """The output head of published checkpoints is `embed_out`."""
+        """Published checkpoints call the output head `embed_out`."""
         return "lm_head.weight" if name == "embed_out.weight" else name

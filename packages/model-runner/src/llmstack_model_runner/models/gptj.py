@@ -1,4 +1,4 @@
-"""GPT-J: attention and feed-forward side by side after one norm, neighbouring dimensions turned together."""
+"""GPT-J: parallel attention and feed-forward, RoPE on neighbouring dimensions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ _NAMES = BlockNames(
 
 
 class GPTJ(LayerNormDecoder):
-    """`GPTJForCausalLM`."""
+    """`GPTJForCausalLM`, whose query and key rows are reordered at load."""
 
     root: ClassVar[str] = "transformer."
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
-        """The configuration, checked."""
         size, num_heads = read_int(config, "n_embd", 4096), read_int(config, "n_head", 16)
         head_dim = read_head_dim(size, num_heads)
         rotary_dim = read_int(config, "rotary_dim", 64)
@@ -65,10 +64,10 @@ class GPTJ(LayerNormDecoder):
 
 
 def _halved_rows(num_heads: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
-    """Row order that puts even dimensions before odd ones, so that halves are turned together, as in other models.
+    """Row order that puts even dimensions before odd ones, so that RoPE rotates halves, as in other models.
 
-    Queries and keys in the same new order have the products of the old one.
+    Scores do not change, since queries and keys are reordered alike.
     """
-    turned = torch.arange(rotary_dim).view(-1, 2).t().reshape(-1)
-    order = torch.cat((turned, torch.arange(rotary_dim, head_dim)))
+    rotated = torch.arange(rotary_dim).view(-1, 2).t().reshape(-1)
+    order = torch.cat((rotated, torch.arange(rotary_dim, head_dim)))
     return (torch.arange(num_heads)[:, None] * head_dim + order).reshape(-1)

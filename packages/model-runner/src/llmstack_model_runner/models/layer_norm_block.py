@@ -1,4 +1,4 @@
-"""One block of models with layer norms: attention and feed-forward, side by side or one after the other."""
+"""Block with layer norms: attention and feed-forward, parallel or sequential."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import (
     Attention,
     AttentionPlans,
@@ -18,15 +17,16 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     collect_slots,
 )
-from llmstack_model_runner.layers.activation import gated_activation, linear_activation
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.linear import gated_activation, linear_activation
 
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
-    """What a checkpoint calls a block's parts, after the block's own prefix.
+    """Names of a block's parts in the checkpoint, without the block's prefix.
 
     Attributes:
-        mlp_norm: None where the feed-forward takes what attention takes, which needs `is_parallel`.
+        mlp_norm: None if the feed-forward shares the norm of attention, which needs `is_parallel`.
         qkv: One name for a joined tensor, or three.
         mlp_in: One name, or two where the first gates the second.
     """
@@ -44,9 +44,12 @@ class BlockSettings:
     """Sizes and variants of one block.
 
     Attributes:
-        is_parallel: Attention and feed-forward both take the block's input.
-        qkv_row_orders: For each name of `names.qkv`, the checkpoint's row for each output; empty where it is the same.
-        alibi_slopes: Of each head, or None.
+        is_parallel: Attention and feed-forward both read the block's input.
+        is_norm_first: Norms precede attention and feed-forward; otherwise they follow each residual sum.
+        attention_scale: Factor of the attention scores; None is head_dim ** -0.5.
+        is_transposed: The checkpoint stores its matrices as [in_features, out_features].
+        qkv_row_orders: For each name of `names.qkv`, the checkpoint's row for each output; empty if in order.
+        alibi_slopes: ALiBi slope of each head, or None.
     """
 
     names: BlockNames
@@ -58,6 +61,9 @@ class BlockSettings:
     eps: float
     activation: str
     is_parallel: bool = False
+    is_norm_first: bool = True
+    attention_scale: float | None = None
+    is_transposed: bool = False
     has_qkv_bias: bool = True
     has_attention_out_bias: bool = True
     has_mlp_bias: bool = True
@@ -80,7 +86,7 @@ class LayerNormBlock:
         head_dim = settings.head_dim
         self._head_dim = head_dim
         self._query_size, self._kv_size = settings.num_heads * head_dim, settings.num_kv_heads * head_dim
-        self._is_parallel = settings.is_parallel
+        self._is_parallel, self._is_norm_first = settings.is_parallel, settings.is_norm_first
         self._rotate = None if rotary is None else HeadRotation(rotary)
 
         def norm(name: str) -> LayerNorm:
@@ -88,7 +94,14 @@ class LayerNormBlock:
 
         def linear(in_features: int, parts: Mapping[str, int], has_bias: bool) -> Linear:
             named = {prefix + name: size for name, size in parts.items()}
-            return Linear(in_features, named, has_bias=has_bias, dtype=dtype, device=device)
+            return Linear(
+                in_features,
+                named,
+                has_bias=has_bias,
+                dtype=dtype,
+                device=device,
+                is_transposed=settings.is_transposed,
+            )
 
         self._attention_norm = norm(names.attention_norm)
         self._qkv = self._make_qkv(prefix, settings, dtype, device)
@@ -97,7 +110,7 @@ class LayerNormBlock:
             settings.num_heads,
             settings.num_kv_heads,
             head_dim,
-            head_dim**-0.5,
+            head_dim**-0.5 if settings.attention_scale is None else settings.attention_scale,
             device=device,
             alibi_slopes=None if slopes is None else slopes.to(device),
         )
@@ -118,11 +131,11 @@ class LayerNormBlock:
             has_bias=settings.has_qkv_bias,
             dtype=dtype,
             device=device,
+            is_transposed=settings.is_transposed,
             part_to_row_order={name: order for name, order in orders if order is not None},
         )
 
     def slots(self) -> dict[str, WeightSlot]:
-        """All tensors."""
         return collect_slots(
             [
                 self._attention_norm,
@@ -142,14 +155,20 @@ class LayerNormBlock:
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        """The block's output."""
+        if not self._is_norm_first:
+            attended = self._attend(hidden, positions, kv_cache, metadata, plans)
+            total = self._attention_norm(self._attention_out(attended, residual=hidden))
+            total = self._feed_forward(total, total)
+            return total if self._mlp_norm is None else self._mlp_norm(total)
         normed = self._attention_norm(hidden)
         attended = self._attend(normed, positions, kv_cache, metadata, plans)
         total = self._attention_out(attended, residual=hidden)
         if self._mlp_norm is not None:
             normed = self._mlp_norm(hidden if self._is_parallel else total)
-        inner = self._mlp_in(normed, self._activation)
-        return self._mlp_out(inner, residual=total)
+        return self._feed_forward(normed, total)
+
+    def _feed_forward(self, normed: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._mlp_out(self._mlp_in(normed, self._activation), residual=residual)
 
     def _attend(
         self,
@@ -166,11 +185,11 @@ class LayerNormBlock:
         if self._rotate is None:
             return self._attention(query, key, value, kv_cache, metadata, plans)
         heads = (query, key, value)
-        return self._attention.turn_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
+        return self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
 
 
 def ungrouped_rows(num_groups: int, queries_per_group: int, head_dim: int) -> torch.Tensor:
-    """Row order that makes all queries, all keys, all values of groups that hold their queries, a key and a value."""
+    """Row order that separates queries, keys and values, which the checkpoint stores group by group."""
     rows = torch.arange(num_groups * (queries_per_group + 2) * head_dim).view(num_groups, -1, head_dim)
     parts = rows[:, :-2], rows[:, -2], rows[:, -1]
     return torch.cat([part.reshape(-1) for part in parts])

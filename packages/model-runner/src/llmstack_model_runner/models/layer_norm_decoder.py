@@ -1,46 +1,83 @@
-"""Decoders of equal blocks with layer norms, which GPT-NeoX, Phi and their kin read their configurations into."""
+"""Decoders of equal blocks with layer norms: GPT-2, OPT, GPT-NeoX, Phi and others."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import (
     Embedding,
     LayerNorm,
+    Linear,
     OutputHead,
     RotaryEmbedding,
     WeightSlot,
     collect_slots,
     plan_attention,
 )
-from llmstack_model_runner.layers.rotary import RopeParameters
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
-from llmstack_model_runner.models.layer_norm_block import BlockSettings, LayerNormBlock
+from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse
+from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings, LayerNormBlock
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """A learned vector for each position.
+
+    Attributes:
+        name: The tensor's name in the checkpoint, without `.weight`.
+        num_unused_rows: Rows before the one of position 0.
+    """
+
+    name: str
+    num_unused_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingProjection:
+    """Matrices between an embedding that is narrower than the blocks, and the blocks.
+
+    Attributes:
+        size: Width of the embedding and of the output head.
+        project_in: Name of the matrix from the embedding to the blocks.
+        project_out: Name of the matrix from the blocks to the output head.
+    """
+
+    size: int
+    project_in: str
+    project_out: str
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
-    """What a configuration comes down to; names are the checkpoint's.
+    """Sizes, names and variants that a configuration gives; names are the checkpoint's.
 
     Attributes:
         layers: Prefix of the blocks' names, before their number.
-        embedding_norm: Normalises the embedding, or None.
+        norm: Name of the norm after the last block, or None.
+        attention_scales: `BlockSettings.attention_scale` of each block; empty if it is the same for all.
+        positions: Learned positions, or None.
+        projection: None if the embedding is as wide as the blocks.
+        embedding_norm: Name of the norm after the embedding, or None.
     """
 
     tokens: str
     layers: str
-    norm: str
+    norm: str | None
     vocab_size: int
     max_model_len: int
     num_layers: int
     block: BlockSettings
+    attention_scales: tuple[float, ...] = ()
     rope: RopeParameters | None = None
+    positions: PositionTable | None = None
+    projection: EmbeddingProjection | None = None
     embedding_norm: str | None = None
     is_tied: bool = False
     has_head_bias: bool = False
@@ -52,6 +89,7 @@ class LayerNormDecoder(CausalLM):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         settings = self.read_settings(config)
         block, size, vocab_size = settings.block, settings.block.hidden_size, settings.vocab_size
+        embedding_size = size if settings.projection is None else settings.projection.size
         self.kv_spec = ModelKVSpec(
             num_layers=settings.num_layers,
             num_kv_heads=block.num_kv_heads,
@@ -60,20 +98,21 @@ class LayerNormDecoder(CausalLM):
             max_model_len=settings.max_model_len,
         )
 
-        def norm(name: str) -> LayerNorm:
-            return LayerNorm(name, size, block.eps, dtype=dtype, device=device)
+        def norm(name: str | None) -> LayerNorm | None:
+            return None if name is None else LayerNorm(name, size, block.eps, dtype=dtype, device=device)
 
-        self._tokens = Embedding(settings.tokens, vocab_size, size, dtype=dtype, device=device)
-        self._embedding_norm = None if settings.embedding_norm is None else norm(settings.embedding_norm)
+        self._tokens = Embedding(settings.tokens, vocab_size, embedding_size, dtype=dtype, device=device)
+        self._positions = _make_positions(settings, dtype, device)
+        self._project_in, self._project_out = _make_projections(settings, dtype, device)
+        self._embedding_norm, self._norm = norm(settings.embedding_norm), norm(settings.norm)
         self._rotary = None if settings.rope is None else RotaryEmbedding(settings.rope, device)
         self._layers = [
             LayerNormBlock(f"{settings.layers}{index}.", block, self._rotary, dtype, device)
-            for index in range(settings.num_layers)
+            for index, block in enumerate(_blocks(settings))
         ]
-        self._norm = norm(settings.norm)
         self._head = OutputHead(
             vocab_size,
-            size,
+            embedding_size,
             dtype=dtype,
             device=device,
             tied_to=self._tokens if settings.is_tied else None,
@@ -83,39 +122,128 @@ class LayerNormDecoder(CausalLM):
     @classmethod
     @abstractmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
-        """The configuration, checked."""
+        """Reads and checks a parsed config.json; a ValueError names the field at fault."""
 
     def slots(self) -> dict[str, WeightSlot]:
-        """All tensors."""
-        return collect_slots([self._tokens, self._embedding_norm, *self._layers, self._norm, self._head])
+        return collect_slots(
+            [
+                self._tokens,
+                self._positions,
+                self._project_in,
+                self._embedding_norm,
+                *self._layers,
+                self._norm,
+                self._project_out,
+                self._head,
+            ]
+        )
 
     def is_ignored(self, name: str) -> bool:
         """Causal masks of old checkpoints, and a copy of a tied head."""
         return name.endswith((".attention.bias", ".attn.bias")) or name == "lm_head.weight" or super().is_ignored(name)
 
     def limit_context(self, max_model_len: int) -> None:
-        """Make the rotary embedding's table for it."""
         if self._rotary is not None:
             self._rotary.limit_positions(max_model_len)
 
     def finish_loading(self) -> None:
-        """Pack the head."""
         self._head.finish_loading()
 
     @torch.inference_mode()
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
-        """Hidden states after the last norm."""
+        """Hidden states after the last norm and projection."""
         plans = plan_attention(metadata, kv_caches[0][0], [None])
-        hidden = self._tokens(token_ids)
-        if self._embedding_norm is not None:
-            hidden = self._embedding_norm(hidden)
+        hidden = self._embed(token_ids, positions)
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             hidden = layer(hidden, positions, kv_cache, metadata, plans)
-        return self._norm(hidden)
+        if self._norm is not None:
+            hidden = self._norm(hidden)
+        return hidden if self._project_out is None else self._project_out(hidden)
+
+    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        hidden = self._tokens(token_ids)
+        if self._project_in is not None:
+            hidden = self._project_in(hidden)
+        if self._positions is not None:
+            hidden = self._positions(positions, addend=hidden)
+        return hidden if self._embedding_norm is None else self._embedding_norm(hidden)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of the given rows."""
         return self._head(hidden)
+
+
+def read_rotary_decoder(
+    config: Mapping[str, Any],
+    names: BlockNames,
+    *,
+    norm: str,
+    max_model_len: int,
+    partial_rotary_factor: float,
+    activation: str,
+    has_head_bias: bool = False,
+    **block: Any,
+) -> DecoderSettings:
+    """Settings of a decoder whose configuration and embedding are named as Llama's, such as Phi and StableLM.
+
+    `max_model_len`, `partial_rotary_factor` and `activation` are defaults; `block` has further fields of
+    `BlockSettings`.
+    """
+    refuse(config, "qk_layernorm", False)
+    size, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
+    head_dim = read_head_dim(size, num_heads)
+    max_model_len = read_int(config, "max_position_embeddings", max_model_len)
+    return DecoderSettings(
+        tokens="model.embed_tokens",
+        layers="model.layers.",
+        norm=norm,
+        vocab_size=read_int(config, "vocab_size"),
+        max_model_len=max_model_len,
+        num_layers=read_int(config, "num_hidden_layers"),
+        rope=parse_rope({"partial_rotary_factor": partial_rotary_factor, **config}, head_dim, max_model_len),
+        is_tied=read_bool(config, "tie_word_embeddings", False),
+        has_head_bias=has_head_bias,
+        block=BlockSettings(
+            names=names,
+            hidden_size=size,
+            num_heads=num_heads,
+            num_kv_heads=read_int(config, "num_key_value_heads", num_heads),
+            head_dim=head_dim,
+            eps=read_float(config, "layer_norm_eps", 1e-5),
+            activation=str(config.get("hidden_act") or activation),
+            **block,
+        ),
+    )
+
+
+def _blocks(settings: DecoderSettings) -> list[BlockSettings]:
+    if not settings.attention_scales:
+        return [settings.block] * settings.num_layers
+    return [replace(settings.block, attention_scale=scale) for scale in settings.attention_scales]
+
+
+def _make_positions(settings: DecoderSettings, dtype: torch.dtype, device: torch.device) -> Embedding | None:
+    table = settings.positions
+    if table is None:
+        return None
+    return Embedding(
+        table.name,
+        settings.max_model_len + table.num_unused_rows,
+        settings.block.hidden_size,
+        dtype=dtype,
+        device=device,
+        num_unused_rows=table.num_unused_rows,
+    )
+
+
+def _make_projections(
+    settings: DecoderSettings, dtype: torch.dtype, device: torch.device
+) -> tuple[Linear | None, Linear | None]:
+    projection, size = settings.projection, settings.block.hidden_size
+    if projection is None:
+        return None, None
+    parts = {projection.project_in: size}, {projection.project_out: projection.size}
+    project_in = Linear(projection.size, parts[0], has_bias=False, dtype=dtype, device=device)
+    return project_in, Linear(size, parts[1], has_bias=False, dtype=dtype, device=device)

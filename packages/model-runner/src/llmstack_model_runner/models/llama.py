@@ -1,7 +1,7 @@
-"""The Llama family: rotary positions, RMS norms, grouped KV heads, gated feed-forward.
+"""Llama family: RoPE, RMS norms, grouped-query attention, gated feed-forward.
 
-Llama, Mistral, Qwen2 and Qwen3 differ in biases, norms on queries and keys, and sliding windows; each class below reads
-its configuration into `Settings`, the rest is shared, also by Gemma and Phi-3 in their own files.
+Llama, Mistral, Qwen2 and Qwen3 differ in biases, norms on queries and keys, and sliding windows. Each class reads its
+configuration into `Settings`; the rest is shared, also with Gemma, Phi-3 and the mixtures of experts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import (
     Embedding,
     OutputHead,
@@ -20,8 +19,9 @@ from llmstack_model_runner.layers import (
     RotaryEmbedding,
     WeightSlot,
     collect_slots,
-    plan_attention,
+    plan_layers,
 )
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
@@ -30,7 +30,7 @@ from llmstack_model_runner.models.llama_layer import LlamaLayer, LlamaLayerSetti
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a configuration comes down to; `layers` has one entry per layer."""
+    """Settings that a configuration is read into; `layers` has one entry per layer."""
 
     hidden_size: int
     vocab_size: int
@@ -42,7 +42,7 @@ class Settings:
 
 
 class Llama(CausalLM):
-    """`LlamaForCausalLM`."""
+    """`LlamaForCausalLM`: Llama 1 to 3 and models of the same shape."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         settings = self.read_settings(config)
@@ -53,6 +53,7 @@ class Llama(CausalLM):
             head_dim=layer.head_dim,
             vocab_size=settings.vocab_size,
             max_model_len=settings.max_model_len,
+            sliding_windows=tuple(entry.sliding_window for entry in settings.layers),
         )
         size, vocab_size = settings.hidden_size, settings.vocab_size
         self._tokens = Embedding(
@@ -73,11 +74,9 @@ class Llama(CausalLM):
             tied_to=self._tokens if settings.is_tied else None,
             soft_cap=settings.logit_soft_cap,
         )
-        self._sliding_windows = {entry.sliding_window for entry in settings.layers}
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         has_bias = read_bool(config, "attention_bias", False)
         return read_llama(
             config,
@@ -87,11 +86,10 @@ class Llama(CausalLM):
         )
 
     def slots(self) -> dict[str, WeightSlot]:
-        """All tensors."""
         return collect_slots([self._tokens, *self._layers, self._norm, self._head])
 
     def optional_slots(self) -> dict[str, WeightSlot]:
-        """Scales of keys and values in 8 bits."""
+        """Scales of 8-bit keys and values."""
         return {name: slot for layer in self._layers for name, slot in layer.optional_slots().items()}
 
     def is_ignored(self, name: str) -> bool:
@@ -99,12 +97,11 @@ class Llama(CausalLM):
         return name == "lm_head.weight" or super().is_ignored(name)
 
     def limit_context(self, max_model_len: int) -> None:
-        """Make the rotary embedding's tables for it."""
+        """Computes the tables of RoPE for the longest context."""
         for rotary in self._rotaries:
             rotary.limit_positions(max_model_len)
 
     def finish_loading(self) -> None:
-        """Pack the head."""
         self._head.finish_loading()
 
     @torch.inference_mode()
@@ -112,10 +109,10 @@ class Llama(CausalLM):
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
         """Hidden states after the last norm."""
-        plans = plan_attention(metadata, kv_caches[0][0], self._sliding_windows)
+        planned = plan_layers(metadata, kv_caches[0][0], self.kv_spec.sliding_windows)
         hidden, residual = self._tokens(token_ids), None
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            hidden, residual = layer(hidden, residual, positions, kv_cache, metadata, plans)
+        for layer, kv_cache, (own_metadata, plans) in zip(self._layers, kv_caches, planned, strict=True):
+            hidden, residual = layer(hidden, residual, positions, kv_cache, own_metadata, plans)
         return self._norm.add(hidden, residual)[0]
 
     @torch.inference_mode()
@@ -129,7 +126,6 @@ class Mistral(Llama):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         window = config.get("sliding_window")
         return read_llama(config, None if window is None else read_int(config, "sliding_window"))
 
@@ -139,17 +135,15 @@ class Qwen2(Llama):
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         window = read_int(config, "sliding_window", 4096) if read_bool(config, "use_sliding_window", False) else None
         return read_llama(config, window, has_qkv_bias=True)
 
 
 class Qwen3(Llama):
-    """`Qwen3ForCausalLM`: norms on each head's queries and keys, a head dimension of its own."""
+    """`Qwen3ForCausalLM`: norms on the heads of queries and keys, explicit head size."""
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         has_bias = read_bool(config, "attention_bias", False)
         window = read_int(config, "sliding_window", 4096) if read_bool(config, "use_sliding_window", False) else None
         return read_llama(
@@ -162,9 +156,9 @@ class Qwen3(Llama):
 
 
 def read_llama(config: Mapping[str, Any], sliding_window: int | None = None, **variants: Any) -> Settings:
-    """The fields that all the family's configurations have.
+    """Reads the fields that all configurations of the family have.
 
-    `sliding_window` holds for the layers that the configuration names, or for all; `variants` are further fields of
+    `sliding_window` applies to the layers that the configuration names, or to all; `variants` are further fields of
     every layer's settings.
     """
     refuse(config, "pretraining_tp", 1)
@@ -201,7 +195,7 @@ def _distinct(ropes: list[RopeParameters]) -> list[RopeParameters]:
 
 
 def _sliding_windows(config: Mapping[str, Any], num_layers: int, sliding_window: int | None) -> list[int | None]:
-    """Each layer's window: by `layer_types`, else from layer `max_window_layers` on, else everywhere."""
+    """Each layer's window: by `layer_types`, else from layer `max_window_layers` on, else in all layers."""
     if sliding_window is None:
         return [None] * num_layers
     kinds = config.get("layer_types")

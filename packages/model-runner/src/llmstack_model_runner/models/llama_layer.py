@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from llmstack_model_runner.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers import (
     Attention,
     AttentionPlans,
@@ -18,6 +17,7 @@ from llmstack_model_runner.layers import (
     WeightSlot,
     collect_slots,
 )
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.rotary import RopeParameters
@@ -28,13 +28,13 @@ class LlamaLayerSettings:
     """Sizes and variants of one block.
 
     Attributes:
-        scale: Of the attention scores; head_dim ** -0.5 if None.
-        soft_cap: Of the attention scores.
-        has_qk_norm: Queries and keys are normed head by head.
-        has_post_norms: The outputs of attention and feed-forward are normed too.
-        is_norm_offset: Norms store their scale less 1.
+        scale: Factor of the attention scores; head_dim ** -0.5 if None.
+        soft_cap: Soft cap of the attention scores, or None.
+        has_qk_norm: Query and key heads are normalised.
+        has_post_norms: The outputs of attention and feed-forward are normalised too.
+        is_norm_offset: Norms are stored as their scale minus 1.
         has_fused_projections: The checkpoint joins q, k and v, and gate and up.
-        experts: In place of the feed-forward, if there are some.
+        experts: Experts that replace the feed-forward, or None.
     """
 
     hidden_size: int
@@ -129,7 +129,6 @@ class LlamaLayer:
         )
 
     def slots(self) -> dict[str, WeightSlot]:
-        """All tensors."""
         return collect_slots(
             [
                 self._attention_norm,
@@ -144,7 +143,7 @@ class LlamaLayer:
         )
 
     def optional_slots(self) -> dict[str, WeightSlot]:
-        """Scales of keys and values that are stored in 8 bits, under either name that checkpoints give them."""
+        """Scales of 8-bit keys and values, under both names that checkpoints use."""
         key_names, value_names = (
             [f"{self._prefix}self_attn.{part}{letter}_scale" for part in ("", f"{letter}_proj.")] for letter in "kv"
         )
@@ -159,10 +158,10 @@ class LlamaLayer:
         metadata: AttentionMetadata,
         plans: AttentionPlans,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The feed-forward's output and the residual it is to be added to."""
+        """The feed-forward's output, and the residual that the next norm adds it to."""
         normed, residual = self._attention_norm.add(hidden, residual)
         heads = self._heads(self._qkv(normed))
-        attended = self._attention.turn_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
+        attended = self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
         attended = self._attention_out(attended)
         if self._post_attention_norm is not None:
             attended = self._post_attention_norm(attended)
@@ -171,7 +170,7 @@ class LlamaLayer:
         return fed if self._post_mlp_norm is None else self._post_mlp_norm(fed), residual
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value [num_tokens, heads, head_dim]."""
+        """Query, key and value, each [num_tokens, heads, head_dim]."""
         head_dim = self._settings.head_dim
         query, key, value = (
             part.view(part.shape[0], -1, head_dim)

@@ -1,4 +1,4 @@
-"""The Llama family with experts in place of the feed-forward: Mixtral and Qwen 3."""
+"""Mixtures of experts of the Llama family: Mixtral and Qwen 3."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from llmstack_model_runner.models.llama import Llama, Qwen3, Settings, read_llam
 
 
 class Mixtral(Llama):
-    """`MixtralForCausalLM`: experts in every layer, whose shares sum to 1; one sliding window for all layers."""
+    """`MixtralForCausalLM`: experts in every layer with weights that sum to 1; one sliding window for all layers."""
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         window = None if config.get("sliding_window") is None else read_int(config, "sliding_window")
         experts = ExpertSettings(
             *_read_numbers(config, 8, 2),
@@ -31,11 +30,10 @@ class Mixtral(Llama):
 
 
 class Qwen3Moe(Qwen3):
-    """`Qwen3MoeForCausalLM`: Qwen 3 with experts in every layer or every few, and one sliding window for all layers."""
+    """`Qwen3MoeForCausalLM`: Qwen 3 with experts in every layer or every n-th; one sliding window for all layers."""
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
-        """The configuration, checked."""
         settings = super().read_settings({**config, "layer_types": None, "max_window_layers": 0})
         experts = ExpertSettings(
             *_read_numbers(config, 128, 8),
@@ -51,7 +49,7 @@ class Qwen3Moe(Qwen3):
 
 
 def _read_numbers(config: Mapping[str, Any], num_experts: int, num_choices: int) -> tuple[int, int]:
-    """Experts, by either name that transformers writes, and those of a token; or the defaults."""
+    """Number of experts, under either name that transformers writes, and number of experts per token."""
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     num_experts = read_int(config, name, num_experts)
     num_choices = read_int(config, "num_experts_per_tok", num_choices)

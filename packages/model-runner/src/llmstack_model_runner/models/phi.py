@@ -1,14 +1,18 @@
-"""Phi 1, 1.5 and 2: attention and feed-forward side by side after one norm, biases everywhere, also in the head."""
+"""Phi family: Phi 1 to 4.
+
+Phi 1, 1.5 and 2 compute attention and feed-forward in parallel after one norm, with biases everywhere, also in the
+head. Phi-3 and Phi-4 are Llama with joined projections, RoPE over a part of each head, and one sliding window.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from llmstack_model_runner.layers.rotary import parse_rope
-from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse
-from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings
-from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder
+from llmstack_model_runner.models.config_values import read_int
+from llmstack_model_runner.models.layer_norm_block import BlockNames
+from llmstack_model_runner.models.layer_norm_decoder import DecoderSettings, LayerNormDecoder, read_rotary_decoder
+from llmstack_model_runner.models.llama import Llama, Settings, read_llama
 
 _NAMES = BlockNames(
     attention_norm="input_layernorm",
@@ -21,34 +25,28 @@ _NAMES = BlockNames(
 
 
 class Phi(LayerNormDecoder):
-    """`PhiForCausalLM`."""
+    """`PhiForCausalLM`: Phi 1, 1.5 and 2."""
 
     @classmethod
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
-        """The configuration, checked."""
-        refuse(config, "qk_layernorm", False)
-        size, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
-        head_dim = read_head_dim(size, num_heads)
-        max_model_len = read_int(config, "max_position_embeddings", 2048)
-        return DecoderSettings(
-            tokens="model.embed_tokens",
-            layers="model.layers.",
+        return read_rotary_decoder(
+            config,
+            _NAMES,
             norm="model.final_layernorm",
-            vocab_size=read_int(config, "vocab_size"),
-            max_model_len=max_model_len,
-            num_layers=read_int(config, "num_hidden_layers"),
-            rope=parse_rope({"partial_rotary_factor": 0.5, **config}, head_dim, max_model_len),
-            is_tied=read_bool(config, "tie_word_embeddings", False),
+            max_model_len=2048,
+            partial_rotary_factor=0.5,
+            activation="gelu_new",
             has_head_bias=True,
-            block=BlockSettings(
-                names=_NAMES,
-                hidden_size=size,
-                inner_size=read_int(config, "intermediate_size", 4 * size),
-                num_heads=num_heads,
-                num_kv_heads=read_int(config, "num_key_value_heads", num_heads),
-                head_dim=head_dim,
-                eps=read_float(config, "layer_norm_eps", 1e-5),
-                activation=str(config.get("hidden_act") or "gelu_new"),
-                is_parallel=True,
-            ),
+            inner_size=read_int(config, "intermediate_size", 4 * read_int(config, "hidden_size")),
+            is_parallel=True,
         )
+
+
+class Phi3(Llama):
+    """`Phi3ForCausalLM`; `longrope` uses its long factors if contexts longer than the original are served."""
+
+    @classmethod
+    def read_settings(cls, config: Mapping[str, Any]) -> Settings:
+        window = None if config.get("sliding_window") is None else read_int(config, "sliding_window")
+        complete = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, **config, "layer_types": None}
+        return read_llama(complete, window, has_fused_projections=True)

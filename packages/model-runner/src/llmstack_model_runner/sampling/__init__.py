@@ -1,4 +1,4 @@
-"""Chooses tokens from logits: masks, processors, penalties, temperature, the sets, seeded draws, log-probabilities."""
+"""Sampling: masks, processors, penalties, seeded draws and log-probabilities."""
 
 from llmstack_model_runner.sampling.bitmask import TokenBitmask, apply_token_bitmask
 from llmstack_model_runner.sampling.logits_processor import (
@@ -12,9 +12,8 @@ from llmstack_model_runner.sampling.logits_processor import (
 )
 from llmstack_model_runner.sampling.logprobs import LogprobsTensors, gather_logprobs
 from llmstack_model_runner.sampling.metadata import RandomRows, SamplingMetadata
-from llmstack_model_runner.sampling.probabilities import target_probabilities
 from llmstack_model_runner.sampling.rows import SamplingRows
-from llmstack_model_runner.sampling.sampler import Sampler, SamplerOutput
+from llmstack_model_runner.sampling.sampler import Sampler, SamplerOutput, target_probabilities
 
 __all__ = [
     "AddedRow",

@@ -1,4 +1,4 @@
-"""Sequences of tokens that must not be generated: the last one is barred where the others were just generated."""
+"""Bad words: token sequences whose last token is masked after the others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class BadWords:
     """Sequences of several tokens, of all rows; parallel arrays.
 
     Attributes:
-        rows: Row of the logits that each sequence is barred in.
-        prefixes: All tokens but the last one, at the right end; -1 before them.
-        lengths: Of the prefixes; at least 1.
+        rows: Row of the logits that each sequence applies to.
+        prefixes: All tokens but the last one, right-aligned, with -1 before them.
+        lengths: Lengths of the prefixes; at least 1.
         token_ids: The last tokens.
     """
 
@@ -29,7 +29,7 @@ class BadWords:
 
     @staticmethod
     def of(sequences: Sequence[tuple[int, Sequence[int]]]) -> BadWords:
-        """From (row of the logits, sequence of at least two tokens)."""
+        """Builds the arrays from pairs of (row of the logits, sequence of at least two tokens)."""
         lengths = np.array([len(sequence) - 1 for _, sequence in sequences], dtype=np.int64)
         prefixes = np.full((len(sequences), int(lengths.max())), -1, dtype=np.int64)
         for index, (_, sequence) in enumerate(sequences):
@@ -41,16 +41,16 @@ class BadWords:
             token_ids=np.array([sequence[-1] for _, sequence in sequences], dtype=np.int64),
         )
 
-    def barred(
+    def masked_tokens(
         self, token_ids: npt.NDArray[np.int32], rows: IntArray, num_known: IntArray, output_indices: IntArray
     ) -> TokenEntries:
-        """The entries to bar in this step. Only generated tokens count: a prompt may say what it likes.
+        """The entries to mask in this step. Sequences match generated tokens only, not the prompt.
 
         Args:
             token_ids: Tokens of the persistent rows. [max_num_rows, max_num_tokens]
             rows: Persistent row of each row of the logits.
-            num_known: Tokens of each row before the one that is chosen, prompt included.
-            output_indices: How many of them were generated.
+            num_known: Number of tokens of each row before the one that is chosen, prompt included.
+            output_indices: Number of generated tokens among them.
         """
         columns = num_known[:, None] - self.prefixes.shape[1] + np.arange(self.prefixes.shape[1])
         tails = token_ids[rows[:, None], np.maximum(columns, 0)]

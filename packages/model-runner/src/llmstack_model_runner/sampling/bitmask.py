@@ -1,4 +1,4 @@
-"""Token bitmasks, as xgrammar and llguidance fill them: one bit per token, 1 where it may come next."""
+"""Token bitmasks in the format of xgrammar and llguidance: one bit per token."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from llmstack_types import TokenMasks
 
 @dataclass(frozen=True, slots=True)
 class TokenBitmask:
-    """The tokens that some rows may take.
+    """The tokens that are allowed in some rows.
 
     Attributes:
-        rows: Distinct rows of the logits; those not named may take any token.
+        rows: Distinct rows of the logits; in other rows every token is allowed.
         bits: Token t is bit t % 32, counted from the lowest, of word t // 32. [num_masked_rows, ceil(vocab_size / 32)]
     """
 
@@ -28,15 +28,15 @@ class TokenBitmask:
 
     @staticmethod
     def of(masks: TokenMasks, request_ids: Sequence[str], num_places: npt.NDArray[np.int64]) -> TokenBitmask:
-        """The masks, of one row at least, as rows of the logits.
+        """The masks of at least one row, by rows of the logits.
 
         Args:
-            masks: For some of the rows that sample.
-            request_ids: All of those rows.
-            num_places: How many rows of the logits each of them has. [num_sampling_rows]
+            masks: Masks of some of the rows that sample.
+            request_ids: All rows that sample.
+            num_places: Number of rows of the logits of each of them. [num_sampling_rows]
 
         Raises:
-            ValueError: A row with a mask does not sample, or there are not as many masks as places.
+            ValueError: A row with a mask does not sample, or the number of masks is not that of the logits' rows.
         """
         index_of = {request_id: index for index, request_id in enumerate(request_ids)}
         try:
@@ -51,7 +51,7 @@ class TokenBitmask:
         return TokenBitmask(rows, words.reshape(len(rows), -1))
 
     def select(self, logits_rows: npt.NDArray[np.int64]) -> TokenBitmask | None:
-        """The masks of some rows of the logits, ascending, which become rows 0, 1, ...; None where they have none."""
+        """The masks of some rows of the logits, ascending, which become rows 0, 1, ...; None if none has a mask."""
         is_chosen = np.isin(self.rows, logits_rows)
         if not is_chosen.any():
             return None
@@ -59,10 +59,10 @@ class TokenBitmask:
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: TokenBitmask) -> None:
-    """Sets the tokens whose bit is 0 to minus infinity, in place; bits beyond the vocabulary mean nothing.
+    """Sets logits of tokens whose bit is 0 to minus infinity, in place; bits beyond the vocabulary are ignored.
 
     Raises:
-        ValueError: The bits are no int32 of the shape that the logits and the rows ask for.
+        ValueError: The bits are not int32, or not of the shape that logits and rows require.
     """
     rows, bits = torch.from_numpy(bitmask.rows), torch.from_numpy(bitmask.bits)
     token_bitmask.apply_token_bitmask(logits, rows.to(logits.device), bits.to(logits.device))

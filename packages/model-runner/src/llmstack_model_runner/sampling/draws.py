@@ -1,4 +1,4 @@
-"""Draws tokens of the rows that are not greedy: temperature, min-p, typical-p, top-k, top-p, in this order."""
+"""Random draws: temperature, min-p, typical-p, top-k and top-p, in this order."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from llmstack_model_runner.sampling.top_k_top_p import MAX_CANDIDATES, exact_top
 from llmstack_model_runner.sampling.typical import typical_mask
 
 _MAX_ENTRIES = 1 << 21
-"""Logits handled at once: 8 MB a temporary tensor. 256 rows of 50,257 in one piece take twice the time, since each
-temporary is then fresh memory from the system."""
+"""Logits processed at once, with temporary tensors of 8 MB. 256 rows of 50,257 in one piece take twice the time, since
+each temporary tensor is then allocated by the system."""
 
 
 def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
     """Token ids of the random rows: int64 [num_random_rows].
 
-    Three ways, by what a row asks for alone: from the whole vocabulary; from its top-k candidates; from its nucleus.
+    A row is drawn from the whole vocabulary, from its top-k candidates, or from its nucleus. The choice depends on the
+    row's parameters alone.
 
     Args:
-        logits: float32 [num_rows, vocab_size]; left as they are.
-        best: The largest of each row. [num_rows]
-        random: Names rows of `logits`.
+        logits: float32 [num_rows, vocab_size]; not changed.
+        best: Largest logit of each row. [num_rows]
+        random: Parameters; rows are those of `logits`.
     """
-    logits = _keep_typical(logits, best, random)
+    if (random.typical_p < 1.0).any():
+        logits = _keep_typical(logits, best, random)
     vocab_size = logits.shape[-1]
     is_small = random.top_k <= min(MAX_CANDIDATES, vocab_size - 1)
     is_whole = (random.top_k >= vocab_size) & (random.top_p >= 1.0)
@@ -45,7 +47,7 @@ def draw(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.
 
 
 def probabilities(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """What `draw` draws from, written out: float32 [num_random_rows, vocab_size]."""
+    """The distributions that `draw` uses: float32 [num_random_rows, vocab_size]."""
     group = RandomGroup.make(_keep_typical(logits, best, random), best, random)
     weights = group.weights(group.logits)
     if (random.top_k < logits.shape[-1]).any() or (random.top_p < 1.0).any():
@@ -55,7 +57,7 @@ def probabilities(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) 
 
 @dataclass(frozen=True, slots=True)
 class RandomGroup:
-    """Some random rows, on the device."""
+    """Logits and parameters of some random rows, on the device."""
 
     logits: torch.Tensor  # [num_rows, vocab_size]
     best: torch.Tensor  # [num_rows, 1]
@@ -74,7 +76,7 @@ class RandomGroup:
         device = logits.device
         rows = torch.from_numpy(random.rows).to(device)
         return RandomGroup(
-            # The rows are distinct and ascending: as many as there are means all.
+            # The rows are distinct and ascending, so equal numbers mean all rows.
             logits=logits if len(rows) == len(logits) else logits[rows],
             best=best[rows][:, None],
             temperature=torch.from_numpy(random.temperature).to(device)[:, None],
@@ -88,9 +90,9 @@ class RandomGroup:
         )
 
     def weights(self, logits: torch.Tensor) -> torch.Tensor:
-        """Probabilities relative to the most likely token's, 0 below min-p.
+        """Probabilities relative to the most likely token's; 0 below min-p.
 
-        The maximum is subtracted before the temperature divides, so that no temperature overflows.
+        The maximum is subtracted before the division by the temperature, so that no temperature overflows.
         """
         weights = logits - self.best
         if self.has_temperature:
@@ -115,14 +117,14 @@ def _draw_top_k(group: RandomGroup) -> torch.Tensor:
 
 
 def _draw_nucleus(group: RandomGroup) -> torch.Tensor:
-    """The nucleus is sought among the best candidates first; only rows with a larger one are sorted."""
+    """Looks for the nucleus among the best candidates; only rows with a larger one are sorted."""
     all_weights = group.weights(group.logits)
     values, token_ids = exact_top_k(group.logits, MAX_CANDIDATES)
     cumulative = group.weights(values).cumsum(dim=-1, dtype=torch.float64)
     kept = num_kept(cumulative, group.top_k, group.top_p, multinomial.total_mass(all_weights))
     chosen = multinomial.invert_prefix(cumulative, kept, group.uniforms)
     result = token_ids.gather(-1, chosen[:, None]).squeeze(-1)
-    # Full width: the nucleus may be larger. A top-k of its own changes the mass that top-p refers to.
+    # At full width the nucleus may be larger. A row with top-k has another mass that top-p refers to.
     is_larger = (kept == cumulative.shape[-1]) | (group.top_k < group.logits.shape[-1])
     rows = is_larger.nonzero().squeeze(-1)
     if len(rows):
@@ -133,7 +135,7 @@ def _draw_nucleus(group: RandomGroup) -> torch.Tensor:
 
 
 def _keep_typical(logits: torch.Tensor, best: torch.Tensor, random: RandomRows) -> torch.Tensor:
-    """The logits with minus infinity outside the typical sets of the rows that have one; a copy if there are such."""
+    """The logits with minus infinity outside the typical set, for rows with typical-p; a copy if there are any."""
     chosen = np.flatnonzero(random.typical_p < 1.0)
     if not len(chosen):
         return logits

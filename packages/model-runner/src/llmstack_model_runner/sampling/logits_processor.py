@@ -1,4 +1,4 @@
-"""Custom logits processors: what one is, how it is found, and how it is told which requests come and go."""
+"""Custom logits processors: protocol, loading, and notification of row changes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _METHODS = ("is_argmax_invariant", "update_state", "apply")
 
 
 class LogitsProcessorError(ValueError):
-    """A logits processor cannot be loaded, or does not do what one does; the text names it."""
+    """A logits processor cannot be loaded or violates the protocol; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddedRow:
-    """A request that came, or came back after a preemption.
+    """A request that is new, or resumed after a preemption.
 
     Attributes:
-        row: Its number for as long as it stays; those of requests that left are given to others.
-        params: Its sampling parameters; `extra_args` holds what the user wrote for processors.
-        num_prompt_tokens: The first of `token_ids`.
-        token_ids: Its tokens, read-only. Grows under the processor's eyes: in each step the prompt and
-            `LogitsRows.num_output_tokens` more are valid, what lies beyond is not. [max_num_tokens]
+        row: Row number while the request runs; numbers of removed requests are reused.
+        params: Sampling parameters; `extra_args` holds the user's arguments for processors.
+        num_prompt_tokens: Number of prompt tokens at the start of `token_ids`.
+        token_ids: Tokens of the request, read-only, updated in place. In each step the prompt and the next
+            `LogitsRows.num_output_tokens` tokens are valid. [max_num_tokens]
     """
 
     row: int
@@ -42,11 +42,11 @@ class AddedRow:
 
 @dataclass(frozen=True, slots=True)
 class LogitsRows:
-    """What the rows of one step's logits belong to; parallel arrays.
+    """Requests of the rows of one step's logits; parallel arrays.
 
     Attributes:
         rows: `AddedRow.row` of each row of the logits; a request whose drafts are verified has several.
-        num_output_tokens: Tokens that the request has generated before the one chosen here.
+        num_output_tokens: Number of tokens generated before the one that is chosen here.
     """
 
     rows: npt.NDArray[np.int64]  # [num_logits]
@@ -54,34 +54,34 @@ class LogitsRows:
 
 
 class LogitsProcessor(Protocol):
-    """Changes the logits of some requests of each batch; one object per engine, called by one thread."""
+    """Changes the logits of some requests of each batch. There is one object per engine, called by one thread."""
 
     def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Makes room: row numbers lie below `max_num_rows`."""
+        """Allocates state; row numbers are below `max_num_rows`."""
 
     def is_argmax_invariant(self) -> bool:
-        """True if the most likely token stays so. Asked once.
+        """Whether the processor never changes the most likely token. Called once.
 
-        Such a processor is called after temperature and for rows drawn at random only; another one before penalties and
-        for all rows.
+        Such a processor is applied after temperature, to random rows only. Others are applied before penalties, to all
+        rows.
         """
 
     def update_state(self, removed: Sequence[int], added: Sequence[AddedRow]) -> None:
-        """Rows that left, then rows that came; called between steps, if there were any."""
+        """Notifies of removed rows, then of added rows; called between steps if there are any."""
 
     def apply(self, logits: torch.Tensor, rows: LogitsRows) -> torch.Tensor:
-        """The new logits, which may be the old ones changed in place: float32 [num_logits, vocab_size]."""
+        """The changed logits, which may be `logits` changed in place: float32 [num_logits, vocab_size]."""
 
 
 class LogitsProcessorType(Protocol):
-    """A class of processors."""
+    """A class of logits processors."""
 
     def __call__(self, max_num_rows: int, vocab_size: int, device: torch.device) -> LogitsProcessor:
-        """Constructs one."""
+        """Constructs a processor of the engine."""
 
 
 class LogitsProcessors:
-    """The processors of one engine, and the arrivals and departures that they have not been told of."""
+    """The processors of one engine, and the row changes that they have not been notified of."""
 
     def __init__(self, processors: Sequence[LogitsProcessor] = ()) -> None:
         self._all = tuple(processors)
@@ -97,18 +97,18 @@ class LogitsProcessors:
     def add_row(
         self, row: int, params: SamplingParams, token_ids: npt.NDArray[np.int32], num_prompt_tokens: int
     ) -> None:
-        """Notes an arrival; `token_ids` is the row's part of the batch's array."""
+        """Queues an added row; `token_ids` is the row's part of the batch's array."""
         view = token_ids.view()
         view.flags.writeable = False
         self._added[row] = AddedRow(row, params, num_prompt_tokens, view)
 
     def remove_row(self, row: int) -> None:
-        """Notes a departure; a request that no step saw is not mentioned at all."""
+        """Queues a removed row; processors are not notified of a request that no step contained."""
         if self._added.pop(row, None) is None:
             self._removed.append(row)
 
     def update(self) -> None:
-        """Tells the processors what was noted."""
+        """Notifies the processors of the queued changes."""
         if not (self._removed or self._added):
             return
         removed, added = self._removed, list(self._added.values())
@@ -117,24 +117,23 @@ class LogitsProcessors:
             processor.update_state(removed, added)
 
     def before_penalties(self, logits: torch.Tensor, rows: LogitsRows) -> torch.Tensor:
-        """Applies those that may change the most likely token."""
+        """Applies the processors that may change the most likely token."""
         return _apply(self._before, logits, rows)
 
     def after_temperature(self, logits: torch.Tensor, rows: LogitsRows) -> torch.Tensor:
-        """Applies the others."""
         return _apply(self._after, logits, rows)
 
     @property
     def has_after_temperature(self) -> bool:
-        """True if there are such."""
+        """Whether any processor is applied after temperature."""
         return bool(self._after)
 
 
 def load_logits_processors(names: Sequence[str]) -> list[LogitsProcessorType]:
-    """The classes of installed packages (entry points of the group, by name), then those named `module:Class`.
+    """Classes of installed packages (entry points, sorted by name), then the given ones, `module:Class`.
 
     Raises:
-        LogitsProcessorError: One cannot be imported, or is none.
+        LogitsProcessorError: A class cannot be imported or is not a logits processor.
     """
     installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)
     return [_load(name) for name in (*(entry.value for entry in installed), *names)]

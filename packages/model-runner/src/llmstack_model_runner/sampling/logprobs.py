@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen and most likely tokens, of the logits as the model gave them."""
+"""Log-probabilities of chosen tokens and of the most likely tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmstack_model_runner.sampling.top_k_top_p import exact_top_k
 from llmstack_types import TokenLogprobs
 
 MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Replaces minus infinity, which JSON does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class LogprobsTensors:
     """Log-probabilities of several positions, on the device.
 
     Attributes:
-        num_top: How many of the most likely tokens each position asked for; at most the width.
+        num_top: Number of most likely tokens that each position reports; at most the width.
     """
 
     chosen_token_ids: torch.Tensor  # [num_positions] int64
@@ -32,17 +32,17 @@ class LogprobsTensors:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All of them, in the order of the fields."""
+        """All tensors, in the order of the fields."""
         return [self.chosen_token_ids, self.chosen_logprobs, self.ranks, self.top_token_ids, self.top_logprobs]
 
     def elsewhere(self, tensors: Sequence[torch.Tensor]) -> LogprobsTensors:
-        """The same with copies of its tensors, in the order of the fields."""
+        """The same object with other tensors, given in the order of the fields."""
         chosen_token_ids, chosen_logprobs, ranks, top_token_ids, top_logprobs = tensors
         return LogprobsTensors(chosen_token_ids, chosen_logprobs, ranks, top_token_ids, top_logprobs, self.num_top)
 
     @staticmethod
     def concatenate(parts: Sequence[LogprobsTensors]) -> LogprobsTensors:
-        """The positions of all parts, in order; narrow ones are filled up with what nobody asked for."""
+        """The positions of all parts in order; narrower parts are padded."""
         if len(parts) == 1:
             return parts[0]
         width = max(part.top_token_ids.shape[1] for part in parts)
@@ -53,7 +53,7 @@ class LogprobsTensors:
         return replace(parts[0].elsewhere(columns), num_top=[num for part in parts for num in part.num_top])
 
     def to_lists(self) -> list[TokenLogprobs]:
-        """One entry per position; waits for the device."""
+        """One entry per position; blocks until the device is done."""
         chosen = zip(self.chosen_token_ids.tolist(), self.chosen_logprobs.tolist(), self.ranks.tolist(), strict=True)
         tops = zip(self.top_token_ids.tolist(), self.top_logprobs.tolist(), self.num_top, strict=True)
         return [
@@ -65,15 +65,15 @@ class LogprobsTensors:
 
 
 def gather_logprobs(logits: torch.Tensor, chosen_token_ids: torch.Tensor, num_top: Sequence[int]) -> LogprobsTensors:
-    """Log-softmax of each row at the chosen token and at its `num_top` most likely ones; -1 means all.
+    """Log-softmax of each row at the chosen token and at its `num_top` most likely tokens; -1 means all.
 
-    The rank of a token is one more than the number of tokens strictly more likely; equally likely ones are reported by
+    The rank of a token is one more than the number of more likely tokens. Equally likely tokens are reported by
     ascending id.
 
     Args:
         logits: float32 [num_positions, vocab_size]
         chosen_token_ids: int64 [num_positions]
-        num_top: One per position.
+        num_top: Number of tokens for each position.
     """
     vocab_size = logits.shape[-1]
     num_top = [vocab_size if num < 0 else min(num, vocab_size) for num in num_top]
@@ -96,7 +96,7 @@ def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _finite(logprobs: torch.Tensor) -> torch.Tensor:
-    """Rows that are no numbers are reported as errors; here they only must not reach JSON."""
+    """Replaces NaN and infinity, which JSON does not have; such rows are reported as errors elsewhere."""
     return logprobs.clamp(min=MIN_LOGPROB).nan_to_num(nan=MIN_LOGPROB)
 
 

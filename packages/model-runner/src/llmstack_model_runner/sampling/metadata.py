@@ -1,4 +1,4 @@
-"""How the tokens of one batch are chosen: the rows' parameters gathered for the sampler."""
+"""Sampling metadata: the parameters of one batch, gathered for the sampler."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from llmstack_model_runner.sampling.penalties import Penalties
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """The rows that are drawn at random; parallel arrays.
+    """Parameters of the rows that are drawn at random; parallel arrays.
 
     Attributes:
         rows: Rows of the logits.
-        top_k: At least 1; the vocabulary size where off.
-        output_indices: How many tokens each request has generated before this one.
+        top_k: At least 1; the vocabulary size if disabled.
+        output_indices: Number of tokens that each request has generated before this one.
     """
 
     rows: npt.NDArray[np.int64]
@@ -34,30 +34,30 @@ class RandomRows:
     output_indices: npt.NDArray[np.int64]
 
     def select(self, index: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> RandomRows:
-        """The chosen ones of these rows."""
+        """The parameters of some of these rows."""
         return RandomRows(*[getattr(self, field.name)[index] for field in fields(self)])
 
     def at_temperature_one(self) -> RandomRows:
-        """The same for logits that were divided by their temperature already."""
+        """The same parameters for logits that are already divided by their temperature."""
         return replace(self, temperature=np.ones_like(self.temperature))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """What the sampler does to each row of the logits; rows not named anywhere are greedy and untouched.
+    """Parameters of the sampler for each row of the logits. Rows without any are greedy and unchanged.
 
     Attributes:
-        random: None when all rows are greedy.
-        barred: Tokens before `min_tokens`, and bad words.
+        random: Parameters of random rows; None if all rows are greedy.
+        masked_tokens: End tokens before `min_tokens`, and last tokens of bad words.
         logprobs: (row, number of most likely tokens) of rows that report log-probabilities.
-        processors: Custom ones, told of all rows.
-        processor_rows: What the rows of the logits are to them; None where there are none.
+        processors: Custom logits processors, notified of all rows.
+        processor_rows: Requests of the logits' rows, for the processors; None if there are no processors.
     """
 
     random: RandomRows | None = None
     bitmask: TokenBitmask | None = None
     allowed: TokenEntries | None = None
-    barred: TokenEntries | None = None
+    masked_tokens: TokenEntries | None = None
     bias: LogitBias | None = None
     penalties: Penalties | None = None
     logprobs: Sequence[tuple[int, int]] = ()
@@ -66,11 +66,11 @@ class SamplingMetadata:
 
     @property
     def has_masks(self) -> bool:
-        """True when something may be hidden by what is done to the logits."""
-        masks = (self.bitmask, self.allowed, self.barred, self.processor_rows)
+        """Whether some tokens may be masked."""
+        masks = (self.bitmask, self.allowed, self.masked_tokens, self.processor_rows)
         return any(mask is not None for mask in masks)
 
     @property
     def has_changes(self) -> bool:
-        """True when some logits are changed before a token is chosen."""
+        """Whether some logits are changed before a token is chosen."""
         return self.has_masks or self.bias is not None or self.penalties is not None

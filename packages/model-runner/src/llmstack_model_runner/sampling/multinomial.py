@@ -1,12 +1,12 @@
-"""Chooses tokens by inverting each row's distribution function at one uniform number."""
+"""Multinomial sampling by inversion of each row's distribution function."""
 
 from __future__ import annotations
 
 import torch
 
 _BLOCK = 128
-"""Entries summed in float32 before the sums are accumulated in float64; fixed, so that a row's sums never depend on the
-batch."""
+"""Number of entries summed in float32 before sums are accumulated in float64. It is fixed, so that a row's sums do not
+depend on the batch."""
 
 
 def block_sums(weights: torch.Tensor) -> torch.Tensor:
@@ -20,15 +20,16 @@ def block_sums(weights: torch.Tensor) -> torch.Tensor:
 
 
 def total_mass(weights: torch.Tensor) -> torch.Tensor:
-    """Sum of each row: float64 [num_rows]."""
+    """Sum of the weights of each row: float64 [num_rows]."""
     return block_sums(weights).cumsum(dim=-1)[:, -1]
 
 
 def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Index of the entry that holds the `uniforms` share of each row's mass: int64 [num_rows].
+    """Index of the entry at which each row's cumulative weight exceeds `uniforms` times its total: int64 [num_rows].
 
-    Entries of weight 0 are never chosen; a row without mass, or of NaN, gets some index within it. Accumulates blocks
-    first, then the chosen block: a third of the time of a float64 cumulative sum over the vocabulary, and as exact.
+    Entries of weight 0 are never chosen. A row of NaN or without mass gets an arbitrary valid index. Blocks are summed
+    first, then the chosen block is searched. This takes a third of the time of a float64 cumulative sum over the
+    vocabulary and is as exact.
 
     Args:
         weights: Not negative, with a positive sum. [num_rows, width]
@@ -48,10 +49,10 @@ def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def invert_prefix(cumulative: torch.Tensor, num_kept: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Like `invert` over the first `num_kept` candidates, whose sums are given: int64 [num_rows].
+    """Like `invert`, over the first `num_kept` candidates with given cumulative sums: int64 [num_rows].
 
     Args:
-        cumulative: Sums of the weights up to and with each candidate, float64. [num_rows, width]
+        cumulative: Cumulative sums of the candidates' weights, float64. [num_rows, width]
         num_kept: From 1 to width. [num_rows]
         uniforms: In [0, 1), float64. [num_rows]
     """
@@ -60,7 +61,7 @@ def invert_prefix(cumulative: torch.Tensor, num_kept: torch.Tensor, uniforms: to
 
 
 def _first_above(cumulative: torch.Tensor, target: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """First column above the target, at most the one that completes the mass: rounding may lift a target up to it."""
+    """First column above the target, at most the one that completes the mass, which rounding may reach."""
     found = torch.searchsorted(cumulative, target[:, None], right=True)
     last = torch.searchsorted(cumulative, mass[:, None])
     return torch.minimum(found, last).clamp_(max=cumulative.shape[-1] - 1).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties over the tokens that requests have seen."""
+"""Repetition, frequency and presence penalties, and counts of tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """What is penalised, and by how much; parallel arrays.
+    """Penalised entries and their penalties; parallel arrays.
 
     Attributes:
-        entries: Distinct: the tokens that each penalised row has seen, in prompt or output.
-        output_counts: How often each was generated; 0 for tokens of the prompt alone.
+        entries: Distinct tokens of each penalised row, in prompt or output.
+        output_counts: Number of times that each was generated; 0 for tokens only in the prompt.
     """
 
     entries: TokenEntries
@@ -30,10 +30,10 @@ class Penalties:
 
 
 def apply_penalties(logits: torch.Tensor, penalties: Penalties) -> None:
-    """Penalises logits in place, at the tokens seen.
+    """Applies penalties to the logits, in place.
 
-    Repetition (Keskar et al., 2019) divides positive and multiplies negative logits of tokens in prompt or output;
-    frequency subtracts per occurrence in the output, presence once; the latter two as the OpenAI API defines them.
+    Repetition (Keskar et al., 2019) divides positive and multiplies negative logits of tokens in prompt or output.
+    Frequency subtracts once per occurrence in the output, presence once per token, as the OpenAI API defines them.
     """
     index = penalties.entries.index(logits.device)
     repetition = torch.from_numpy(penalties.repetition).to(logits.device)
@@ -45,24 +45,25 @@ def apply_penalties(logits: torch.Tensor, penalties: Penalties) -> None:
 
 
 class TokenCounts:
-    """The distinct tokens of each persistent row and how often each was generated: a sparse set per row.
+    """Counts of the distinct tokens of each persistent row, as a sparse set per row.
 
-    The work of a step goes with the tokens seen, not with the vocabulary, and is done for all rows at once (Briggs and
-    Torczon, 1993: a list of members, and for each possible member its place in the list). The arrays are virtual memory
-    until tokens are counted: at most 4 bytes per row and token of the vocabulary, 8 per token of the row.
+    The cost of a step depends on the tokens seen and not on the vocabulary, and all rows are processed at once. A
+    sparse set (Briggs and Torczon, 1993) is a list of members and, for each possible member, its place in the list. The
+    arrays are virtual memory until tokens are counted: at most 4 bytes per row and token of the vocabulary, and 8 per
+    token of the row.
     """
 
     def __init__(self, max_num_rows: int, vocab_size: int, max_num_tokens: int) -> None:
-        """Nothing is counted yet. `max_num_tokens`: Of one row."""
+        """Allocates empty sets. `max_num_tokens`: Maximum number of tokens of one row."""
         width = min(vocab_size, max_num_tokens)
         self._vocab_size = vocab_size
-        self._places = np.zeros((max_num_rows, vocab_size), dtype=np.int32)  # 0 is none, 1 the first column
+        self._places = np.zeros((max_num_rows, vocab_size), dtype=np.int32)  # 0 means none, 1 the first column
         self._token_ids = np.zeros((max_num_rows, width), dtype=np.int32)
         self._output_counts = np.zeros((max_num_rows, width), dtype=np.float32)
         self._num_distinct = np.zeros(max_num_rows, dtype=np.int64)
 
     def set_row(self, row: int, token_ids: IntArray, num_prompt_tokens: int) -> None:
-        """Forgets the row's old tokens; of the given ones the prompt's are seen and the others generated."""
+        """Replaces the row's tokens: those of the prompt count as seen, the others as generated."""
         num_distinct = self._num_distinct[row]
         self._places[row, self._token_ids[row, :num_distinct]] = 0
         self._output_counts[row, :num_distinct] = 0.0
@@ -77,7 +78,7 @@ class TokenCounts:
         np.add.at(self._output_counts, (rows, self._places[rows, token_ids] - 1), 1.0)
 
     def entries(self, rows: IntArray) -> tuple[TokenEntries, FloatArray]:
-        """Distinct tokens of the given rows, which become rows 0, 1, ..., and how often each was generated."""
+        """Distinct tokens of the given rows, which become rows 0, 1, ..., and their counts in the output."""
         num_distinct = self._num_distinct[rows]
         index = np.repeat(np.arange(len(rows)), num_distinct)
         starts = np.cumsum(num_distinct) - num_distinct
@@ -99,7 +100,7 @@ class TokenCounts:
 def add_output_tokens(
     entries: TokenEntries, output_counts: FloatArray, added: TokenEntries, vocab_size: int
 ) -> tuple[TokenEntries, FloatArray]:
-    """The entries with further generated tokens: those of drafts, which no row has counted yet."""
+    """The entries with draft tokens added as generated, which no row has counted yet."""
     keys = np.concatenate([entries.rows, added.rows]) * vocab_size
     keys += np.concatenate([entries.token_ids, added.token_ids])
     counts = np.concatenate([output_counts, np.ones(len(added.rows), dtype=np.float32)])

@@ -1,4 +1,4 @@
-"""The penalties of the persistent rows: who has any, how large, and over which tokens."""
+"""Penalties of the persistent rows: their sizes and the tokens they apply to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmstack_types import SamplingParams
 
 
 class PenaltyRows:
-    """Sizes of penalties as arrays, and counts of tokens, which are made when the first row needs them."""
+    """Sizes of penalties as arrays, and counts of tokens, allocated when the first row needs them."""
 
     def __init__(self, token_ids: npt.NDArray[np.int32], vocab_size: int) -> None:
         """`token_ids`: Tokens of the persistent rows, kept up to date by their owner. [max_num_rows, max_num_tokens]"""
@@ -24,7 +24,7 @@ class PenaltyRows:
         self._sizes = np.zeros((3, max_num_rows), dtype=np.float32)
 
     def set_row(self, row: int, params: SamplingParams, token_ids: IntArray, num_prompt_tokens: int) -> None:
-        """Takes over a request; `token_ids` are its prompt and what it has generated so far."""
+        """Sets a row to a request; `token_ids` are its prompt and its generated tokens so far."""
         sizes = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._is_penalised[row] = sizes != (1.0, 0.0, 0.0)
         if not self._is_penalised[row]:
@@ -36,15 +36,15 @@ class PenaltyRows:
         self._sizes[:, row] = sizes
 
     def has_row(self, row: int) -> bool:
-        """True if the row's request has a penalty."""
+        """Whether the row's request has a penalty."""
         return bool(self._is_penalised[row])
 
     def clear_row(self, row: int) -> None:
-        """Forgets a row's request."""
+        """Removes the penalties of a row."""
         self._is_penalised[row] = False
 
     def count_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
-        """Notes generated tokens; a row may occur several times."""
+        """Counts generated tokens; a row may occur several times."""
         if self._counts is None:
             return
         is_penalised = self._is_penalised[rows]
@@ -54,9 +54,9 @@ class PenaltyRows:
             np.add.at(self._num_counted, rows, 1)
 
     def gather(self, rows: IntArray, num_known: IntArray) -> Penalties | None:
-        """The penalties of the given rows, which become rows 0, 1, ...; None where there are none.
+        """The penalties of the given rows, which become rows 0, 1, ...; None if there are none.
 
-        Tokens between those counted and `num_known` are drafts, generated as far as these logits are concerned.
+        Tokens between the counted ones and `num_known` are drafts, which count as generated for these logits.
         """
         chosen = np.flatnonzero(self._is_penalised[rows])
         if self._counts is None or not len(chosen):

@@ -1,4 +1,4 @@
-"""What happens to logits before a token is drawn: masks, bias, custom processors, penalties, and the greedy choice."""
+"""Processing of logits before a draw: masks, bias, penalties, greedy choice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from llmstack_kernels.first_maximum import first_maximum
+from llmstack_kernels.argmax import argmax
 from llmstack_model_runner.sampling import logit_masks
 from llmstack_model_runner.sampling.bitmask import apply_token_bitmask
 from llmstack_model_runner.sampling.logits_processor import LogitsProcessors, LogitsRows
@@ -16,13 +16,13 @@ from llmstack_model_runner.sampling.penalties import apply_penalties
 
 @dataclass(frozen=True, slots=True)
 class ProcessedLogits:
-    """Logits that only temperature and the sets are still to be applied to.
+    """Logits before temperature and the draw.
 
     Attributes:
-        best: The largest of each row.
-        token_ids: The first of the largest.
-        is_good: False where no token can be chosen.
-        random: As in the metadata, unless the temperature was applied already.
+        best: Largest logit of each row.
+        token_ids: Argmax of each row.
+        is_good: False if no token can be chosen.
+        random: Parameters of random rows, with temperature 1 if it is already applied.
     """
 
     logits: torch.Tensor  # [num_rows, vocab_size]
@@ -33,11 +33,11 @@ class ProcessedLogits:
 
 
 def process_logits(logits: torch.Tensor, metadata: SamplingMetadata) -> ProcessedLogits:
-    """Applies everything that comes before temperature, in place."""
-    # Masks may hide what is not a number.
-    is_number = ~first_maximum(logits)[0].isnan() if metadata.has_masks else None
+    """Applies all stages before temperature, in place."""
+    # Masks may hide NaN.
+    is_number = ~argmax(logits)[0].isnan() if metadata.has_masks else None
     logits = _change(logits, metadata) if metadata.has_changes else logits
-    best, token_ids = first_maximum(logits)
+    best, token_ids = argmax(logits)
     is_good = best.isfinite()
     if is_number is not None:
         is_good &= is_number
@@ -53,8 +53,8 @@ def _change(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
         apply_token_bitmask(logits, metadata.bitmask)
     if metadata.allowed is not None:
         logit_masks.allow_only(logits, metadata.allowed)
-    if metadata.barred is not None:
-        logit_masks.bar(logits, metadata.barred)
+    if metadata.masked_tokens is not None:
+        logit_masks.mask(logits, metadata.masked_tokens)
     if metadata.bias is not None:
         logit_masks.add_bias(logits, metadata.bias)
     if metadata.processors is not None and metadata.processor_rows is not None:
@@ -67,14 +67,14 @@ def _change(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
 def _apply_after_temperature(
     processed: ProcessedLogits, random: RandomRows, processors: LogitsProcessors, rows: LogitsRows
 ) -> ProcessedLogits:
-    """The processors see logits divided by the temperature, the largest of each row being 0."""
+    """Applies processors to logits that are divided by the temperature, with 0 as the largest of each row."""
     index = torch.from_numpy(random.rows).to(processed.logits.device)
     temperature = torch.from_numpy(random.temperature).to(index.device)[:, None]
     scaled = (processed.logits[index] - processed.best[index, None]) / temperature
     random_rows = LogitsRows(rows.rows[random.rows], rows.num_output_tokens[random.rows])
     changed = processors.after_temperature(scaled, random_rows)
     processed.logits[index] = changed
-    best, token_ids = first_maximum(changed)
+    best, token_ids = argmax(changed)
     return replace(
         processed,
         best=processed.best.index_copy(0, index, best),

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a draw depends on (seed, output index) alone, never on the step or the neighbours."""
+"""Counter-based random numbers: functions of seed and output index alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def seeds_array(seeds: Iterable[int]) -> npt.NDArray[np.uint64]:
 def uniforms(seeds: npt.NDArray[np.uint64], output_indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """One number in [0, 1) with 53 random bits per row.
 
-    The output function of SplitMix64 (Steele, Lea, Flood, 2014) over a counter that starts where the mixed seed says;
-    one number per row suffices since tokens are chosen by inverting the distribution function.
+    The output function of SplitMix64 (Steele, Lea, Flood, 2014) over a counter that starts at the mixed seed. One
+    number per row suffices, since tokens are chosen by inverting the distribution function.
     """
     counters = _mix(seeds + _GOLDEN) + (output_indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     return (_mix(counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,12 +1,11 @@
-"""Verifies draft tokens by rejection sampling: what remains is distributed as if there had been no drafts.
+"""Rejection sampling of draft tokens, which keeps the model's distribution.
 
-Rejection sampling (Leviathan et al., Chen et al., 2023) takes a draft x that was guessed for sure with the probability
-p(x) that the model gives it, and otherwise draws from p without x, renormalised. Both steps are one draw from p: the
-draw equals x with probability p(x), and given that it does not, it is distributed as p without x. So each place draws
-its token by its own uniform number, as it would without drafts, and a draft is accepted where it equals that token.
-Nothing is lost, since no rule accepts x more often than p(x), and more is won: the text of a seeded request is the
-same whatever was guessed, which two further random numbers per place would not give. Greedy rows, whose p is one token,
-are no special case.
+Rejection sampling (Leviathan et al., Chen et al., 2023) accepts a deterministic draft x with the model's probability
+p(x), and otherwise draws from p without x, renormalised. Both steps are one draw from p: the draw equals x with
+probability p(x), and otherwise it is distributed as p without x. So each place draws its token by its own uniform
+number, as without drafts, and a draft is accepted if it equals that token. The acceptance rate is optimal, since no
+rule accepts x more often than p(x). The text of a seeded request does not depend on the drafts, which a separate random
+number for acceptance would not achieve. Greedy rows, whose p is one token, are no special case.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 
 NO_DRAFT = -1
-"""Stands where a place has no draft: no token equals it."""
+"""Marks a place without a draft; no token id equals it."""
 
 
 def count_kept(
     token_ids: IntArray, is_good: npt.NDArray[np.bool_], draft_token_ids: IntArray, num_places: IntArray
 ) -> IntArray:
-    """How many of each row's tokens are kept: up to the first that differs from its draft, and with it.
+    """Number of tokens kept in each row: up to and including the first that differs from its draft.
 
-    Later ones were drawn after a draft that turned out wrong. A token that is no good ends its row as well.
+    Later tokens were drawn after a wrong draft. An invalid token ends its row too.
 
     Args:
-        token_ids: What was drawn at each place, rows one after the other. [sum of num_places]
-        is_good: False where nothing could be drawn. [sum of num_places]
+        token_ids: Tokens drawn at each place, row by row. [sum of num_places]
+        is_good: False if no token could be drawn. [sum of num_places]
         draft_token_ids: Parallel to `token_ids`; the last place of each row has `NO_DRAFT`.
         num_places: At least 1. [num_rows]
     """

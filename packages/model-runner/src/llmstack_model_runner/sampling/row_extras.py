@@ -1,4 +1,4 @@
-"""What few requests use beyond temperature and the sets: masks, bias, bad words, logprobs, gathered for a batch."""
+"""Rarely used sampling parameters: masks, bias, bad words and log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmstack_types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class RowExtras:
-    """The extras of one request."""
+    """Rarely used parameters of one request."""
 
     num_logprobs: int | None
     min_tokens: int
@@ -27,11 +27,11 @@ class RowExtras:
 
     @staticmethod
     def of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> RowExtras | None:
-        """None for a request that has none. Ids outside the vocabulary can never be generated and are left out."""
+        """The parameters of a request, or None if it has none. Ids outside the vocabulary are dropped."""
         is_plain = params.logprobs is None and not (
             params.min_tokens or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids
         )
-        # Whoever makes the masks of a constrained row knows whether anything but its end may follow.
+        # The grammar of a constrained row decides whether the row may end.
         min_tokens = 0 if params.structured_outputs is not None else params.min_tokens
         if is_plain:
             return None
@@ -50,19 +50,19 @@ class RowExtras:
 
 @dataclass(frozen=True, slots=True)
 class BatchExtras:
-    """The extras of the rows of one step's logits; good for as long as the same requests come in the same order."""
+    """The extras of one step's rows of logits; valid while steps have the same requests in the same order."""
 
     logprobs: Sequence[tuple[int, int]] = ()
     allowed: TokenEntries | None = None
     bias: LogitBias | None = None
-    endings: TokenEntries | None = None  # barred before the row's min_tokens
+    endings: TokenEntries | None = None  # masked before the row's min_tokens
     min_tokens: IntArray | None = None  # [num_rows]
     bad_tokens: TokenEntries | None = None
     bad_words: BadWords | None = None
 
     @staticmethod
     def of(rows: Mapping[int, RowExtras], num_rows: int) -> BatchExtras:
-        """`rows`: Row of the logits to its extras."""
+        """Gathers the extras. `rows`: Row of the logits to its extras."""
         min_tokens = np.zeros(num_rows, dtype=np.int64)
         min_tokens[list(rows)] = [extras.min_tokens for extras in rows.values()]
         sequences = [(row, sequence) for row, extras in rows.items() for sequence in extras.bad_sequences]
@@ -76,16 +76,16 @@ class BatchExtras:
             bad_words=BadWords.of(sequences) if sequences else None,
         )
 
-    def barred(
+    def masked_tokens(
         self, token_ids: npt.NDArray[np.int32], rows: IntArray, num_known: IntArray, output_indices: IntArray
     ) -> TokenEntries | None:
-        """The entries to bar in this step, for the arguments see `BadWords.barred`; None where there are none."""
+        """Entries to mask in this step, or None; the arguments are those of `BadWords.masked_tokens`."""
         parts = [] if self.bad_tokens is None else [self.bad_tokens]
         if self.endings is not None and self.min_tokens is not None:
             is_early = (output_indices < self.min_tokens)[self.endings.rows]
             parts.append(TokenEntries(self.endings.rows[is_early], self.endings.token_ids[is_early]))
         if self.bad_words is not None:
-            parts.append(self.bad_words.barred(token_ids, rows, num_known, output_indices))
+            parts.append(self.bad_words.masked_tokens(token_ids, rows, num_known, output_indices))
         parts = [part for part in parts if len(part.rows)]
         if len(parts) <= 1:
             return parts[0] if parts else None

@@ -1,8 +1,9 @@
-"""Sampling parameters of the persistent rows, as arrays; what few requests use is kept aside, by row."""
+"""Sampling parameters of the persistent rows, as arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +19,24 @@ from llmstack_types import SamplingParams
 
 
 class SamplingRows:
-    """Sampling parameters by row; a row is set when a request arrives and cleared when it leaves.
+    """Sampling parameters by row. A row is set when a request arrives and cleared when it is removed.
 
-    A step that differs from the last one only in its tokens loops over no request.
+    Rarely used parameters are stored per row. A step that differs from the last one only in its tokens runs no loop
+    over requests.
     """
 
     def __init__(
         self, token_ids: npt.NDArray[np.int32], vocab_size: int, processors: LogitsProcessors | None = None
     ) -> None:
-        """Makes room for as many rows as `token_ids` has.
+        """Allocates as many rows as `token_ids` has.
 
-        `token_ids`: Tokens of the rows, kept up to date by their owner, drafts included. [max_num_rows, max_num_tokens]
+        `token_ids`: Tokens of the rows, updated by their owner, drafts included. [max_num_rows, max_num_tokens]
         """
         max_num_rows = len(token_ids)
         self._token_ids = token_ids
         self._vocab_size = vocab_size
         self._processors = processors or LogitsProcessors()
+        self._has_processors = bool(self._processors)
         self._temperature = np.zeros(max_num_rows, dtype=np.float32)
         self._top_k = np.zeros(max_num_rows, dtype=np.int64)
         self._top_p = np.ones(max_num_rows, dtype=np.float64)
@@ -49,8 +52,8 @@ class SamplingRows:
 
     @property
     def is_all_greedy(self) -> bool:
-        """True if every row takes the most likely token and asks for nothing else."""
-        return not self._rows_beyond_greedy and not self._processors
+        """Whether every row takes the most likely token and uses no other parameter."""
+        return not self._rows_beyond_greedy and not self._has_processors
 
     def set_row(
         self,
@@ -60,8 +63,8 @@ class SamplingRows:
         num_prompt_tokens: int,
         eos_token_ids: tuple[int, ...] = (),
     ) -> None:
-        """Takes over a request's parameters; `token_ids` are its prompt and what it has generated so far."""
-        # A temperature that float32 would round to 0 would turn 0/0 into NaN; this one is as good as greedy.
+        """Sets a row to a request's parameters; `token_ids` are its prompt and its generated tokens so far."""
+        # A temperature that float32 rounds to 0 would compute 0/0; this one is effectively greedy.
         smallest = float(np.finfo(np.float32).tiny)
         self._temperature[row] = 0.0 if params.is_greedy else max(params.temperature, smallest)
         self._top_k[row] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
@@ -77,20 +80,20 @@ class SamplingRows:
             self._batch_rows = None
         if extras is not None or not params.is_greedy or self._penalties.has_row(row):
             self._rows_beyond_greedy.add(row)
-        if self._processors:
+        if self._has_processors:
             self._processors.add_row(row, params, self._token_ids[row], num_prompt_tokens)
 
     def clear_row(self, row: int) -> None:
-        """Forgets a row's request."""
+        """Removes the parameters of a row."""
         self._penalties.clear_row(row)
         self._rows_beyond_greedy.discard(row)
         if self._extras.pop(row, None) is not None:
             self._batch_rows = None
-        if self._processors:
+        if self._has_processors:
             self._processors.remove_row(row)
 
     def count_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
-        """Notes generated tokens, for penalties; a row may occur several times."""
+        """Counts generated tokens for penalties; a row may occur several times."""
         self._penalties.count_tokens(rows, token_ids)
 
     def metadata(
@@ -98,38 +101,43 @@ class SamplingRows:
     ) -> SamplingMetadata:
         """Gathers the given rows, which become rows 0, 1, ... of the logits.
 
-        A row may occur several times: with its drafts in the array of tokens and an output index that goes up by one
-        each time, every occurrence sees the drafts before it as generated.
+        A row with drafts occurs several times, with output indices that increase by one. For each occurrence the drafts
+        before it count as generated.
 
         Args:
             rows: Persistent rows. [num_logits]
-            output_indices: How many tokens each of them has generated. [num_logits]
-            bitmask: Of what grammars allow; names rows of the logits.
+            output_indices: Number of tokens that each of them has generated. [num_logits]
+            bitmask: Tokens that grammars allow, by rows of the logits.
         """
         num_known = self._num_prompt_tokens[rows] + output_indices
-        extras = self._gather_extras(rows)
-        if self._processors:
-            self._processors.update()
-        return SamplingMetadata(
+        metadata = SamplingMetadata(
             random=self._random_rows(rows, output_indices),
             bitmask=bitmask,
-            allowed=extras.allowed,
-            barred=extras.barred(self._token_ids, rows, num_known, output_indices),
-            bias=extras.bias,
             penalties=self._penalties.gather(rows, num_known),
-            logprobs=extras.logprobs,
-            processors=self._processors if self._processors else None,
-            processor_rows=LogitsRows(rows, output_indices) if self._processors else None,
         )
+        if self._extras:
+            extras = self._gather_extras(rows)
+            metadata = replace(
+                metadata,
+                allowed=extras.allowed,
+                masked_tokens=extras.masked_tokens(self._token_ids, rows, num_known, output_indices),
+                bias=extras.bias,
+                logprobs=extras.logprobs,
+            )
+        if self._has_processors:
+            self._processors.update()
+            processor_rows = LogitsRows(rows, output_indices)
+            metadata = replace(metadata, processors=self._processors, processor_rows=processor_rows)
+        return metadata
 
     def logprob_rows(self, rows: IntArray) -> Sequence[tuple[int, int]]:
-        """(index into `rows`, number of most likely tokens) of those that report log-probabilities."""
+        """Pairs of (index into `rows`, number of most likely tokens) of rows that report log-probabilities."""
         return self._gather_extras(rows).logprobs
 
     def _gather_extras(self, rows: IntArray) -> BatchExtras:
         if not self._extras:
             return BatchExtras()
-        # In most steps the same requests decode in the same order.
+        # Most steps have the same requests in the same order as the step before.
         key = rows.tobytes()
         if key != self._batch_rows:
             found = {index: self._extras[row] for index, row in enumerate(rows.tolist()) if row in self._extras}

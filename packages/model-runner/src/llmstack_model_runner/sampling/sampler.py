@@ -1,4 +1,4 @@
-"""Chooses one token per row of the logits."""
+"""Sampler: one token per row of the logits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from llmstack_model_runner.sampling.draws import draw, probabilities
 from llmstack_model_runner.sampling.logprobs import LogprobsTensors, gather_logprobs
 from llmstack_model_runner.sampling.metadata import SamplingMetadata
 from llmstack_model_runner.sampling.processing import ProcessedLogits, process_logits
-
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+from llmstack_types.vocabulary import LogprobsMode, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +19,9 @@ class SamplerOutput:
     """The chosen tokens, on the device.
 
     Attributes:
-        is_good: False where no token can be chosen: logits that are not numbers, or no token allowed. The token
-            id means nothing there.
-        logprob_rows: The rows that `logprobs` is about.
+        is_good: False if no token can be chosen, because logits are NaN or no token is allowed. The token id is then
+            arbitrary.
+        logprob_rows: Rows of the logits that `logprobs` belongs to.
     """
 
     token_ids: torch.Tensor  # [num_rows] int64
@@ -31,34 +30,37 @@ class SamplerOutput:
     logprobs: LogprobsTensors | None = None
 
     def on_host(self) -> SamplerOutput:
-        """The tokens where the host can read them; waits for the device."""
+        """The tokens in host memory; blocks until the device is done."""
+        if self.token_ids.device.type == "cpu":
+            return self
         return replace(self, token_ids=self.token_ids.cpu(), is_good=self.is_good.cpu())
 
 
 class Sampler:
-    """All rows at once; keeps nothing from step to step.
+    """Samples all rows at once, without state between steps.
 
-    The order is: bitmask, allowed tokens, barred tokens (`min_tokens`, bad words), logit bias, custom processors,
-    penalties (repetition, frequency, presence), then greedy choice; or temperature, custom processors that keep the
-    most likely token, min-p, typical-p, top-k, top-p and the draw.
+    The order is: bitmask, allowed tokens, masked tokens (`min_tokens`, bad words), logit bias, custom processors, and
+    penalties (repetition, frequency, presence). Greedy rows then take the argmax. Random rows go on with temperature,
+    argmax-invariant custom processors, min-p, typical-p, top-k, top-p and the draw.
     """
 
     def __init__(self, logprobs_mode: str = "raw_logprobs") -> None:
-        """`logprobs_mode`: Log-probabilities are those of the logits before all of it, or after all of it.
+        """`logprobs_mode`: `raw_logprobs` of the model's logits, or `processed_logprobs` of the sampled distribution.
 
         Raises:
-            ValueError: It is neither `raw_logprobs` nor `processed_logprobs`.
+            ValueError: The mode is unknown.
         """
-        if logprobs_mode not in LOGPROBS_MODES:
-            raise ValueError(f"logprobs_mode {logprobs_mode[:64]!r} is unknown; use {' or '.join(LOGPROBS_MODES)}")
+        known = words_of(LogprobsMode)
+        if logprobs_mode not in known:
+            raise ValueError(f"logprobs_mode {logprobs_mode[:64]!r} is unknown; use {' or '.join(known)}")
         self._is_raw = logprobs_mode == "raw_logprobs"
 
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         """Chooses a token per row.
 
         Args:
-            logits: float32 [num_rows, vocab_size]; overwritten where the metadata changes logits.
-            metadata: Names rows of `logits`.
+            logits: float32 [num_rows, vocab_size]; overwritten if the metadata changes logits.
+            metadata: Parameters; rows are those of `logits`.
         """
         logprob_rows = [row for row, _ in metadata.logprobs]
         raw = logits[logprob_rows] if logprob_rows and self._is_raw else None
@@ -78,7 +80,7 @@ class Sampler:
 
 
 def _processed_logits(processed: ProcessedLogits, rows: list[int]) -> torch.Tensor:
-    """Logits whose log-softmax is the logarithm of what each row's token was chosen by; greedy rows have no sets."""
+    """Logits whose softmax is the distribution that each row's token is sampled from, without sets if greedy."""
     logits = processed.logits[rows]
     if processed.random is None:
         return logits
@@ -88,3 +90,21 @@ def _processed_logits(processed: ProcessedLogits, rows: list[int]) -> torch.Tens
         index = torch.from_numpy(np.searchsorted(rows, random.rows)).to(logits.device)
         logits[index] = probabilities(processed.logits, processed.best, random).log_()
     return logits
+
+
+def target_probabilities(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    """Probability of every token under each row's parameters: float32 [num_rows, vocab_size].
+
+    The probabilities are those that the sampler draws from, after all stages. A greedy row has probability 1 at its
+    argmax. A row from which no token can be drawn has NaN or arbitrary values.
+
+    Args:
+        logits: float32 [num_rows, vocab_size]; not changed.
+        metadata: Parameters; rows are those of `logits`.
+    """
+    processed = process_logits(logits.clone() if metadata.has_changes else logits, metadata)
+    result = torch.zeros_like(logits).scatter_(-1, processed.token_ids[:, None], 1.0)
+    if processed.random is not None:
+        rows = torch.from_numpy(processed.random.rows).to(logits.device)
+        result[rows] = probabilities(processed.logits, processed.best, processed.random)
+    return result

@@ -1,4 +1,4 @@
-"""Top-k and top-p sets, exact to the tie: of equal values the lower token id goes first."""
+"""Top-k and top-p sets with exact ties: lower token ids first."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import torch
 from llmstack_model_runner.sampling.fast_cpu import select_largest
 
 MAX_CANDIDATES = 256
-"""Rows whose set is no larger are sampled from their best candidates; the others from the sorted vocabulary.
+"""Rows with a set of at most this size are sampled from their best candidates, others from the sorted vocabulary.
 
-Which way a row takes depends on that row alone: choosing 256 of 50,257 costs a fortieth of sorting them.
+The choice depends on the row alone. Selecting 256 of 50,257 costs a fortieth of sorting them.
 """
 
 
 def exact_top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row, best first, ties by index: (values, indices), both [num_rows, k].
+    """The k largest values of each row, best first, ties by index: (values, indices), both [num_rows, k].
 
-    `torch.topk` leaves open which of several equal values it takes and in which order. Logits of bfloat16 models are
-    full of ties.
+    `torch.topk` does not specify the choice and order of equal values, and logits of bfloat16 models have many ties.
     """
     k = min(k, values.shape[-1])
     if values.device.type != "cpu":
@@ -39,9 +38,9 @@ def exact_top_k(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _top_k_by_keys(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same without asking the device whether there are ties: value and index make one integer, so that none are."""
-    bits = (values + 0.0).view(torch.int32)  # of the two zeros one
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # ascending as the values are
+    """`exact_top_k` without reading from the device: value and index form one integer key, so that no ties exist."""
+    bits = (values + 0.0).view(torch.int32)  # maps -0.0 to 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # ordered as the values are
     num_values = values.shape[-1]
     places = torch.arange(num_values - 1, -1, -1, device=values.device)
     keys = torch.topk(ordered * num_values + places, k, dim=-1).values
@@ -56,7 +55,7 @@ def _order_ties(values: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tens
 
 
 def _repair_cut(values: torch.Tensor, top: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Where the k-th value occurs beyond k too, takes its lowest indices; `top` is sorted, the result is not."""
+    """Chooses the lowest indices if the k-th value occurs beyond k too; `top` is sorted, the result is not."""
     threshold = top[:, -1:]
     rows, candidates = (values == threshold).nonzero(as_tuple=True)
     rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
@@ -71,10 +70,10 @@ def _repair_cut(values: torch.Tensor, top: torch.Tensor, indices: torch.Tensor) 
 def num_kept(cumulative: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Size of the smallest prefix whose mass reaches top_p of `total`, at most top_k and at least 1: [num_rows].
 
-    A result of the full width may mean that the candidates are too few to tell.
+    A result of the full width may mean that there are too few candidates.
 
     Args:
-        cumulative: Sums of the weights up to and with each candidate, best first, float64. [num_rows, width]
+        cumulative: Cumulative sums of the candidates' weights, best first, float64. [num_rows, width]
         top_k: At least 1. [num_rows]
         top_p: 1 or more keeps everything. [num_rows]
         total: Mass that top_p refers to, float64. [num_rows]
@@ -86,9 +85,9 @@ def num_kept(cumulative: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
 
 
 def top_k_top_p_mask(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The tokens of the top-k set that make up the smallest set of mass >= top_p within it: bool, like `weights`.
+    """The smallest set of mass >= top_p within the top-k set: bool, like `weights`.
 
-    Sorts each row: for rows whose set may be large.
+    Sorts each row, which pays off for rows whose set may be large.
     """
     ordered = _sort_descending(weights)
     cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
@@ -98,7 +97,7 @@ def top_k_top_p_mask(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Te
     mask = weights >= threshold
     num_surplus = mask.sum(dim=-1) - kept
     rows = (num_surplus > 0).nonzero().squeeze(-1)
-    if len(rows):  # More tokens have the last one's weight than fit: the highest ids go.
+    if len(rows):  # If more tokens tie with the last one than fit, those with the highest ids are dropped.
         is_equal = weights[rows] == threshold[rows]
         num_equal_kept = is_equal.sum(dim=-1) - num_surplus[rows]
         mask[rows] &= ~is_equal | (is_equal.cumsum(dim=-1) <= num_equal_kept[:, None])
@@ -108,7 +107,7 @@ def top_k_top_p_mask(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Te
 def _sort_descending(weights: torch.Tensor) -> torch.Tensor:
     if weights.device.type != "cpu":
         return weights.sort(dim=-1, descending=True).values
-    # numpy sorts values alone with SIMD: a quarter of torch's time, which sorts indices along.
+    # numpy sorts plain values with SIMD, in a quarter of the time of torch, which sorts indices too.
     ordered = weights.numpy().copy()
     ordered.sort(axis=-1)
     return torch.from_numpy(ordered).flip(-1)

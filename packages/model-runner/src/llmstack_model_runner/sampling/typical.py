@@ -1,4 +1,4 @@
-"""Locally typical sampling (Meister et al., 2023): the tokens whose surprise is nearest to the expected one."""
+"""Locally typical sampling (Meister et al., 2023)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _BINS_PER_NAT = 32.0
 
 
 def typical_mask(weights: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
-    """The smallest set of mass >= typical_p, by how typical the surprise is, ties by id: bool, like `weights`.
+    """The set of mass >= typical_p whose surprise is nearest to the entropy, ties by id: bool, like `weights`.
 
-    The surprise of a token is minus the logarithm of its probability, the expected one the distribution's entropy. Up
-    to a constant and the sign, these are the logarithm of the weight and its mean.
+    The surprise of a token is minus the logarithm of its probability; its expectation is the entropy. Up to sign and a
+    constant, these are the logarithm of the weight and its mean.
 
     Args:
-        weights: Probabilities up to a factor of each row; 0 is never typical. float32 [num_rows, vocab_size]
+        weights: Unnormalised probabilities of each row; 0 is never typical. float32 [num_rows, vocab_size]
         typical_p: 1 or more keeps everything. float64 [num_rows]
     """
     mass = multinomial.total_mass(weights)
@@ -31,7 +31,7 @@ def typical_mask(weights: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor
 
 
 def _nearest_by_sorting(weights: torch.Tensor, distances: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The entries of the least distances that have the target mass together: bool, like `weights`."""
+    """The entries of the smallest distances that reach the target mass: bool, like `weights`."""
     order = distances.sort(dim=-1, stable=True).indices
     cumulative = weights.gather(-1, order).cumsum(dim=-1, dtype=torch.float64)
     num_kept = torch.searchsorted(cumulative, target[:, None]) + 1
@@ -40,7 +40,7 @@ def _nearest_by_sorting(weights: torch.Tensor, distances: torch.Tensor, target: 
 
 
 def _nearest_by_bins(weights: torch.Tensor, distances: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The same, sorting only the bin of distances in which the target is reached: a third of the time."""
+    """The same entries in a third of the time, by sorting only the bin in which the target is reached."""
     num_rows = len(weights)
     # Infinite and undefined distances are in the last bin.
     bins = np.fmin(distances.numpy() * np.float32(_BINS_PER_NAT), np.float32(_NUM_BINS - 1)).astype(np.int64)

@@ -1,7 +1,7 @@
-"""Fills models with weights: from safetensors files, or made up."""
+"""Weights of models: loading from safetensors files, or dummy weights."""
 
 from llmstack_model_runner.weights.dtype import resolve_dtype
 from llmstack_model_runner.weights.load import load_weights
-from llmstack_model_runner.weights.quantization import describe_quantization, refuse_quantized_checkpoint
+from llmstack_model_runner.weights.quantization import describe_quantization, num_weight_bytes
 
-__all__ = ["describe_quantization", "load_weights", "refuse_quantized_checkpoint", "resolve_dtype"]
+__all__ = ["describe_quantization", "load_weights", "num_weight_bytes", "resolve_dtype"]

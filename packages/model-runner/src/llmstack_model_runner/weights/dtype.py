@@ -1,4 +1,4 @@
-"""Which floating type a model computes in."""
+"""Data type that a model computes in."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from llmstack_model_files import check_safetensors, safetensors_files
+from llmstack_types.vocabulary import DTYPE_ALIASES, DType, words_of
 
 _NAME_TO_DTYPE: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "float": torch.float32,
-    "half": torch.float16,
 }
 _SAFETENSORS_TO_DTYPE: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
@@ -27,10 +26,10 @@ _SAFETENSORS_TO_DTYPE: Mapping[str, torch.dtype] = {
 def resolve_dtype(
     name: str, config: Mapping[str, Any], model_path: str | Path, load_format: str = "auto"
 ) -> torch.dtype:
-    """The type that `name` asks for; `auto` takes the configuration's, else the first weight's, else float32.
+    """The data type for a value of `--dtype`; `auto` is the configuration's, else the first weight's, else float32.
 
     Raises:
-        ValueError: Unknown name.
+        ValueError: The name is unknown.
     """
     if name != "auto":
         return _by_name(name, "dtype")
@@ -46,7 +45,8 @@ def resolve_dtype(
 
 
 def _by_name(name: str, field: str) -> torch.dtype:
-    dtype = _NAME_TO_DTYPE.get(name)
+    dtype = _NAME_TO_DTYPE.get(DTYPE_ALIASES.get(name, name))
     if dtype is None:
-        raise ValueError(f"{field} {name[:64]!r} is not supported; float32, bfloat16 and float16 are.")
+        _, *others, last = words_of(DType)  # `auto` names none
+        raise ValueError(f"{field} {name[:64]!r} is not supported; {', '.join(others)} and {last} are.")
     return dtype

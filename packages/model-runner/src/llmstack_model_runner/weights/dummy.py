@@ -1,4 +1,4 @@
-"""Made-up weights: right shapes, reproducible values, no file."""
+"""Dummy weights: correct shapes and reproducible values without a file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 _STANDARD_DEVIATION = 0.02
-# Values are slices of one buffer of this many normal numbers, since drawing 124 million takes a second on one core. A
-# prime length, so that the rows of a table start at different places.
+# Values are slices of one buffer of this many normal numbers, since drawing 124 million takes a second on one core. The
+# length is prime, so that the rows of a table start at different places.
 _BUFFER_SIZE = 4_194_301
 
 
@@ -19,7 +19,7 @@ def dummy_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor for each slot: normal matrices and biases, scales near 1; equal for equal seeds, on any device.
 
-    They are laid out on `device` (the CPU by default), so that only the numbers drawn travel there: 16 MB, not 32 GB.
+    They are expanded on `device` (the CPU by default), so that only the random numbers are copied: 16 MB, not 32 GB.
     """
     generator = torch.Generator().manual_seed(seed)
     buffer = (torch.randn(_BUFFER_SIZE, generator=generator) * _STANDARD_DEVIATION).to(device)
@@ -28,7 +28,7 @@ def dummy_weights(
         size = torch.Size(slot.shape).numel()
         tensor = _cyclic_slice(buffer, offset, size).view(slot.shape)
         if tensor.device.type != "cpu":
-            # A layer may keep it: all of them reading one buffer would be reading a GPU's cache.
+            # A copy, since layers that all read one buffer would read from a GPU's cache.
             tensor = tensor.clone()
         offset = (offset + size) % _BUFFER_SIZE
         yield name, tensor + 1 if slot.kind is WeightKind.SCALE else tensor

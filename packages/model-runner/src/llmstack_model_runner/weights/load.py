@@ -1,4 +1,4 @@
-"""Loads a model's weights from a folder, checking every file before it is mapped."""
+"""Loading of weights from a folder, with checks before files are mapped."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from llmstack_model_files import check_safetensors, safetensors_files
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.weights.dummy import dummy_weights
+from llmstack_types.vocabulary import LoadFormat, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +29,16 @@ def load_weights(
     device: torch.device | None = None,
     is_batch_invariant: bool = False,
 ) -> None:
-    """Fill `model` and make it ready to run.
+    """Loads all weights of `model` and makes it ready to run.
 
-    Files are mapped, not read into memory; each layer takes what it needs in its own type, so `dtype` only serves the
-    log. `dummy` needs no files: equal seeds give equal weights, made on `device`. With a `quantization`, each linear
-    layer is quantized and drops what it read as soon as it has all its weights; `is_batch_invariant` layers give a
-    row the same bits however many there are.
+    Files are mapped and not read into memory. Each layer converts its tensors to its own type, so `dtype` is only
+    logged. The format `dummy` needs no files; equal seeds give equal weights, generated on `device`. With a
+    `quantization`, each linear layer is quantized and drops its tensors as soon as it has all of them. Layers that are
+    `is_batch_invariant` give a row the same bits in any number of rows.
 
     Raises:
-        ValueError: Unknown format; tensors missing, unexpected or of a wrong shape.
-        llmstack_model_files.ModelFilesError: No weights, or a damaged file.
+        ValueError: The format is unknown, or tensors are missing, unexpected or of a wrong shape.
+        llmstack_model_files.ModelFilesError: There are no weights, or a file is damaged.
     """
     started_s = time.perf_counter()
     with packed_linears(quantization, is_batch_invariant):
@@ -52,9 +53,10 @@ def _weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     if load_format == "dummy":
         return dummy_weights(model.slots(), seed, device)
-    if load_format in ("auto", "safetensors"):
+    if load_format in words_of(LoadFormat):
         return _read_safetensors(safetensors_files(model_path))
-    raise ValueError(f"load format {load_format[:64]!r} is unknown; auto, safetensors and dummy are known.")
+    *others, last = words_of(LoadFormat)
+    raise ValueError(f"load format {load_format[:64]!r} is unknown; {', '.join(others)} and {last} are known.")
 
 
 def _read_safetensors(paths: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:

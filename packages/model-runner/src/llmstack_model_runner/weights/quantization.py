@@ -1,33 +1,24 @@
-"""Quantization while loading: from what it starts, and how its layers are then computed."""
+"""Description of quantization at load, for the log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
 
 import torch
 
-from llmstack_kernels.linear import QUANTIZATIONS, computes_quantized
-
-_FIELDS = ("quantization_config", "compression_config")
-
-
-def refuse_quantized_checkpoint(config: Mapping[str, Any]) -> None:
-    """ValueError if a config.json says that the checkpoint's own weights are quantized, by whatever method."""
-    for name in _FIELDS:
-        found = config.get(name)
-        if found:
-            method = found.get("quant_method") if isinstance(found, Mapping) else None
-            known = f"{', '.join(QUANTIZATIONS[:-1])} or {QUANTIZATIONS[-1]}"
-            raise ValueError(
-                f"config.json: {name}: the weights are quantized already (by {str(method)[:64]}); only those in full "
-                f"precision are loaded, which the option `quantization` then makes {known} of."
-            )
+from llmstack_kernels.linear import bits_per_weight, computes_quantized
+from llmstack_model_runner.models.base import Model
 
 
 def describe_quantization(scheme: str, dtype: torch.dtype, device: torch.device) -> str:
-    """The scheme, and whether it saves anything."""
+    """The scheme, with a note if it saves neither memory nor time."""
     if computes_quantized(dtype, device.type, scheme):
         return scheme
     name = str(dtype).removeprefix("torch.")
     return f"{scheme}, widened again, which saves neither memory nor time: no kernel here computes {name} from {scheme}"
+
+
+def num_weight_bytes(model: Model, dtype: torch.dtype, quantization: str | None = None) -> int:
+    """Bytes of weights that a step reads, as if all of them were linear layers."""
+    num_bits = 8 * dtype.itemsize if quantization is None else bits_per_weight(quantization)
+    return int(sum(math.prod(slot.shape) for slot in model.slots().values()) * num_bits / 8)

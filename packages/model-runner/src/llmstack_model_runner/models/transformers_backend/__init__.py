@@ -1,11 +1,12 @@
-"""Models of the package transformers over the paged KV storage: its own modelling code, with our attention plugged in.
+"""Models of the package transformers over the paged KV storage.
 
-Only this folder imports transformers, and nobody imports this folder before such a model is asked for.
+The modelling code is that of transformers, with another attention function. Only this folder imports transformers, and
+it is imported only when such a model is loaded.
 
-- `resolve`: from config.json to a class of transformers, or a sentence that says why not
-- `load`: weights into it, without a second copy
-- `attention`: the attention function that the class is given
-- `probe`: what the model asks of attention, found out by running it, and refusals of what blocks cannot give it
-- `head`: hidden states to logits, through the class's own last lines
-- `model`: all of it as a `CausalLM`
+- `resolve`: from config.json to a class of transformers, or an error of one sentence
+- `load`: loading of weights without a second copy
+- `attention`: the attention function for transformers' layers
+- `probe`: a run on a few tokens, which finds out what attention the model needs and rejects what is not supported
+- `head`: hidden states to logits, by the model's own code
+- `model`: the backend as a `CausalLM`
 """

@@ -1,4 +1,4 @@
-"""The attention function that transformers' layers call: writes keys and values into blocks, then attends over them."""
+"""Attention function for the layers of transformers, over paged KV storage."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from llmstack_kernels.paged_attention import paged_attention
+from llmstack_kernels.paged_attention import AttentionInputs, paged_attention
 from llmstack_kernels.reshape_and_cache import reshape_and_cache
-from llmstack_model_runner.attention_metadata import AttentionMetadata
-from llmstack_model_runner.layers.attention import AttentionPlans, plan_attention
+from llmstack_model_runner.layers.attention import AttentionPlans, plan_layers
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.models.base import KVCaches
 
 IMPLEMENTATION = "llmstack_paged"
-"""Our name in transformers' table of attention functions. It is in no table of masks, so models make none."""
+"""Name in transformers' table of attention functions. It is in no table of masks, so models create none."""
 
 PROBE_IMPLEMENTATION = "llmstack_paged_probe"
-"""The same function under a name that is in the table of masks too: models hand their masks' rules to the probe."""
+"""Name of the same function that is in the table of masks too, so that models pass their mask rules to the probe."""
 
 MaskRule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(batch, head, query position, key position), all int64 scalars, to whether the key is seen."""
+"""Maps (batch, head, query position, key position), all int64 scalars, to whether the key is visible."""
 
 _ATTEND_ATTRIBUTE = "llmstack_attend"
 _RULE_ATTRIBUTE = "llmstack_rule"
@@ -32,11 +32,11 @@ _RULE_ATTRIBUTE = "llmstack_rule"
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One layer's request for attention over flat tokens.
+    """One layer's call of attention over flat tokens.
 
     Attributes:
-        mask: What the model made as a mask; None in serving, where no masks are made.
-        options: Everything else that the model passed by name.
+        mask: The model's mask; None in serving, where no masks are created.
+        options: All other keyword arguments of the call.
     """
 
     module: nn.Module
@@ -49,15 +49,15 @@ class AttentionCall:
 
 
 class Attend(Protocol):
-    """Answers a layer's request."""
+    """Computes attention for a layer's call."""
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        """[num_tokens, num_heads, value_dim]."""
+        """Output of attention: [num_tokens, num_heads, value_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """A layer as it was seen to ask for attention."""
+    """An attention layer as the probe observed it."""
 
     module: nn.Module
     num_kv_heads: int
@@ -66,7 +66,7 @@ class AttentionLayer:
 
 
 class PagedAttention:
-    """Attention over the blocks of the step that was begun last; layers are numbered in their order."""
+    """Attention over the blocks of the current step; layers are numbered in the order of their calls."""
 
     def __init__(self, layers: Sequence[AttentionLayer], dtype: torch.dtype, device: torch.device) -> None:
         self._layers = list(layers)
@@ -74,13 +74,12 @@ class PagedAttention:
         self._device = device
         self._module_to_layer = {layer.module: (index, layer.sliding_window) for index, layer in enumerate(layers)}
         self._kv_scales = [KVScales(layer.num_kv_heads, device) for layer in layers]
-        self._sliding_windows = {layer.sliding_window for layer in layers}
-        self._metadata: AttentionMetadata
+        self._sliding_windows = [layer.sliding_window for layer in layers]
         self._kv_caches: KVCaches
-        self._plans: AttentionPlans
+        self._planned: list[tuple[AttentionMetadata, AttentionPlans]]
 
     def make_storage(self, num_blocks: int, block_size: int) -> KVCaches:
-        """Blocks for every layer, full of NaN, so that a read of what nobody wrote shows."""
+        """Blocks for every layer, filled with NaN, so that a read of unwritten memory is visible."""
 
         def blocks(layer: AttentionLayer) -> torch.Tensor:
             shape = (num_blocks, layer.num_kv_heads, block_size, layer.head_dim)
@@ -89,53 +88,53 @@ class PagedAttention:
         return [(blocks(layer), blocks(layer)) for layer in self._layers]
 
     def begin(self, metadata: AttentionMetadata, kv_caches: KVCaches) -> None:
-        """The calls that follow belong to this step."""
-        self._metadata = metadata
+        """Starts a step, to which all calls up to the next `begin` belong."""
         self._kv_caches = kv_caches
-        self._plans = plan_attention(metadata, kv_caches[0][0], self._sliding_windows)
+        self._planned = plan_layers(metadata, kv_caches[0][0], self._sliding_windows)
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        """Write, then attend."""
         index, sliding_window = self._module_to_layer[call.module]
         key_cache, value_cache = self._kv_caches[index]
-        metadata = self._metadata
+        metadata, plans = self._planned[index]
         key_scale, value_scale = scales = self._kv_scales[index].of(key_cache)
         reshape_and_cache(call.key, call.value, key_cache, value_cache, metadata.slot_mapping, *scales)
         return paged_attention(
-            call.query.contiguous(),
-            key_cache,
-            value_cache,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.block_tables,
-            call.scale,
-            query_start_loc_list=metadata.query_start_loc_list,
-            seq_lens_list=metadata.seq_lens_list,
-            max_query_len=metadata.max_query_len,
-            sliding_window=sliding_window,
-            soft_cap=call.options.get("softcap"),
-            key_scale=key_scale,
-            value_scale=value_scale,
-            plan=self._plans[sliding_window],
+            AttentionInputs(
+                call.query.contiguous(),
+                key_cache,
+                value_cache,
+                metadata.query_start_loc,
+                metadata.seq_lens,
+                metadata.block_tables,
+                call.scale,
+                query_start_loc_list=metadata.query_start_loc_list,
+                seq_lens_list=metadata.seq_lens_list,
+                max_query_len=metadata.max_query_len,
+                sliding_window=sliding_window,
+                soft_cap=call.options.get("softcap"),
+                key_scale=key_scale,
+                value_scale=value_scale,
+                plan=plans[sliding_window],
+            )
         )
 
 
 def register_attention() -> None:
-    """Makes both names known to transformers; the functions keep no state, so once or often is the same."""
+    """Registers both names with transformers. Idempotent, since the functions have no state."""
     AttentionInterface.register(IMPLEMENTATION, _attention_function)
     AttentionInterface.register(PROBE_IMPLEMENTATION, _attention_function)
     AttentionMaskInterface.register(PROBE_IMPLEMENTATION, _mask_function)
 
 
 def mask_rule(mask: torch.Tensor) -> MaskRule | None:
-    """The rule behind a mask that was made for the probe; None for a mask that the model made in its own way."""
+    """The rule of a mask that was created for the probe; None for a mask that the model created by other means."""
     return getattr(mask, _RULE_ATTRIBUTE, None)
 
 
 def install(model: nn.Module, attend: Attend) -> None:
-    """Layers of `model` ask `attend` from now on."""
+    """Makes the layers of `model` call `attend`."""
     for module in model.modules():
-        # Past nn.Module's own __setattr__, which would take an `attend` that is a module for a child.
+        # Not by nn.Module.__setattr__, which would register an `attend` that is a module as a child.
         module.__dict__[_ATTEND_ATTRIBUTE] = attend
 
 

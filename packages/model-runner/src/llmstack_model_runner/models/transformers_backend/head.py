@@ -1,4 +1,4 @@
-"""Hidden states to logits through the last lines of the class itself: its head, its scale, its soft cap."""
+"""Hidden states to logits, by the model's own code after its decoder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 
 
 class OutputLines:
-    """What a causal language model's `forward` does after its decoder.
+    """The part of a causal language model's `forward` after its decoder: head, scale and soft cap.
 
-    The decoder is taken out of the model and a stand-in returns, in its place, hidden states that are already there:
-    then the family's own code computes the logits, so nothing of it is repeated here.
+    A stand-in replaces the decoder and returns hidden states that are already computed. The model's own code then
+    computes the logits, so none of it is repeated here.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
-        """Takes `decoder`, a part of `model`, out of it."""
+        """Replaces `decoder`, a part of `model`, by the stand-in."""
         self._model = model
         self._stand_in = _StandIn()
         name = next(name for name, module in model.named_modules() if module is decoder)
@@ -24,7 +24,7 @@ class OutputLines:
         setattr(model.get_submodule(parent), attribute, self._stand_in)
 
     def __call__(self, hidden: torch.Tensor, output_class: type[Any]) -> torch.Tensor:
-        """[n, hidden_size] to float32 [n, vocab_size]; `output_class` is what the decoder returns."""
+        """Logits: [n, hidden_size] to float32 [n, vocab_size]; `output_class` is the class that the decoder returns."""
         self._stand_in.output = output_class(last_hidden_state=hidden[None])
         logits: torch.Tensor = self._model(use_cache=False, return_dict=True).logits
         self._stand_in.output = None
@@ -32,7 +32,7 @@ class OutputLines:
 
 
 class _StandIn(nn.Module):
-    """Returns what it was given to return."""
+    """Module that returns a given output."""
 
     output: Any = None
 

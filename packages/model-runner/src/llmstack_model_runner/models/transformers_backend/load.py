@@ -1,4 +1,4 @@
-"""Fills a class of transformers with weights that are already mapped, keeping the mapped memory where types agree."""
+"""Loading of mapped weights into a model of transformers, without copies."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PreTrainedModel:
-    """The model with `weights`, renamed and joined as transformers does for the checkpoints of its family.
+    """The model with `weights`, renamed and joined as transformers does for checkpoints of its family.
 
     Raises:
-        ValueError: Tensors are missing, unexpected, doubled or of a wrong shape; the text names them.
+        ValueError: Tensors are missing, unexpected, duplicated or of a wrong shape; the message names them.
     """
     state_dict: dict[str, torch.Tensor] = {}
     doubled = []
@@ -43,10 +43,10 @@ def load_model(
                 dtype=dtype,
                 attn_implementation=PROBE_IMPLEMENTATION,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # it would raise a table; `found` has them, and we raise a sentence
+                ignore_mismatched_sizes=True,  # `found` has the names for an error of one sentence
                 local_files_only=True,
             )
-    except RuntimeError as error:  # of the joining of tensors, which names none of them
+    except RuntimeError as error:  # raised while tensors are joined; its message names none of them
         raise ValueError(
             "The weights do not fit the configuration: tensors that transformers joins are missing or of a wrong shape."
         ) from error
@@ -60,16 +60,16 @@ def load_model(
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replaces plain linear layers by packed ones, one by one, so that never more than one has two copies."""
+    """Replaces linear layers by packed ones one at a time, so that at most one layer has two copies."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            # Classes derived from these may compute something else.
+            # Subclasses may compute something else.
             if type(child) is nn.Linear or type(child) is Conv1D:
                 setattr(parent, name, _PackedLinear(child))
 
 
 def release_files(model: nn.Module) -> None:
-    """Copies the tensors that are left: a single one that is kept would hold the whole mapped file."""
+    """Copies the remaining tensors, since keeping one would keep the whole mapped file."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
 
@@ -77,8 +77,8 @@ def release_files(model: nn.Module) -> None:
 class _PackedLinear(nn.Module):
     """A linear layer whose weight only the packed product can read.
 
-    `weight` has the layer's shape and type for code that asks for them, and is not a number anywhere, so that code
-    which computes with it is found by the probe.
+    `weight` has the layer's shape and type, for code that reads them, and is filled with NaN, so that the probe detects
+    code that computes with it.
     """
 
     def __init__(self, layer: nn.Linear | Conv1D) -> None:
@@ -89,7 +89,7 @@ class _PackedLinear(nn.Module):
         if isinstance(layer, Conv1D):
             weight = weight.t()
         self.out_features, self.in_features = weight.shape
-        # A copy, since what is packed keeps it, and with it the file it lies in.
+        # A copy, since the packed layer would keep the tensor and with it the mapped file.
         self._packed = pack(weight, None if layer.bias is None else layer.bias.detach().clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class _PackedLinear(nn.Module):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and tables on standard error."""
+    """Suppresses transformers' progress bars and tables on standard error."""
     verbosity = transformers_logging.get_verbosity()
     has_bar = bool(transformers_logging.is_progress_bar_enabled())
     transformers_logging.set_verbosity_error()

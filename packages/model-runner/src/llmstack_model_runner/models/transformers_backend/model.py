@@ -1,4 +1,4 @@
-"""A causal language model of transformers as one of ours."""
+"""Causal language models of transformers, as models of the runner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
@@ -38,11 +38,11 @@ from llmstack_model_runner.models.transformers_backend.resolve import (
 class TransformersModel(CausalLM):
     """Any decoder of transformers whose attention can be replaced.
 
-    `kv_spec` is the configuration's word until the weights are loaded; then it is what the layers were seen to do.
+    `kv_spec` follows the configuration until the weights are loaded, and then what the probe observed.
     """
 
     implementation = describe_version()
-    keeps_numeric_contract = False  # norms and activations of transformers; some of its families multiply as well
+    keeps_numeric_contract = False  # norms and activations, in some models matrix products, are of transformers
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._model_class = resolve(config)
@@ -59,26 +59,26 @@ class TransformersModel(CausalLM):
         )
 
     def slots(self) -> dict[str, WeightSlot]:
-        """All tensors under the model's own names, which a checkpoint's may differ from; shared ones once."""
+        """Slots of all tensors under the model's names, which can differ from the checkpoint's; shared ones once."""
         model = build_on_meta(self._config, self._model_class, self._dtype)
         saved = model.state_dict()
         tensors = [*model.named_parameters(), *((name, t) for name, t in model.named_buffers() if name in saved)]
         return {name: WeightSlot(tuple(tensor.shape), _not_by_slot, _kind(name, tensor)) for name, tensor in tensors}
 
     def limit_context(self, max_model_len: int) -> None:
-        """Refuses contexts for which rows of a batch would not be independent."""
+        """Raises for contexts in which rows of a batch would not be independent."""
         check_context(self._config, self._model_class.__name__, max_model_len)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Through transformers, which knows older names and how tensors are joined."""
+        """Loads through transformers, which renames and joins tensors of older checkpoints."""
         self._model = load_model(self._config, self._model_class, weights, self._dtype, self._device)
 
     @torch.inference_mode()
     def finish_loading(self) -> None:
-        """Pack, and find out by a few tokens what the model asks of attention.
+        """Packs the layers, and probes on a few tokens what attention the model needs.
 
         Raises:
-            UnsupportedByTransformersError: Something that blocks cannot give.
+            UnsupportedByTransformersError: Paged attention does not support it.
         """
         if self._device.type == "cpu" or packing() != Packing():
             pack_linears(self._model)
@@ -89,7 +89,7 @@ class TransformersModel(CausalLM):
             self._probe()
         except ProbeError as error:
             raise UnsupportedByTransformersError(self._model_class.__name__, str(error)) from error
-        except Exception as error:  # whatever the code of some family raises where it needs what we do not give
+        except Exception as error:  # model code can raise anything if it needs what the backend does not provide
             reason = f"running it raises {type(error).__name__}, {' '.join(str(error).split())[:200]}"
             raise UnsupportedByTransformersError(self._model_class.__name__, reason) from error
 
@@ -97,13 +97,13 @@ class TransformersModel(CausalLM):
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
-        """Hidden states as the decoder returns them."""
+        """Hidden states that the decoder returns."""
         self._attention.begin(metadata, kv_caches)
         return self._run(token_ids, positions)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of the given rows, by the class's own code."""
+        """Logits of the given rows, by the model's own code."""
         return self._output_lines(hidden, self._output_class)
 
     def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ class TransformersModel(CausalLM):
     def _probe(self) -> None:
         spec, decoder = self.kv_spec, self._decoder
         if decoder is self._model:
-            raise ProbeError("its decoder cannot be told from its head")
+            raise ProbeError("its decoder cannot be separated from its head")
         layers = find_layers(decoder, self._run, self._dtype, self._config)
         self._attention = PagedAttention(layers, self._dtype, self._device)
         self._model.set_attn_implementation(IMPLEMENTATION)
@@ -126,12 +126,16 @@ class TransformersModel(CausalLM):
         self._output_lines = OutputLines(self._model, decoder)
         logits = self.compute_logits(run_rows(decoder, self._run, self._attention, [2], [0, 1]))
         self.kv_spec = dataclasses.replace(
-            spec, num_kv_heads=layers[0].num_kv_heads, head_dim=layers[0].head_dim, vocab_size=logits.shape[1]
+            spec,
+            num_kv_heads=layers[0].num_kv_heads,
+            head_dim=layers[0].head_dim,
+            vocab_size=logits.shape[1],
+            sliding_windows=tuple(layer.sliding_window for layer in layers),
         )
 
 
 def _not_by_slot(tensor: torch.Tensor) -> None:
-    raise RuntimeError("tensors are renamed and joined on their way in; `load_weights` takes them all at once")
+    raise RuntimeError("tensors are renamed and joined while loading; `load_weights` loads all of them at once")
 
 
 def _kind(name: str, tensor: torch.Tensor) -> WeightKind:

@@ -1,4 +1,4 @@
-"""What a model asks of attention, found out by running it on a few tokens; what blocks cannot give is refused."""
+"""Probe of a model of transformers: the attention it needs, found by running it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from llmstack_model_runner.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.models.transformers_backend.attention import (
     AttentionCall,
     AttentionLayer,
@@ -22,12 +22,12 @@ from llmstack_model_runner.models.transformers_backend.attention import (
 from llmstack_model_runner.models.transformers_backend.resolve import max_model_len
 
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(token ids, positions), both [num_tokens], to hidden states [num_tokens, hidden_size]."""
+"""Maps (token ids, positions), both [num_tokens], to hidden states [num_tokens, hidden_size]."""
 
 _ROW_LENGTHS = (3, 4, 3)
 _NUM_TOKENS = sum(_ROW_LENGTHS)
 
-# What layers pass along by name and what changes no result here; `sliding_window` and `softcap` are understood.
+# Keyword arguments of layers that change no result here; `sliding_window` and `softcap` are supported.
 _HARMLESS_OPTIONS = frozenset({
     "cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "position_embeddings",
     "position_ids", "return_dict", "sliding_window", "softcap", "use_cache",
@@ -35,14 +35,14 @@ _HARMLESS_OPTIONS = frozenset({
 
 
 class ProbeError(Exception):
-    """The model needs something of attention that blocks do not give; the text is the reason, without a full stop."""
+    """Paged attention does not support the model; the message is the reason, without a full stop."""
 
 
 def find_layers(model: nn.Module, run: Run, dtype: torch.dtype, config: PreTrainedConfig) -> list[AttentionLayer]:
-    """The layers in the order in which they attend.
+    """The attention layers in the order of their calls.
 
     Raises:
-        ProbeError: Attention of another kind, by layers of different shapes, or not once per layer.
+        ProbeError: The attention is of another kind, layers have different shapes, or a layer does not attend once.
     """
     calls: list[AttentionCall] = []
 
@@ -55,7 +55,7 @@ def find_layers(model: nn.Module, run: Run, dtype: torch.dtype, config: PreTrain
     run(torch.arange(_NUM_TOKENS, device=device), torch.arange(_NUM_TOKENS, device=device))
     num_layers, num_modules = config.num_hidden_layers, len({call.module for call in calls})
     if len(calls) != num_layers or num_modules != num_layers:
-        raise ProbeError(f"{num_layers} layers ask for attention {len(calls)} times in {num_modules} places")
+        raise ProbeError(f"{num_layers} layers call attention {len(calls)} times in {num_modules} places")
     _check_shapes(calls, dtype)
     for call in calls:
         _check_options(call)
@@ -63,13 +63,13 @@ def find_layers(model: nn.Module, run: Run, dtype: torch.dtype, config: PreTrain
 
 
 def check_rows_are_independent(model: nn.Module, embedding: nn.Module, run: Run, attention: PagedAttention) -> None:
-    """Runs three requests in one batch, two of which are not numbers, and demands a result of the third.
+    """Runs three requests in one batch, two of which are NaN, and requires a finite result of the third.
 
-    Whatever reaches from one request to another outside attention (a convolution, a state that is carried along the
-    tokens) carries NaN with it; so no tolerance decides.
+    Anything that connects requests outside attention, such as a convolution or a recurrent state, spreads NaN. So the
+    check needs no tolerance.
 
     Raises:
-        ProbeError: It does, or positions make no difference: then the model counts them in its own way.
+        ProbeError: Requests are connected, or the model ignores the given positions.
     """
     first, end = _ROW_LENGTHS[0], _ROW_LENGTHS[0] + _ROW_LENGTHS[1]
     positions = [position for length in _ROW_LENGTHS for position in range(length)]
@@ -79,13 +79,13 @@ def check_rows_are_independent(model: nn.Module, embedding: nn.Module, run: Run,
         raise ProbeError("tokens of one request change those of another in the same batch")
     row = run_rows(model, run, attention, [4], [0, 1, 2, 3])
     if torch.equal(row, run_rows(model, run, attention, [4], [0, 2, 3, 6])):
-        raise ProbeError("it takes no notice of the positions that it is given")
+        raise ProbeError("it ignores the positions that it is given")
 
 
 def run_rows(
     model: nn.Module, run: Run, attention: PagedAttention, lengths: Sequence[int], positions: Sequence[int]
 ) -> torch.Tensor:
-    """Hidden states of whole requests, one block each, in a storage of their own."""
+    """Hidden states of whole requests, one block each, in a temporary storage."""
     device = _device(model)
     attention.begin(_metadata(lengths, max(lengths), device), attention.make_storage(len(lengths), max(lengths)))
     return run(torch.arange(sum(lengths), device=device), torch.tensor(positions, device=device))
@@ -94,10 +94,10 @@ def run_rows(
 def _check_shapes(calls: Iterable[AttentionCall], dtype: torch.dtype) -> None:
     shapes = {(call.key.shape[1], call.key.shape[2], call.value.shape[2]) for call in calls}
     if len(shapes) > 1:
-        raise ProbeError("its layers have keys or values of different shapes, and blocks have one")
+        raise ProbeError("its layers have keys or values of different shapes")
     for num_kv_heads, key_dim, value_dim in shapes:
         if key_dim != value_dim:
-            raise ProbeError(f"its keys have {key_dim} dimensions and its values {value_dim}, and blocks have one size")
+            raise ProbeError(f"its keys have {key_dim} dimensions and its values {value_dim}")
         if any(call.query.shape[1] % num_kv_heads for call in calls):
             raise ProbeError(f"its query heads do not share {num_kv_heads} key-value heads evenly")
     if any(states.dtype != dtype for call in calls for states in (call.query, call.key, call.value)):
@@ -116,7 +116,7 @@ def _check_options(call: AttentionCall) -> None:
 
 
 def _window(call: AttentionCall, config: PreTrainedConfig) -> int | None:
-    """The layer's sliding window: what the mask says, where there is one, else what the layer passes."""
+    """The layer's sliding window: from the mask, if there is one, else from the layer's arguments."""
     passed: int | None = call.options.get("sliding_window")
     if call.mask is None:
         return passed
@@ -124,11 +124,11 @@ def _window(call: AttentionCall, config: PreTrainedConfig) -> int | None:
     for window in (passed, getattr(config, "sliding_window", None), None):
         if rule is not None and _is_causal(rule, window, max_model_len(config)):
             return window
-    raise ProbeError("its attention sees other tokens than all before or a sliding window of them")
+    raise ProbeError("its attention is neither causal nor a sliding window")
 
 
 def _is_causal(rule: MaskRule, window: int | None, num_positions: int) -> bool:
-    """True if `rule` shows a token itself and those before, or the `window - 1` before; tried at telling positions."""
+    """Whether `rule` is causal, or a sliding window of `window` tokens; evaluated at distinctive positions."""
     width = window or num_positions
     centers = {0, width, 2 * width, *(1 << bit for bit in range(num_positions.bit_length()))}
     queries = {query for center in centers for query in range(center - 2, center + 3) if 0 <= query < num_positions}

@@ -1,4 +1,4 @@
-"""From a config.json to a configuration and a class of transformers; no code of a repository is ever run."""
+"""Classes of transformers for a config.json; no code of a repository is run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmstack_model_runner.models.transformers_backend.attention import IMPLEMEN
 
 _DEFAULT_MAX_MODEL_LEN = 2048
 
-# Fields that choose what runs rather than what the model is: kernels from the hub, other files, patches of classes.
+# Fields that choose code rather than describe the model: kernels from the hub, other files, patches of classes.
 _NOT_THE_MODELS = (
     "attn_implementation", "auto_map", "distributed_config", "experts_implementation", "fusion_config", "kernel_config",
     "name_or_path", "transformers_weights",
@@ -22,22 +22,22 @@ _NOT_THE_MODELS = (
 
 
 class UnsupportedByTransformersError(ValueError):
-    """The backend cannot run the model; the text is one sentence that says why."""
+    """The backend does not support the model; the message is one sentence with the reason."""
 
     def __init__(self, architecture: str, reason: str) -> None:
         super().__init__(f"{architecture[:64]} does not run on the transformers backend: {reason}.")
 
 
 def is_known_to_transformers(architecture: str) -> bool:
-    """True if the installed transformers has a causal language model of this name."""
+    """Whether the installed transformers has a causal language model of this name."""
     return any(architecture in _names(value) for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
 
 def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
-    """Configuration and class for a config.json, with our attention chosen.
+    """Configuration and class for a config.json, with the attention of this backend.
 
     Raises:
-        UnsupportedByTransformersError: Unknown, not a decoder, or without a pluggable attention interface.
+        UnsupportedByTransformersError: The model is unknown, not a decoder, or has no pluggable attention.
     """
     architecture = str((config.get("architectures") or ["?"])[0])
     model_type = str(config.get("model_type", ""))
@@ -53,15 +53,15 @@ def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
 
 
 def max_model_len(config: PreTrainedConfig) -> int:
-    """Positions that the model was made for."""
+    """Number of positions that the model supports."""
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else _DEFAULT_MAX_MODEL_LEN
 
 
 def check_context(config: PreTrainedConfig, architecture: str, num_positions: int) -> None:
-    """Raises where a request's angles would depend on the longest one in its batch, which LongRoPE looks at.
+    """Raises if a request's angles would depend on the longest request of its batch, as they do with LongRoPE.
 
-    Dynamic NTK does too, but only beyond `max_position_embeddings`, where nobody gets.
+    Dynamic NTK depends on it too, but only beyond `max_position_embeddings`, which no request exceeds.
     """
     rope = getattr(config, "rope_parameters", None)
     if not isinstance(rope, dict) or rope.get("rope_type") != "longrope":
@@ -76,7 +76,7 @@ def check_context(config: PreTrainedConfig, architecture: str, num_positions: in
 
 
 def build_on_meta(config: PreTrainedConfig, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
-    """The model without memory for its weights, to read their names and shapes from."""
+    """The model on the meta device, from which names and shapes of weights are read."""
     with torch.device("meta"):
         model: PreTrainedModel = model_class._from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
     return model
@@ -90,7 +90,7 @@ def _parse(config: Mapping[str, Any], architecture: str, model_type: str) -> Pre
     fields = {name: value for name, value in config.items() if not name.startswith("_") and name not in _NOT_THE_MODELS}
     try:
         return CONFIG_MAPPING[model_type].from_dict(fields)
-    except Exception as error:  # the class of each family checks in its own way and raises what it likes
+    except Exception as error:  # each configuration class has its own checks and exceptions
         reason = f"its config.json is refused, {_first_line(error)}"
         raise UnsupportedByTransformersError(architecture, reason) from error
 
@@ -114,7 +114,7 @@ def _why_refused(given: Mapping[str, Any], config: PreTrainedConfig, model_class
         return "it has parts beside the text model"
     if getattr(model_class, "_is_stateful", False):
         return "its layers keep a state of their own beside keys and values"
-    # The flag, or the table itself in the module, which some families use without saying so; the probe sees the rest.
+    # The flag, or the table in the module, which some models use without the flag; the probe detects the rest.
     module = sys.modules[model_class.__module__]
     if not model_class._supports_attention_backend and not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
         return "its attention cannot be replaced (transformers gives it no pluggable interface)"

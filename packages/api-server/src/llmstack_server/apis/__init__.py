@@ -1,0 +1,1 @@
+"""HTTP APIs for clients, one folder each; none imports another."""

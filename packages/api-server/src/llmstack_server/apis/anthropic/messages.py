@@ -1,0 +1,213 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's encoding."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_server.apis.anthropic.content import ContentBuilder
+from llmstack_server.apis.anthropic.errors import in_anthropic_form
+from llmstack_server.apis.anthropic.input import continues_last_message, read_messages
+from llmstack_server.apis.anthropic.protocol import KNOWN, CountTokensRequest, MessagesRequest, PromptFields
+from llmstack_server.apis.anthropic.tools import chat_tool_choice, chat_tools, structured_outputs, template_kwargs
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.chat.deltas import ChatDelta
+from llmstack_server.chat.prepare import SubmittedChat, render_conversation, submit_chat
+from llmstack_server.chat.stream import ChatStream
+from llmstack_server.chat.turns import in_words_of_api
+from llmstack_server.observability.logs import current_request_id
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.errors import ErrorAnswer, missing_parameter
+from llmstack_server.web.fields import parse
+from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
+from llmstack_server.web.sse import frame_named
+from llmstack_types import InvalidRequestError
+
+MAX_TEMPERATURE = 1.0
+
+_NAMES = {**PARAM_NAMES, "stop": "stop_sequences"}
+_FORM_NAMES = {
+    "structured_outputs": "output_config.format", "structured_outputs.json": "output_config.format.schema",
+}  # fmt: skip
+_TOOL_NAMES = {".function.parameters": ".input_schema", ".function": ""}
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+
+async def prepare_messages(state: ServerState, body: dict[str, Any]) -> MessagesAnswer:
+    """Checks a request, renders its conversation and tokenizes it.
+
+    Raises:
+        InvalidRequestError: Names the first invalid field.
+    """
+    fields = parse(MessagesRequest, body)
+    conversation = _conversation(fields)
+    check_fields(state, body, fields, KNOWN)
+    _check(fields)
+    message_id = f"msg_{uuid.uuid4().hex}"
+    given, names = _sampling(fields)
+    try:
+        chat = await submit_chat(
+            state,
+            conversation,
+            given,
+            names,
+            request_id=message_id,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+        )
+    except InvalidRequestError as error:
+        raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
+    return MessagesAnswer(message_id, check_model(state, fields.model), fields, chat)
+
+
+async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer:
+    """Counts the prompt tokens of the same request; raises as `prepare_messages`."""
+    fields = parse(CountTokensRequest, body)
+    conversation = _conversation(fields)
+    check_fields(state, body, fields, KNOWN)
+    try:
+        rendered = await render_conversation(state, conversation)
+    except InvalidRequestError as error:
+        raise in_words_of_api(error, "messages", _TOOL_NAMES) from None
+    return CountAnswer(len(rendered.token_ids))
+
+
+def _conversation(fields: PromptFields) -> Conversation:
+    messages = read_messages(fields.system, fields.messages)
+    choice, is_parallel = chat_tool_choice(fields.tool_choice)
+    is_continued = continues_last_message(messages)
+    return Conversation(
+        messages,
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
+        tools=chat_tools(fields.tools) or None,
+        tool_choice=choice,
+        parallel_tool_calls=is_parallel,
+        chat_template_kwargs={**template_kwargs(fields.thinking), **(fields.chat_template_kwargs or {})},
+        reasoning_effort=fields.output_config.effort if fields.output_config else None,
+    )
+
+
+def _check(fields: MessagesRequest) -> None:
+    if fields.max_tokens is None:
+        raise missing_parameter("max_tokens")
+    if fields.temperature is not None and fields.temperature > MAX_TEMPERATURE:
+        raise request_errors.above_max("temperature", MAX_TEMPERATURE, fields.temperature, is_integer=False)
+
+
+def _sampling(fields: MessagesRequest) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """The sampling fields, and their names in this request."""
+    given, names = given_sampling(fields, _NAMES)
+    if fields.stop_sequences is not None:
+        given["stop"] = fields.stop_sequences
+    form = structured_outputs(fields.output_config.format if fields.output_config else None)
+    if form is None:
+        return given, names
+    if "structured_outputs" in given:
+        raise request_errors.invalid_value("output_config.format", "it cannot be combined with another constraint")
+    return given | {"structured_outputs": form}, {**names, **_FORM_NAMES}
+
+
+class CountAnswer:
+    """The number of tokens of a prompt."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    async def whole(self) -> dict[str, Any]:
+        """The object with `input_tokens`."""
+        return {"input_tokens": self._num_tokens}
+
+
+class MessagesAnswer(ChatStream):
+    """The answer to one request for a message.
+
+    Attributes:
+        end: Empty, since no marker follows the last event.
+    """
+
+    end = b""
+
+    def __init__(self, message_id: str, model: str, fields: MessagesRequest, chat: SubmittedChat) -> None:
+        super().__init__(*chat)
+        self._id = message_id
+        self._model = model
+        self._fields = fields
+        self._content = ContentBuilder(hides_thinking=(fields.thinking or {}).get("display") == "omitted")
+        self._last: ChatDelta | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        return bool(self._fields.stream)
+
+    async def whole(self) -> dict[str, Any]:
+        """The `message` object, with all content blocks."""
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                self._last = delta
+                for _ in self._content.add(delta):
+                    pass
+        for _ in self._content.finish():
+            pass
+        return self._message(self._content.blocks(), self._stop())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """From `message_start` to `message_stop`."""
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                if self._last is None:
+                    yield frame_named({"type": "message_start", "message": self._message([], _NOT_STOPPED)})
+                self._last = delta
+                for event in self._content.add(delta):
+                    yield frame_named(event)
+        for event in (*self._content.finish(), *self._closing()):
+            yield frame_named(event)
+
+    def error_event(self, error: ErrorAnswer) -> bytes:
+        """The last event of a stream that failed."""
+        body = in_anthropic_form(error, current_request_id.get()).body()
+        return frame_named(body)
+
+    def _closing(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        yield {"type": "message_stop"}
+
+    def _message(self, blocks: list[dict[str, Any]], stop: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": blocks,
+            **stop,
+            "usage": self._usage(),
+        }
+
+    def _stop(self) -> dict[str, Any]:
+        """The stop reason, and the stop sequence that was found, if any."""
+        last = self._last
+        if last is None or last.finish_reason is None:
+            return _NOT_STOPPED
+        if last.finish_reason == "stop" and isinstance(last.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_reason}
+        reason = _STOP_REASONS.get(last.finish_reason, "tool_use" if self._content.has_calls else "end_turn")
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        """The `usage` object, where tokens from the prefix cache are counted separately."""
+        counts = self.usage.as_object()
+        num_cached = counts["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": counts["prompt_tokens"] - num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
+            "output_tokens": counts["completion_tokens"],
+        }
+
+
+_NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}

@@ -1,0 +1,203 @@
+"""`POST /v1/completions`: OpenAI's encoding of completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from llmstack_llm import GenerationRequest
+from llmstack_server.apis.openai.answer import AnswerIds, OpenAIAnswer, answer_ids
+from llmstack_server.apis.openai.chunks import ChunkEncoder
+from llmstack_server.apis.openai.protocol import COMPLETIONS, CompletionRequest
+from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
+from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import check_fields
+from llmstack_server.web.deadlines import set_deadline
+from llmstack_server.web.fields import parse
+from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
+from llmstack_server.web.usage import UsageCounter
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def prepare_completion(state: ServerState, body: dict[str, Any]) -> CompletionAnswer:
+    """Checks a request and submits its prompts.
+
+    Raises:
+        InvalidRequestError: Names the first invalid field.
+        ServerOverloadedError: Too many requests are waiting.
+    """
+    fields = parse(CompletionRequest, body)
+    values, is_list = parse_prompts(fields.prompt, body)
+    check_fields(state, body, fields, COMPLETIONS)
+    ids = answer_ids("cmpl", fields.request_id)
+    given, names = given_sampling(fields, PARAM_NAMES)
+    if fields.logprobs is not None:
+        given["logprobs"] = fields.logprobs
+        if fields.echo:  # the log-probabilities include the prompt
+            given.setdefault("prompt_logprobs", fields.logprobs)
+    sampling = state.engine.check_sampling(given, names, is_echo=bool(fields.echo))
+    tokenizer = await state.engine.get_tokenizer("echo") if fields.echo else None
+    requests = [
+        GenerationRequest(
+            f"{ids.engine}-{index}",
+            value,
+            sampling,
+            param=f"prompt[{index}]" if is_list else "prompt",
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            add_special_tokens=fields.add_special_tokens is not False,
+        )
+        for index, value in enumerate(values)
+    ]
+    outputs = await state.engine.submit(*requests)
+    if state.config.http.request_timeout_s is not None:
+        set_deadline(outputs, state.config.http.request_timeout_s)
+    has_logprobs = fields.logprobs is not None
+    echoes = [] if tokenizer is None else [_echo(tokenizer, prompt, has_logprobs) for prompt in outputs.prompts]
+    return CompletionAnswer(state, fields, ids, outputs, echoes)
+
+
+class Echo:
+    """A prompt that all choices of the answer repeat.
+
+    Attributes:
+        token_texts: One per token; empty unless log-probabilities are requested.
+        positions: The prompt's log-probabilities, from the first output.
+    """
+
+    def __init__(self, text: str, token_texts: Sequence[str]) -> None:
+        self.text = text
+        self.token_texts = token_texts
+        self.positions: Sequence[Position | None] = [None] * len(token_texts)
+
+    def note(self, output: PromptOutput) -> None:
+        """Keeps the prompt's log-probabilities of an output."""
+        if output.prompt_logprobs is not None:
+            self.positions = output.prompt_logprobs
+
+
+def _echo(tokenizer: TextCodec, prompt: AdmittedPrompt, has_logprobs: bool) -> Echo:
+    token_ids = prompt.prompt_token_ids
+    text = prompt.prompt
+    if text is None:
+        text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    return Echo(text, [tokenizer.text_of(token_id) for token_id in token_ids] if has_logprobs else ())
+
+
+class _ChoiceBuilder:
+    """Builds the choice objects of one completion, chunk by chunk."""
+
+    def __init__(self, fields: CompletionRequest, echo: Echo | None, *, shows_ids: bool) -> None:
+        self._fields = fields
+        self._echo = echo
+        self._is_first = True
+        self._logprobs = None if fields.logprobs is None else CompletionLogprobs(fields.logprobs, shows_ids=shows_ids)
+
+    def build(self, index: int, output: PromptOutput, new: Completion) -> dict[str, Any]:
+        """The choice object of new output; the first one includes the prompt, where it is echoed."""
+        echo = self._echo if self._is_first else None
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": new.text if echo is None else echo.text + new.text,
+            "logprobs": self._build_logprobs(output, new, echo),
+            "finish_reason": new.finish_reason,
+        }
+        if new.finish_reason is not None:
+            choice["stop_reason"] = new.stop_reason
+        if self._fields.return_token_ids:
+            choice["token_ids"] = list(new.token_ids)
+            if self._is_first:
+                choice["prompt_token_ids"] = list(output.prompt_token_ids)
+        self._is_first = False
+        return choice
+
+    def is_worth_sending(self, new: Completion) -> bool:
+        """False for a token whose text is withheld, unless its id or log-probability is requested."""
+        return bool(
+            new.text
+            or new.finish_reason is not None
+            or (self._is_first and self._echo is not None)
+            or self._logprobs is not None
+            or self._fields.return_token_ids
+        )
+
+    def _build_logprobs(self, output: PromptOutput, new: Completion, echo: Echo | None) -> dict[str, Any] | None:
+        if self._logprobs is None:
+            return None
+        token_ids: Sequence[int] = new.token_ids
+        positions: list[Position | None] = list(new.logprobs or ())
+        if echo is None:
+            return self._logprobs.build(token_ids, positions)
+        token_ids = [*output.prompt_token_ids, *token_ids]
+        return self._logprobs.build(token_ids, [*echo.positions, *positions], echo.token_texts)
+
+
+class CompletionAnswer(OpenAIAnswer):
+    """The answer to one completion request."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        fields: CompletionRequest,
+        ids: AnswerIds,
+        outputs: OutputStream,
+        echoes: Sequence[Echo],
+    ) -> None:
+        super().__init__(state, fields, ids, outputs, UsageCounter(outputs.prompts))
+        self._fields = fields
+        self._echoes = echoes
+        has_more = fields.logprobs is not None or bool(fields.return_token_ids) or bool(echoes)
+        # The fast path: most chunks have text only.
+        self._is_plain = not has_more and not self.includes_continuous_usage
+
+    async def whole(self) -> dict[str, Any]:
+        """The `text_completion` object; choices in the order of prompts, then of `n`."""
+        choices: list[dict[str, Any]] = []
+        async with self.outputs as outputs:
+            async for output in outputs:
+                self._note(output)
+                for new in output.outputs:
+                    index = output.prompt_index * self.n + new.index
+                    choice = self._builder(output.prompt_index).build(index, output, new)
+                    if self._fields.prompt_logprobs is not None:
+                        choice["prompt_logprobs"] = prompt_logprobs_object(output.prompt_logprobs)
+                    choices.append(choice)
+        return self.answer("text_completion", choices)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Chunks with one choice each; the last of a choice has its finish reason."""
+        encoder = self.new_encoder("text_completion")
+        builders = [self._builder(index // self.n) for index in range(len(self.outputs.prompts) * self.n)]
+        async with self.outputs as outputs:
+            async for output in outputs:
+                event = self._encode(output, encoder, builders)
+                if event:
+                    yield event
+        if self.includes_usage:
+            yield encoder.encode([], self.end_fields())
+
+    def _encode(self, output: PromptOutput, encoder: ChunkEncoder, builders: Sequence[_ChoiceBuilder]) -> bytes:
+        """The chunks of one output."""
+        self._note(output)
+        extra = {"usage": self.usage.as_object()} if self.includes_continuous_usage else {}
+        events = []
+        for new in output.outputs:
+            index = output.prompt_index * self.n + new.index
+            if self._is_plain and new.text and new.finish_reason is None:
+                events.append(encoder.encode_text(index, new.text))
+            elif builders[index].is_worth_sending(new):
+                end = {} if new.finish_reason is None else self.fingerprint_fields
+                events.append(encoder.encode([builders[index].build(index, output, new)], extra | end))
+        return events[0] if len(events) == 1 else b"".join(events)
+
+    def _builder(self, prompt_index: int) -> _ChoiceBuilder:
+        echo = self._echoes[prompt_index] if self._echoes else None
+        return _ChoiceBuilder(self._fields, echo, shows_ids=self.shows_tokens_as_ids)
+
+    def _note(self, output: PromptOutput) -> None:
+        self.usage.add(output)
+        if self._echoes:
+            self._echoes[output.prompt_index].note(output)

@@ -1,0 +1,45 @@
+"""The served models, as the API lists them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from llmstack_server.state.server_state import ServerState
+
+
+def model_object(state: ServerState, name: str) -> dict[str, Any]:
+    """The `model` object of one served name."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "llmstack",
+        "root": state.config.model or state.served_model_name,
+        "parent": None,
+        "max_model_len": None if state.ready is None else state.ready.max_model_len,
+        "permission": [_permission(state, name)],
+    }
+
+
+def _permission(state: ServerState, name: str) -> dict[str, Any]:
+    """The permissions that older clients look for: everything that the server offers."""
+    return {
+        "id": "modelperm-" + hashlib.sha256(name.encode()).hexdigest()[:24],
+        "object": "model_permission",
+        "created": state.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+
+
+def model_list(state: ServerState) -> dict[str, Any]:
+    """The list of all served models."""
+    return {"object": "list", "data": [model_object(state, name) for name in state.config.served_model_names]}

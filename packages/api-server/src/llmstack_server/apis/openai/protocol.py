@@ -1,0 +1,90 @@
+"""Fields of OpenAI's requests and their types, and those not available."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmstack_server.web.fields import GenerationFields
+from llmstack_server.web.unsupported import COMMON, Predicate, one_of
+
+
+class AnswerFields(GenerationFields):
+    """Fields of completions and chat about the form of the answer."""
+
+    request_id: str | None = Field(None, description="what the answer's id ends in")
+    return_tokens_as_token_ids: bool | None = Field(None, description="tokens of log-probabilities as token_id:N")
+
+
+class CompletionRequest(AnswerFields):
+    """Body of `POST /v1/completions`."""
+
+    prompt: Any = Field(None, description="a string, strings, token ids, or lists of token ids")
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+class ChatCompletionRequest(AnswerFields):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = Field(None, description="functions that the model may call; at most 128")
+    tool_choice: Any = Field(None, description="'none', 'auto', 'required', or an object that names a function")
+    parallel_tool_calls: bool | None = Field(None, description="whether one answer may call several times")
+    documents: list[dict[str, Any]] | None = Field(None, description="what the chat template may quote")
+    chat_template: str | None = Field(None, description="in place of the model's, where requests are trusted")
+    return_prompt_text: bool | None = Field(None, description="repeat the rendered prompt, in prompt_text")
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(None, description="for the chat template; 'none' asks for no reasoning")
+    include_reasoning: bool | None = None
+
+
+class TokenizeRequest(BaseModel):
+    """Body of `POST /tokenize`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """Body of `POST /detokenize`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    tokens: list[int] | None = None
+
+
+_NEVER = one_of()
+
+# Field to the values that have no effect.
+COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": one_of([]), "suffix": one_of("")}
+CHAT: Mapping[str, Predicate] = {
+    **COMMON,
+    "functions": _NEVER,
+    "function_call": one_of("none", "auto"),
+    "audio": _NEVER,
+    "modalities": one_of(["text"]),
+    "prediction": _NEVER,
+    "web_search_options": _NEVER,
+    "mm_processor_kwargs": one_of({}),
+    "prompt_embeds": one_of([]),
+}

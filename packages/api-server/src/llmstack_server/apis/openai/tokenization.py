@@ -1,0 +1,53 @@
+"""vLLM's `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmstack_llm.admission.rules import check_token_ids
+from llmstack_server.apis.openai.protocol import CHAT, DetokenizeRequest, TokenizeRequest
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.chat.prepare import render_conversation
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import check_fields
+from llmstack_server.web.errors import missing_parameter
+from llmstack_server.web.fields import parse
+
+
+async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+    """`{count, max_model_len, tokens}` of a prompt, or of messages under the chat template."""
+    fields = parse(TokenizeRequest, body)
+    check_fields(state, body, fields, CHAT if "messages" in body else {})
+    if fields.messages is not None:
+        conversation = Conversation(
+            fields.messages,
+            add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
+            continue_final_message=bool(fields.continue_final_message),
+            tools=fields.tools,
+            documents=fields.documents,
+            chat_template=fields.chat_template,
+            chat_template_kwargs=fields.chat_template_kwargs,
+        )
+        rendered = await render_conversation(state, conversation)
+        token_ids = list(rendered.token_ids)
+    elif fields.prompt is not None:
+        add_special_tokens = fields.add_special_tokens is not False
+        token_ids = await state.engine.tokenize(fields.prompt, add_special_tokens=add_special_tokens)
+    else:
+        raise missing_parameter("prompt")
+    return {"count": len(token_ids), "max_model_len": state.engine.limits.max_model_len, "tokens": token_ids}
+
+
+async def detokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
+    """`{prompt}` of token ids."""
+    fields = parse(DetokenizeRequest, body)
+    check_fields(state, body, fields, {})
+    if fields.tokens is None:
+        raise missing_parameter("tokens")
+    check_token_ids("tokens", fields.tokens, state.engine.limits.vocab_size)
+    return {"prompt": await state.engine.detokenize(fields.tokens)}
+
+
+async def tokenizer_info(state: ServerState) -> dict[str, Any]:
+    """The content of `tokenizer_config.json`, with the names of its special tokens."""
+    return dict((await state.engine.get_tokenizer()).config)

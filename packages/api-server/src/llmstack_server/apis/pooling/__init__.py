@@ -1,0 +1,1 @@
+"""Pooling APIs: embeddings, classification, scores and raw numbers."""

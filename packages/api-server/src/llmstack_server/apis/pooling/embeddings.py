@@ -1,0 +1,64 @@
+"""`POST /v1/embeddings` and `POST /pooling`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmstack_server.apis.pooling.inputs import admit_inputs, parse_inputs
+from llmstack_server.apis.pooling.list_answer import ListAnswer, check_encoding_format, encode_numbers
+from llmstack_server.apis.pooling.protocol import EmbeddingRequest, PoolingRequest
+from llmstack_server.apis.pooling.unsupported import INPUTS
+from llmstack_server.protocols import Numbers
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import check_fields
+from llmstack_server.web.fields import parse
+from llmstack_types import PoolingParams, PoolingTask
+
+
+async def prepare_embeddings(state: ServerState, body: dict[str, Any]) -> ListAnswer:
+    """Checks a request and tokenizes its inputs.
+
+    Raises:
+        InvalidRequestError: Names the first invalid field.
+    """
+    fields = parse(EmbeddingRequest, body)
+    prompts = parse_inputs(fields, body)
+    check_fields(state, body, fields, INPUTS)
+    check_encoding_format(fields.encoding_format)
+    inputs = await admit_inputs(state, fields, prompts, _params(fields, task=PoolingTask.EMBED))
+
+    def describe(index: int, numbers: Numbers) -> dict[str, Any]:
+        embedding = encode_numbers(numbers, fields.encoding_format)
+        return {"object": "embedding", "index": index, "embedding": embedding}
+
+    return ListAnswer(state, fields, inputs, describe, id_prefix=None)
+
+
+async def prepare_pooling(state: ServerState, body: dict[str, Any]) -> ListAnswer:
+    """Checks a request for any pooling task, by default the model's own, and tokenizes its inputs.
+
+    Raises:
+        InvalidRequestError: Names the first invalid field.
+    """
+    fields = parse(PoolingRequest, body)
+    prompts = parse_inputs(fields, body)
+    check_fields(state, body, fields, INPUTS)
+    check_encoding_format(fields.encoding_format)
+    # Admission checks whether the model has this task.
+    params = _params(fields, task=fields.task, use_activation=fields.use_activation)
+    inputs = await admit_inputs(state, fields, prompts, params)
+
+    def describe(index: int, numbers: Numbers) -> dict[str, Any]:
+        return {"index": index, "object": "pooling", "data": encode_numbers(numbers, fields.encoding_format)}
+
+    return ListAnswer(state, fields, inputs, describe, id_prefix="pool")
+
+
+def _params(fields: EmbeddingRequest, **more: Any) -> PoolingParams:
+    return PoolingParams(
+        normalize=fields.normalize,
+        dimensions=fields.dimensions,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
+        truncation_side=fields.truncation_side or "right",
+        **more,
+    )

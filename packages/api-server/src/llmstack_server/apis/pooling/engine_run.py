@@ -1,0 +1,66 @@
+"""Admission and execution of the prompts of a pooling request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from llmstack_server.protocols import AdmittedInput, PooledOutput
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.deadlines import timed
+from llmstack_server.web.fields import PoolingFields
+from llmstack_server.web.streams import merge
+from llmstack_types import PoolingParams
+
+_NO_NAMES: Mapping[str, str] = {}
+MAX_NUM_INPUTS = 2048
+"""Inputs of one request at most, as at OpenAI."""
+MAX_NUM_IN_FLIGHT = 256
+"""Inputs of one request in the engine at once: more would fill its queue, and 256 fill any step."""
+
+
+async def admit_all(
+    state: ServerState,
+    prompts: Iterable[tuple[Any, str]],
+    params: PoolingParams,
+    *,
+    add_special_tokens: bool = True,
+    param_names: Mapping[str, str] = _NO_NAMES,
+) -> list[AdmittedInput]:
+    """Tokenizes and checks each prompt; its name in the request appears in errors.
+
+    `param_names`: Field of the parameters to its name in the request, where the two differ.
+
+    Raises:
+        InvalidRequestError: Names the first invalid field.
+    """
+    admitted = []
+    for prompt, param in prompts:
+        admit = state.engine.admit_pooling
+        options: dict[str, Any] = {"param": param, "param_names": param_names, "add_special_tokens": add_special_tokens}
+        admitted.append(await admit(prompt, params, **options))
+        await asyncio.sleep(0)  # short texts are tokenized on the event loop, and there may be thousands
+    return admitted
+
+
+async def run_all(
+    state: ServerState, inputs: Sequence[AdmittedInput], fields: PoolingFields, request_id: str
+) -> AsyncIterator[tuple[int, PooledOutput]]:
+    """The output of each input with its index, as they come; closing the iterator aborts the rest."""
+    encode, priority, cache_salt = state.engine.encode, fields.priority or 0, fields.cache_salt or ""
+    for start in range(0, len(inputs), MAX_NUM_IN_FLIGHT):
+        streams: list[AsyncIterator[PooledOutput]] = [
+            encode(one, None, f"{request_id}-{index}", priority=priority, cache_salt=cache_salt)
+            for index, one in enumerate(inputs[start : start + MAX_NUM_IN_FLIGHT], start)
+        ]
+        timeout_s = state.config.http.request_timeout_s
+        if timeout_s is not None:
+            streams = [timed(stream, timeout_s) for stream in streams]
+        async for index, output in merge(streams):
+            yield start + index, output
+
+
+def count_tokens(inputs: Sequence[AdmittedInput]) -> int:
+    """The number of prompt tokens of all inputs."""
+    return sum(len(one.prompt_token_ids) for one in inputs)

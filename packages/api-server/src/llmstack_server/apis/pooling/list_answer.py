@@ -1,0 +1,77 @@
+"""Answers of pooling routes that list one object per input."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
+from llmstack_server.protocols import AdmittedInput, Numbers
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import new_id
+from llmstack_server.web.checks import check_model
+from llmstack_server.web.fields import PoolingFields
+from llmstack_server.web.sse import encode_json
+
+ENCODING_FORMATS = ("float", "base64")
+Describe = Callable[[int, Numbers], dict[str, Any]]
+
+
+class ListAnswer:
+    """The answer to one request, in the order of the inputs.
+
+    `id_prefix`: Prefix of the answer's id, which only vLLM's own routes have; None leaves id and time out.
+    `describe`: Makes the object of one input from its index and its numbers.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        fields: PoolingFields,
+        inputs: Sequence[AdmittedInput],
+        describe: Describe,
+        *,
+        id_prefix: str | None,
+    ) -> None:
+        self._state = state
+        self._fields = fields
+        self._inputs = inputs
+        self._describe = describe
+        self._id_prefix = id_prefix
+        self._id = new_id(id_prefix or "embd")
+
+    async def whole(self) -> bytes:
+        """The `list` object as JSON, with one object per input."""
+        data = [""] * len(self._inputs)
+        async for index, output in run_all(self._state, self._inputs, self._fields, self._id):
+            # Each object is encoded as it comes: encoding all at once takes a second.
+            data[index] = encode_json(self._describe(index, output.outputs))
+        head = encode_json(self._head())[1:-1]
+        rest = {"model": check_model(self._state, self._fields.model), "usage": self._usage()}
+        return f'{{{head},"data":[{",".join(data)}],{encode_json(rest)[1:]}'.encode()
+
+    def _head(self) -> dict[str, Any]:
+        if self._id_prefix is None:
+            return {"object": "list"}
+        return {"id": self._id, "object": "list", "created": int(time.time())}
+
+    def _usage(self) -> dict[str, Any]:
+        num_tokens = count_tokens(self._inputs)
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return usage if self._id_prefix is None else usage | {"completion_tokens": 0, "prompt_tokens_details": None}
+
+
+def check_encoding_format(value: str | None) -> None:
+    """Raises InvalidRequestError for an unknown format."""
+    if value not in (None, *ENCODING_FORMATS):
+        raise request_errors.invalid_value("encoding_format", f"expected one of {', '.join(ENCODING_FORMATS)}")
+
+
+def encode_numbers(numbers: Numbers, encoding_format: str | None) -> list[float] | list[list[float]] | str:
+    """The numbers as JSON arrays, or as base64."""
+    if encoding_format == "base64":
+        return base64.b64encode(numbers.to_bytes()).decode()
+    return numbers.tolist()

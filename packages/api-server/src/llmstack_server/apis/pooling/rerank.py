@@ -1,0 +1,61 @@
+"""`POST /rerank`, in the form of Jina and Cohere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_server.apis.pooling.protocol import RerankRequest
+from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
+from llmstack_server.apis.pooling.unsupported import RERANK
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import new_id
+from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.fields import parse
+
+
+async def prepare_rerank(state: ServerState, body: dict[str, Any]) -> RerankAnswer:
+    """Checks a request and tokenizes its texts.
+
+    Raises:
+        InvalidRequestError: Names the first invalid field.
+    """
+    fields = parse(RerankRequest, body)
+    query = parse_texts(fields.query, "query")
+    if len(query) > 1:
+        raise request_errors.invalid_type("query", "a string", fields.query)
+    documents = parse_texts(fields.documents, "documents")
+    check_fields(state, body, fields, RERANK)
+    if fields.top_n is not None and fields.top_n < 0:
+        raise request_errors.below_min("top_n", 0, fields.top_n, is_integer=True)
+    names = ("query", "documents")
+    job = await prepare_scores(state, fields, (query, documents), names, use_activation=fields.use_activation)
+    return RerankAnswer(job, fields, documents)
+
+
+class RerankAnswer:
+    """The ranked documents of one request."""
+
+    def __init__(self, job: ScoreJob, fields: RerankRequest, documents: Sequence[str]) -> None:
+        self._job = job
+        self._fields = fields
+        self._documents = documents
+
+    async def whole(self) -> dict[str, Any]:
+        """The best documents, best first; equal scores keep the order of the request."""
+        job, answer_id = self._job, new_id("rerank")
+        scores = await job.run(answer_id)
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._fields.top_n or None]
+        return {
+            "id": answer_id,
+            "model": check_model(job.state, self._fields.model),
+            "usage": {"prompt_tokens": job.num_tokens, "total_tokens": job.num_tokens},
+            "results": [self._result(index, scores[index]) for index in best],
+        }
+
+    def _result(self, index: int, score: float) -> dict[str, Any]:
+        result: dict[str, Any] = {"index": index, "relevance_score": score}
+        if self._fields.return_documents is not False:
+            result["document"] = {"text": self._documents[index]}
+        return result

@@ -1,0 +1,63 @@
+"""`POST /score`: the score of each pair of texts."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from llmstack_server.apis.pooling.protocol import ScoreRequest
+from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
+from llmstack_server.apis.pooling.unsupported import PAIRS
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import new_id
+from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.errors import missing_parameter
+from llmstack_server.web.fields import parse
+
+# Names that clients use for the two lists; the first one in the body decides.
+_NAMES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+
+
+async def prepare_score(state: ServerState, body: dict[str, Any]) -> ScoreAnswer:
+    """Checks a request and tokenizes its texts.
+
+    Raises:
+        InvalidRequestError: Names the first invalid field.
+    """
+    fields = parse(ScoreRequest, body)
+    names = _names(fields)
+    texts = (parse_texts(getattr(fields, names[0]), names[0]), parse_texts(getattr(fields, names[1]), names[1]))
+    check_fields(state, body, fields, PAIRS)
+    return ScoreAnswer(await prepare_scores(state, fields, texts, names, use_activation=fields.use_activation))
+
+
+def _names(fields: ScoreRequest) -> tuple[str, str]:
+    """The names that the request uses; a missing list is reported under the name that belongs to the other."""
+    given = {name for names in _NAMES for name in names if getattr(fields, name) is not None}
+    found = [names for names in _NAMES if given.issuperset(names)] or [names for names in _NAMES if given & {*names}]
+    if not found:
+        raise missing_parameter("text_1")
+    return found[0]
+
+
+class ScoreAnswer:
+    """The scores of one request."""
+
+    def __init__(self, job: ScoreJob) -> None:
+        self._job = job
+
+    async def whole(self) -> dict[str, Any]:
+        """A `list` with one score for each pair, in their order."""
+        job, answer_id = self._job, new_id("score")
+        scores = await job.run(answer_id)
+        return {
+            "id": answer_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": check_model(job.state, job.fields.model),
+            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
+            "usage": {
+                "prompt_tokens": job.num_tokens, "total_tokens": job.num_tokens, "completion_tokens": 0,
+                "prompt_tokens_details": None,
+            },
+        }  # fmt: skip

@@ -1,0 +1,123 @@
+"""Answers of the Responses API: whole, as a stream, or in the background."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from llmstack_server.apis.responses.prepare import PreparedResponse, count_input_tokens, prepare_response
+from llmstack_server.apis.responses.shared import SharedResponses
+from llmstack_server.apis.responses.store import ResponseStore, StoredResponse, encode
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.errors import ErrorAnswer
+from llmstack_server.web.sse import encode_json, frame_named
+
+
+class ResponsesService:
+    """Prepares the requests of `/v1/responses`."""
+
+    def __init__(self, responses: SharedResponses) -> None:
+        self._responses = responses
+
+    async def prepare(self, state: ServerState, body: dict[str, Any]) -> ResponseAnswer | BackgroundAnswer:
+        """Checks a request; raises InvalidRequestError."""
+        prepared = await prepare_response(state, self._responses, body)
+        if prepared.fields.background:
+            return BackgroundAnswer(self._responses, prepared)
+        return ResponseAnswer(self._responses.local.store, prepared)
+
+    async def prepare_count(self, state: ServerState, body: dict[str, Any]) -> CountAnswer:
+        """Prepares a count of the input tokens of a body; raises InvalidRequestError."""
+        return CountAnswer(await count_input_tokens(state, self._responses, body))
+
+
+class CountAnswer:
+    """The number of input tokens of a request."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    async def whole(self) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": self._num_tokens}
+
+
+class ResponseAnswer:
+    """A response in the foreground, which is stored at its end."""
+
+    end = b""
+
+    def __init__(self, store: ResponseStore, prepared: PreparedResponse) -> None:
+        self._store = store
+        self._prepared = prepared
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        return bool(self._prepared.fields.stream)
+
+    async def whole(self) -> bytes:
+        """The response object after its end."""
+        async with aclosing(self._prepared.run.events()) as events:
+            async for _ in events:
+                pass
+        return self._keep()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """From `response.created` to `response.completed` or `response.incomplete`."""
+        run = self._prepared.run
+        async with aclosing(run.events()) as events:
+            async for event in events:
+                if run.response.is_over:
+                    self._keep()  # before the client can request it
+                yield frame_named(event)
+
+    def error_event(self, error: ErrorAnswer) -> bytes:
+        """`response.failed` where a started response cannot continue; nothing after its last event."""
+        if self._prepared.run.response.is_over:
+            return b""
+        event = frame_named(self._prepared.run.fail(error))
+        self._keep()
+        return event
+
+    def _keep(self) -> bytes:
+        run = self._prepared.run
+        data = encode_json(run.as_object()).encode("utf-8", "replace")
+        if run.response.is_stored:
+            items = tuple(encode(item) for item in run.output_items())
+            self._store.put(StoredResponse(run.response.id, self._prepared.input_items, items, data))
+        return data
+
+
+class BackgroundAnswer:
+    """A response in the background; the client receives its current state, or a stream."""
+
+    end = b""
+
+    def __init__(self, responses: SharedResponses, prepared: PreparedResponse) -> None:
+        self._responses = responses
+        self._prepared = prepared
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        return bool(self._prepared.fields.stream)
+
+    async def whole(self) -> bytes:
+        """The response object with the status `queued`."""
+        data = encode_json(self._prepared.run.as_object()).encode("utf-8", "replace")
+        self._start()
+        return data
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The events of its log, from the first on."""
+        self._start()
+        async for event in await self._responses.follow(self._prepared.run.response.id):
+            yield event
+
+    def error_event(self, error: ErrorAnswer) -> bytes:
+        """Nothing, since the last event in the log is its end."""
+        return b""
+
+    def _start(self) -> None:
+        self._responses.local.start(self._prepared.run, self._prepared.input_items)

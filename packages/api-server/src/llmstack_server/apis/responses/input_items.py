@@ -1,0 +1,194 @@
+"""The `input` of a request: checked items, and the conversation they form."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_llm.admission.rules import check_text
+from llmstack_server.chat.turns import PARTS_JOINT, TurnBuilder, required_text
+from llmstack_server.web.errors import missing_parameter
+from llmstack_types import InvalidRequestError
+from llmstack_types.vocabulary import TextPartType, words_of
+
+Item = dict[str, Any]
+FindItem = Callable[[str], Item | None]
+
+ROLES = ("user", "assistant", "system", "developer")
+_STATUSES = ("in_progress", "completed", "incomplete")
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_TEXT_PARTS = words_of(TextPartType)
+_MEDIA_PARTS = ("input_image", "input_file", "input_audio")
+
+
+def new_item_id(kind: str) -> str:
+    """A new id for an item of this type."""
+    return f"{_ID_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def new_response_id(process_index: int = 0) -> str:
+    """A new id for a response, which names the API process that keeps it and cannot be guessed."""
+    return f"resp_{process_index:03x}{uuid.uuid4().hex}"
+
+
+def read_input(value: Any, find_item: FindItem) -> list[Item]:
+    """The items of `input`, each with an id and every key that its type requires.
+
+    Raises:
+        InvalidRequestError: The input is missing, or an item invalid, named as in `input[2].content[0].text`.
+    """
+    if value is None:
+        raise missing_parameter("input")
+    if isinstance(value, str):
+        check_text("input", value)
+        return [_message("user", [{"type": "input_text", "text": value}], {})]
+    if not isinstance(value, list):
+        raise request_errors.invalid_type("input", "a string or an array of items", value)
+    if not value:
+        raise request_errors.empty_array("input")
+    return [_read_item(f"input[{index}]", item, find_item) for index, item in enumerate(value)]
+
+
+def messages_of(instructions: str | None, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of checked items, `instructions` first."""
+    turns = TurnBuilder()
+    if instructions is not None:
+        turns.say("system", instructions)
+    for item in items:
+        _ADDERS[item["type"]](turns, item)
+    return turns.messages
+
+
+def _read_item(param: str, item: Any, find_item: FindItem) -> Item:
+    if not isinstance(item, dict):
+        raise request_errors.invalid_type(param, "an object", item)
+    kind = item.get("type")
+    if kind is None:
+        kind = "message" if "role" in item else "item_reference"
+    if kind == "item_reference":
+        return _referenced(param, item, find_item)
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        raise request_errors.unsupported_value(
+            f"{param}.type", f"this server has no items of type '{request_errors.echo(kind)}'"
+        )
+    return reader(param, item)
+
+
+def _referenced(param: str, item: Item, find_item: FindItem) -> Item:
+    item_id = required_text(param, item, "id")
+    found = find_item(item_id)
+    if found is None:
+        message = f"Item with id '{request_errors.echo(item_id)}' not found."
+        raise InvalidRequestError(message, param=f"{param}.id", code="item_not_found")
+    return found
+
+
+def _read_message(param: str, item: Item) -> Item:
+    role = required_text(param, item, "role")
+    if role not in ROLES:
+        raise request_errors.invalid_value(f"{param}.role", f"expected one of {', '.join(ROLES)}")
+    kind = "output_text" if role == "assistant" else "input_text"
+    parts = [{"type": kind, "text": text} for text in _texts(f"{param}.content", item.get("content"))]
+    return _message(role, parts, item)
+
+
+def _message(role: str, parts: list[dict[str, Any]], item: Item) -> Item:
+    content = [{**part, "annotations": []} for part in parts] if role == "assistant" else parts
+    return _with_id({"type": "message", "role": role, "content": content, "status": "completed"}, item)
+
+
+def _read_call(param: str, item: Item) -> Item:
+    names = ("call_id", "name", "arguments")
+    return _with_id({"type": "function_call", **{name: required_text(param, item, name) for name in names}}, item)
+
+
+def _read_call_output(param: str, item: Item) -> Item:
+    output = item.get("output")
+    if not isinstance(output, str):
+        output = [{"type": "input_text", "text": text} for text in _texts(f"{param}.output", output)]
+    else:
+        check_text(f"{param}.output", output)
+    return _with_id(
+        {"type": "function_call_output", "call_id": required_text(param, item, "call_id"), "output": output}, item
+    )
+
+
+def _read_reasoning(param: str, item: Item) -> Item:
+    found: Item = {"type": "reasoning"}
+    for field, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
+        texts = _texts(f"{param}.{field}", item.get(field) or [], kinds=(kind,))
+        found |= {field: [{"type": kind, "text": text} for text in texts]}
+    return _with_id(found, item)
+
+
+def _with_id(found: Item, given: Item) -> Item:
+    """The item with the client's id and status, where they are valid: they may be from an earlier answer."""
+    item_id, status = given.get("id"), given.get("status")
+    is_sane = isinstance(item_id, str) and 0 < len(item_id) <= 128
+    found["id"] = item_id if is_sane else new_item_id(found["type"])
+    found["status"] = status if status in _STATUSES else "completed"
+    return found
+
+
+def _texts(param: str, content: Any, *, kinds: Sequence[str] = _TEXT_PARTS) -> list[str]:
+    if content is None:
+        raise missing_parameter(param)
+    if isinstance(content, str):
+        check_text(param, content)
+        return [content]
+    if not isinstance(content, list):
+        raise request_errors.invalid_type(param, "a string or an array of content parts", content)
+    return [_part_text(f"{param}[{index}]", part, kinds) for index, part in enumerate(content)]
+
+
+def _part_text(param: str, part: Any, kinds: Sequence[str]) -> str:
+    if not isinstance(part, dict):
+        raise request_errors.invalid_type(param, "an object", part)
+    kind = part.get("type")
+    if kind in _MEDIA_PARTS:
+        raise request_errors.unsupported_parameter(f"{param}.type", "this model takes text only")
+    if kind == "refusal":
+        return required_text(param, part, "refusal")
+    if kind not in kinds:
+        raise request_errors.invalid_value(f"{param}.type", f"expected '{kinds[0]}'")
+    return required_text(param, part, "text")
+
+
+def _joined(parts: Iterable[Mapping[str, Any]]) -> str:
+    return PARTS_JOINT.join(part["text"] for part in parts)
+
+
+def _add_message(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+    turns.say(item["role"], _joined(item["content"]))
+
+
+def _add_call(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+    turns.call(item["call_id"], item["name"], item["arguments"])
+
+
+def _add_call_output(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+    output = item["output"]
+    turns.answer(item["call_id"], output if isinstance(output, str) else _joined(output))
+
+
+def _add_reasoning(turns: TurnBuilder, item: Mapping[str, Any]) -> None:
+    text = _joined(item.get("content") or item["summary"])
+    if text:
+        turns.think(text)
+
+
+_READERS: Mapping[str, Callable[[str, Item], Item]] = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_call_output,
+    "reasoning": _read_reasoning,
+}
+_ADDERS: Mapping[str, Callable[[TurnBuilder, Mapping[str, Any]], None]] = {
+    "message": _add_message,
+    "function_call": _add_call,
+    "function_call_output": _add_call_output,
+    "reasoning": _add_reasoning,
+}

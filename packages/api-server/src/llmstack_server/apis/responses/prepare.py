@@ -1,0 +1,168 @@
+"""From the body of a request to a response that can be run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_llm.admission.rules import check_text
+from llmstack_server.apis.responses.input_items import messages_of, new_response_id, read_input
+from llmstack_server.apis.responses.local import NOT_FOUND
+from llmstack_server.apis.responses.objects import ResponseObject
+from llmstack_server.apis.responses.protocol import UNSUPPORTED, ResponseRequest, check_include, check_metadata
+from llmstack_server.apis.responses.run import ResponseRun
+from llmstack_server.apis.responses.shared import SharedResponses, referenced_ids
+from llmstack_server.apis.responses.store import StoredItem, decode, encode
+from llmstack_server.apis.responses.tools import chat_tool_choice, chat_tools, structured_outputs
+from llmstack_server.apis.responses.truncation import submit_newest_turns
+from llmstack_server.chat.conversation import Conversation
+from llmstack_server.chat.prepare import SubmittedChat, render_conversation, submit_chat
+from llmstack_server.chat.turns import in_words_of_api
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.errors import HTTPError
+from llmstack_server.web.fields import parse
+from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
+from llmstack_types import InvalidRequestError
+
+_NAMES = {**PARAM_NAMES, "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+_FORM_NAMES = {
+    "structured_outputs": "text.format", "structured_outputs.json": "text.format.schema",
+    "structured_outputs.json_object": "text.format",
+}  # fmt: skip
+# A function has no object of its own here.
+_FUNCTION_NAMES = {".function": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResponse:
+    """A response that has passed every check.
+
+    Attributes:
+        input_items: What the model reads, those of earlier turns first.
+    """
+
+    run: ResponseRun
+    input_items: tuple[StoredItem, ...]
+    fields: ResponseRequest
+
+
+async def prepare_response(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> PreparedResponse:
+    """Checks a request, finds the turns before it, renders the conversation and tokenizes it.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    fields, input_items = await _read(state, responses, body)
+    conversation = _conversation(fields, input_items)
+    response_id = new_response_id(responses.process_index)
+    chat = await _submit(state, fields, conversation, response_id)
+    response = ResponseObject(
+        response_id,
+        check_model(state, fields.model),
+        fields,
+        chat.outputs.prompts[0].sampling_params,
+        is_stored=fields.store is not False and responses.local.store.is_enabled,
+        status="queued" if fields.background else "in_progress",
+    )
+    run = ResponseRun(chat, response, shows_ids=state.config.http.answers.shows_tokens_as_ids)
+    return PreparedResponse(run, input_items, fields)
+
+
+async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:
+    """How many tokens the model would read; raises as `prepare_response`."""
+    fields, input_items = await _read(state, responses, body)
+    try:
+        rendered = await render_conversation(state, _conversation(fields, input_items))
+    except InvalidRequestError as error:
+        raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
+    return len(rendered.token_ids)
+
+
+async def _read(
+    state: ServerState, responses: SharedResponses, body: dict[str, Any]
+) -> tuple[ResponseRequest, tuple[StoredItem, ...]]:
+    fields = parse(ResponseRequest, body)
+    check_fields(state, body, fields, UNSUPPORTED)
+    _check(fields, has_store=responses.local.store.is_enabled)
+    history = await _history(responses, fields.previous_response_id)
+    found = await responses.find_items(referenced_ids(fields.input))
+    return fields, history + tuple(encode(item) for item in read_input(fields.input, found.get))
+
+
+def _check(fields: ResponseRequest, *, has_store: bool) -> None:
+    check_metadata(fields.metadata)
+    check_include(fields.include)
+    if fields.instructions is not None:
+        check_text("instructions", fields.instructions)
+    if fields.background and fields.store is False:
+        raise request_errors.invalid_value("background", "it needs 'store': true")
+    if fields.background and not has_store:
+        raise request_errors.unsupported_value("background", "this server stores no responses")
+
+
+async def _history(responses: SharedResponses, response_id: str | None) -> tuple[StoredItem, ...]:
+    if response_id is None:
+        return ()
+    try:
+        return await responses.all_items(response_id)
+    except HTTPError as error:
+        if error.answer.code != NOT_FOUND:
+            raise
+        message = f"Previous response with id '{request_errors.echo(response_id)}' not found."
+        raise InvalidRequestError(message, param="previous_response_id", code="previous_response_not_found") from None
+
+
+def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
+    choice, tools = chat_tool_choice(fields.tool_choice, chat_tools(fields.tools))
+    return Conversation(
+        messages_of(fields.instructions, map(decode, items)),
+        tools=tools or None,
+        tool_choice=choice,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        chat_template_kwargs=fields.chat_template_kwargs,
+        reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
+    )
+
+
+async def _submit(
+    state: ServerState, fields: ResponseRequest, conversation: Conversation, response_id: str
+) -> SubmittedChat:
+    given, names = _sampling(fields)
+    request_ids = itertools.chain([response_id], (f"{response_id}-{number}" for number in itertools.count(1)))
+
+    def submit(messages: Sequence[Mapping[str, Any]]) -> Awaitable[SubmittedChat]:
+        return submit_chat(
+            state,
+            replace(conversation, messages=messages),
+            given,
+            names,
+            request_id=next(request_ids),  # of several tries two may be in flight
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+        )
+
+    try:
+        if fields.truncation == "auto":
+            return await submit_newest_turns(conversation.messages, submit)
+        return await submit(conversation.messages)
+    except InvalidRequestError as error:
+        raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
+
+
+def _sampling(fields: ResponseRequest) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """The sampling fields, and this request's names of them."""
+    given, names = given_sampling(fields, _NAMES)
+    if fields.has_logprobs:
+        given["logprobs"] = fields.top_logprobs or 0
+    if fields.max_output_tokens is not None:
+        given["max_tokens"] = fields.max_output_tokens
+    form = structured_outputs(fields.text.format if fields.text else None)
+    if form is None:
+        return given, names
+    if "structured_outputs" in given:
+        raise request_errors.invalid_value("text.format", "it cannot be combined with another constraint")
+    return given | {"structured_outputs": form}, {**names, **_FORM_NAMES}

@@ -1,0 +1,108 @@
+"""The run of one response: deltas in, events of the API out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from llmstack_server.apis.responses.objects import ResponseObject
+from llmstack_server.apis.responses.output_items import Event, Item, OutputBuilder
+from llmstack_server.chat.deltas import ChatDelta
+from llmstack_server.chat.logprobs import chat_logprobs
+from llmstack_server.chat.prepare import SubmittedChat
+from llmstack_server.chat.stream import ChatStream
+from llmstack_server.web.errors import ErrorAnswer
+
+NumberedEvent = dict[str, Any]
+
+
+class ResponseRun(ChatStream):
+    """One response from its first event to its last; `events` may be called once.
+
+    Attributes:
+        response: The object without its output.
+    """
+
+    def __init__(self, chat: SubmittedChat, response: ResponseObject, *, shows_ids: bool = False) -> None:
+        """With `shows_ids`, the tokens of log-probabilities are `token_id:N`."""
+        super().__init__(*chat)
+        self.response = response
+        self._shows_ids = shows_ids
+        self._output = OutputBuilder()
+        self._num_events = 0
+        self._pending_logprobs: list[dict[str, Any]] = []
+
+    def output_items(self) -> list[Item]:
+        """The output items so far."""
+        return self._output.items("incomplete" if self.response.is_over else "in_progress")
+
+    def as_object(self) -> dict[str, Any]:
+        """The current response object; it has token counts once it has ended."""
+        usage = self.usage if self.response.is_over else None
+        return self.response.as_object(self.output_items(), usage)
+
+    async def events(self) -> AsyncGenerator[NumberedEvent, None]:
+        """All events; those of a response in the background start before the first token.
+
+        Raises:
+            ServerOverloadedError, RequestFailedError, EngineDeadError: As `ChatStream.deltas`.
+        """
+        finish_reason = None
+        for event in self._opening(is_early=bool(self.response.fields.background)):
+            yield event
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                for event in (*self._opening(), *map(self._numbered, self._add(delta))):
+                    yield event
+                finish_reason = delta.finish_reason or finish_reason
+        for event in self._finish("incomplete" if finish_reason == "length" else "completed"):
+            yield event
+
+    def fail(self, error: ErrorAnswer) -> NumberedEvent:
+        """The last event of a failed response."""
+        self.response.error = error
+        self.response.complete("failed")
+        return self._snapshot("response.failed")
+
+    def cancel(self) -> None:
+        """Sets the status `cancelled`."""
+        self.response.complete("cancelled")
+
+    def _opening(self, *, is_early: bool = True) -> Iterator[NumberedEvent]:
+        """The events before all output, sent after the first token so that an early error has its own status."""
+        if not is_early or self._num_events:
+            return
+        is_queued = self.response.status == "queued"
+        yield self._snapshot("response.created")
+        if is_queued:
+            yield self._snapshot("response.queued")
+        self.response.status = "in_progress"
+        yield self._snapshot("response.in_progress")
+
+    def _add(self, delta: ChatDelta) -> Iterator[Event]:
+        if not self.response.fields.has_logprobs:
+            return self._output.add(delta)
+        num_top = self.response.fields.top_logprobs or 0
+        logprobs = chat_logprobs(delta.token_ids, delta.logprobs or (), num_top, shows_ids=self._shows_ids)
+        self._pending_logprobs += logprobs["content"]
+        is_other = bool(delta.reasoning or delta.tool_calls)
+        if not (delta.content or is_other or delta.finish_reason is not None):
+            return iter(())  # the text of these tokens comes later
+        pending, self._pending_logprobs = self._pending_logprobs, []
+        return self._output.add(delta, pending if delta.content or not is_other else ())
+
+    def _finish(self, status: str) -> Iterator[NumberedEvent]:
+        yield from self._opening()
+        yield from map(self._numbered, self._output.finish(status))
+        self.response.complete(status)
+        yield self._snapshot(f"response.{status}")
+
+    def _snapshot(self, kind: str) -> NumberedEvent:
+        return self._numbered((kind, {"response": self.as_object()}))
+
+    def _numbered(self, event: Event) -> NumberedEvent:
+        kind, fields = event
+        number = self._num_events
+        self._num_events += 1
+        return {"type": kind, "sequence_number": number, **fields}

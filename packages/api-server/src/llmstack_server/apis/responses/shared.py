@@ -1,0 +1,163 @@
+"""Responses of a server with several API processes, each with its own store."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from llmstack_server.apis.responses.local import LocalResponses, response_not_found
+from llmstack_server.apis.responses.store import Item, StoredItem
+from llmstack_server.state.peers import Peers
+from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to
+
+TOPIC = "responses"
+# Less than the time in which peers have to answer.
+MAX_WAIT_S = 0.5
+
+# The id of a response contains the index of the process that keeps it.
+_RESPONSE_ID = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}")
+_ITEM_ID = re.compile(r"[A-Za-z]{2,5}_[0-9a-f]{32}")
+
+
+class SharedResponses:
+    """Responses by id, in this process or another one; an unknown id raises HTTPError 404."""
+
+    def __init__(self, local: LocalResponses, peers: Peers | None) -> None:
+        self.local = local
+        self._peers = peers
+        if peers is not None:
+            peers.add_topic(TOPIC, self._answer)
+
+    @property
+    def process_index(self) -> int:
+        """The index of this process, which ids of its responses contain."""
+        return 0 if self._peers is None else self._peers.index
+
+    async def fetch(self, response_id: str) -> bytes:
+        """The current state of a response, as JSON."""
+        return _to_bytes(await self._ask("fetch", response_id))
+
+    async def cancel(self, response_id: str) -> bytes:
+        """Cancels a response in the background; raises InvalidRequestError for others."""
+        return _to_bytes(await self._ask("cancel", response_id))
+
+    async def delete(self, response_id: str) -> None:
+        """Deletes a response, and cancels it first if it runs."""
+        await self._ask("delete", response_id)
+
+    async def input_items(self, response_id: str) -> tuple[StoredItem, ...]:
+        """The input items of a response."""
+        return _to_items(await self._ask("inputs", response_id))
+
+    async def all_items(self, response_id: str) -> tuple[StoredItem, ...]:
+        """The input and output items of a response; raises InvalidRequestError before its end."""
+        return _to_items(await self._ask("items", response_id))
+
+    async def follow(self, response_id: str, start: int = 0) -> AsyncIterator[bytes]:
+        """The events of a streamed response in the background, from `start` on.
+
+        Raises:
+            InvalidRequestError: The response was not created in the background and as a stream.
+        """
+        return self._follow(response_id, start, await self._ask("events", response_id, start))
+
+    async def _follow(self, response_id: str, start: int, batch: Sequence[Any]) -> AsyncIterator[bytes]:
+        while True:
+            events, is_last = batch
+            for event in events:
+                yield _to_bytes(event)
+            if is_last:
+                return
+            start += len(events)
+            batch = await self._ask("events", response_id, start)
+
+    async def find_items(self, item_ids: Sequence[str]) -> dict[str, Item]:
+        """The items with these ids, of any response."""
+        found = {item_id: await self._find_item(item_id) for item_id in item_ids}
+        return {item_id: item for item_id, item in found.items() if item is not None}
+
+    async def _find_item(self, item_id: str) -> Item | None:
+        item = await self.local.find_item(item_id)
+        if item is not None or self._peers is None or not _ITEM_ID.fullmatch(item_id):
+            return item
+        answers = await self._peers.ask(f"{TOPIC} item {item_id}")
+        return next((answer["value"] for answer in answers if answer.get("value") is not None), None)
+
+    async def _ask(self, what: str, response_id: str, start: int = 0) -> Any:
+        owner = self._owner(response_id)
+        if owner is None or self._peers is None:
+            return await self._know(what, response_id, start)
+        answer = await self._peers.ask_one(owner, f"{TOPIC} {what} {response_id} {start}")
+        if answer is None:
+            raise response_not_found(response_id)
+        if "error" in answer:
+            raise HTTPError(ErrorAnswer(**answer["error"]))
+        return answer["value"]
+
+    def _owner(self, response_id: str) -> int | None:
+        """The index of the process that keeps a response; None for this process."""
+        match = _RESPONSE_ID.fullmatch(response_id)
+        if match is None or self._peers is None:
+            return None
+        index = int(match.group(1), 16)
+        return index if index != self._peers.index and index < self._peers.count else None
+
+    async def _know(self, what: str, subject: str, start: int) -> Any:
+        local = self.local
+        if what == "events":
+            return await local.read_events(subject, start)
+        asked: dict[str, Callable[[str], Awaitable[Any]]] = {
+            "fetch": local.fetch,
+            "cancel": local.cancel,
+            "delete": local.delete,
+            "inputs": local.input_items,
+            "items": local.all_items,
+            "item": local.find_item,
+        }
+        return await asked[what](subject)
+
+    async def _answer(self, question: str) -> dict[str, Any]:
+        """The answer to a peer: a JSON value, or an error."""
+        what, subject, *start = question.split(" ")
+        try:
+            value = await self._know_soon(what, subject, int(start[0]) if start else 0)
+        except Exception as error:  # noqa: BLE001 (any error is sent to the other process)
+            answer = answer_to(error, subject)
+            fields = {"status": answer.status, "type": answer.type, "code": answer.code, "param": answer.param}
+            return {"error": fields | {"message": answer.message}}
+        return {"value": _to_json(value)}
+
+    async def _know_soon(self, what: str, subject: str, start: int) -> Any:
+        """The answer to a peer; it asks again for events that take longer than a peer waits."""
+        if what != "events":
+            return await self._know(what, subject, start)
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                return await self._know(what, subject, start)
+        except TimeoutError:
+            return [], False
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, tuple | list):
+        return [_to_json(entry) for entry in value]
+    return value
+
+
+def _to_bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _to_items(value: Sequence[Any]) -> tuple[StoredItem, ...]:
+    return tuple(StoredItem(item_id, _to_bytes(data)) for item_id, data in value)
+
+
+def referenced_ids(value: Any) -> list[str]:
+    """The ids of the items that an `input` refers to; other content is ignored."""
+    items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    ids = [item.get("id") for item in items if item.get("type", "item_reference") == "item_reference"]
+    return list(dict.fromkeys(item_id for item_id in ids if isinstance(item_id, str)))

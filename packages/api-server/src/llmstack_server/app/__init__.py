@@ -1,0 +1,5 @@
+"""The ASGI application with its routes and middleware."""
+
+from llmstack_server.app.application import build_app
+
+__all__ = ["build_app"]

@@ -1,0 +1,108 @@
+"""Construction of the ASGI application."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NoReturn, cast
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+
+from llmstack_server import server_version
+from llmstack_server.apis.anthropic.errors import AnthropicErrorMiddleware
+from llmstack_server.app.routes import build_router
+from llmstack_server.observability.telemetry.middleware import ObservingMiddleware
+from llmstack_server.options.errors import ServeError
+from llmstack_server.options.http_options import RateLimits
+from llmstack_server.options.named_objects import load_named
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.errors import HTTPError, method_not_supported, unknown_url
+from llmstack_server.web.middleware import (
+    AuthenticationMiddleware,
+    ErrorMiddleware,
+    GateMiddleware,
+    RequestContextMiddleware,
+)
+from llmstack_server.web.rate_limit import RateLimitMiddleware
+
+
+def build_app(state: ServerState) -> FastAPI:
+    """The application of one server. It starts nothing; `state` decides what is answered."""
+    http = state.config.http
+    app = FastAPI(
+        title="llmstack",
+        version=server_version(),
+        docs_url=None,  # FastAPI's own page loads its assets from a CDN; ours is a route
+        redoc_url=None,
+        openapi_url="/openapi.json" if http.has_docs else None,
+        redirect_slashes=False,
+    )
+    app.include_router(build_router(state))
+    app.add_exception_handler(HTTPException, _translate)
+    _add_middleware(app, state)
+    return app
+
+
+def _add_middleware(app: FastAPI, state: ServerState) -> None:
+    """Adds middleware from the innermost to the outermost."""
+    http = state.config.http
+    app.add_middleware(GateMiddleware, state=state)
+    if http.rate_limits != RateLimits():
+        app.add_middleware(RateLimitMiddleware, state=state)
+    app.add_middleware(AuthenticationMiddleware, state=state)
+    app.add_middleware(AnthropicErrorMiddleware)
+    if http.middleware or http.cors.origins:
+        app.add_middleware(ErrorMiddleware)  # outer middleware receives answers, not exceptions, and can add headers
+    add_custom_middleware(app, http.middleware)
+    if http.cors.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(http.cors.origins),
+            allow_methods=list(http.cors.methods),
+            allow_headers=list(http.cors.headers),
+            allow_credentials=http.cors.allows_credentials,
+            expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],
+        )
+    if state.telemetry is not None:
+        app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)
+    app.add_middleware(RequestContextMiddleware, state=state)
+
+
+async def _translate(request: Request, error: Exception) -> NoReturn:
+    """Raises Starlette's own errors as `HTTPError`; the middleware renders them."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = error.headers if isinstance(error, HTTPException) else None
+    if status == 404:
+        raise HTTPError(unknown_url(request.method, request.url.path))
+    if status == 405:
+        raise HTTPError(method_not_supported(request.method, (headers or {}).get("Allow", "")))
+    raise RuntimeError("an unexpected HTTP error") from error
+
+
+def add_custom_middleware(app: FastAPI, names: tuple[str, ...]) -> None:
+    """Adds each middleware to the application, the last one outermost.
+
+    Raises:
+        ServeError: A middleware cannot be loaded, or is neither a class nor an async function.
+    """
+    for name in names:
+        found: Any = load_middleware(name)
+        if isinstance(found, type):
+            app.add_middleware(cast("Any", found))
+        else:
+            app.add_middleware(BaseHTTPMiddleware, dispatch=found)
+
+
+def load_middleware(name: str) -> Any:
+    """The ASGI class, or async function of a request and `call_next`, at `module:name` or `module.name`.
+
+    Raises:
+        ServeError: It cannot be loaded; the text says why.
+    """
+    found = load_named("--middleware", name)
+    if not isinstance(found, type) and not inspect.iscoroutinefunction(found):
+        raise ServeError(f"--middleware {name[:128]} is neither a class nor an async function", exit_code=2)
+    return found

@@ -1,0 +1,51 @@
+"""`POST /invocations`, for hosting platforms that offer a single route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from llmstack_server.apis.openai.chat import prepare_chat
+from llmstack_server.apis.openai.completions import prepare_completion
+from llmstack_server.apis.pooling.classification import prepare_classification
+from llmstack_server.apis.pooling.embeddings import prepare_embeddings
+from llmstack_server.apis.pooling.rerank import prepare_rerank
+from llmstack_server.apis.pooling.score import prepare_score
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import GenerationResponse, Prepare, WholeAnswer
+from llmstack_server.web.errors import missing_parameter
+from llmstack_server.web.openapi import GENERATION_RESPONSES
+
+
+def add_invocations_route(router: APIRouter, state: ServerState) -> None:
+    @router.post("/invocations", responses=GENERATION_RESPONSES)
+    async def invocations() -> Response:
+        """Answers a request to any generating or pooling route; the body decides which."""
+        return GenerationResponse(state, prepare_invocation)
+
+
+# A field that only one API has; the first one in the body decides.
+_FIELD_TO_PREPARE: dict[str, Prepare] = {
+    "messages": prepare_chat,
+    "prompt": prepare_completion,
+    "documents": prepare_rerank,
+    "text_1": prepare_score,
+    "queries": prepare_score,
+    "input": prepare_embeddings,
+}
+
+
+async def prepare_invocation(state: ServerState, body: dict[str, Any]) -> WholeAnswer:
+    """Prepares the request by the API that its body is for.
+
+    Raises:
+        InvalidRequestError: A field is invalid, or no field identifies the API.
+    """
+    for field, prepare in _FIELD_TO_PREPARE.items():
+        if field in body:
+            is_classified = field == "input" and state.engine.limits.num_labels
+            return await (prepare_classification if is_classified else prepare)(state, body)
+    message = "The body does not say which API it is for: give 'messages', 'prompt', 'input', 'documents' or 'text_1'."
+    raise missing_parameter("messages", message)

@@ -1,0 +1,116 @@
+"""All routes of a server, and those about the server itself."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from llmstack_server import server_version
+from llmstack_server.apis.anthropic.routes import add_anthropic_routes
+from llmstack_server.apis.openai.routes import add_openai_routes
+from llmstack_server.apis.pooling.routes import add_pooling_routes
+from llmstack_server.apis.responses.routes import add_responses_routes
+from llmstack_server.app.docs_page import add_docs_routes
+from llmstack_server.app.invocations import add_invocations_route
+from llmstack_server.app.server_info import server_info
+from llmstack_server.app.sleep_routes import add_sleep_routes
+from llmstack_server.app.steps import add_steps_routes
+from llmstack_server.observability.metrics import CONTENT_TYPE
+from llmstack_server.options.named_objects import load_named
+from llmstack_server.state.lifecycle import LifecycleState
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.errors import HTTPError, engine_unavailable
+from llmstack_server.web.middleware import health_body
+from llmstack_server.web.openapi import error_responses
+from llmstack_types import EngineDeadError
+
+
+def build_router(state: ServerState) -> APIRouter:
+    """A router with every route that the configuration enables."""
+    router = APIRouter()
+    _add_health_routes(router, state)
+    _add_server_routes(router, state)
+    add_openai_routes(router, state)
+    add_pooling_routes(router, state)
+    add_responses_routes(router, state)
+    add_anthropic_routes(router, state)
+    add_invocations_route(router, state)
+    add_steps_routes(router, state)
+    if state.config.http.has_docs:
+        add_docs_routes(router)
+    for name in state.config.http.extra_routes:
+        load_named("--extra-routes", name)(router, state)
+    if state.config.http.enable_control_routes:
+        _add_control_routes(router, state)
+        if state.config.processes.has_sleep_mode:
+            add_sleep_routes(router, state)
+    return router
+
+
+def _add_health_routes(router: APIRouter, state: ServerState) -> None:
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", responses=error_responses(503))
+    async def health() -> Response:
+        """200 once the engine can answer, and while running requests are drained."""
+        return await _health(state, (LifecycleState.READY, LifecycleState.DRAINING))
+
+    @router.get("/ready", responses=error_responses(503))
+    async def ready() -> Response:
+        """200 while new requests are accepted and make progress."""
+        if state.watchdog.is_engine_stuck:
+            raise HTTPError(engine_unavailable("The server is stuck: the engine core finishes no steps."))
+        if state.opened_engine is not None and state.opened_engine.is_recovering:
+            raise HTTPError(engine_unavailable("The server is recovering: another engine core is being started."))
+        return await _health(state, (LifecycleState.READY,))
+
+    @router.post("/ping", include_in_schema=False)
+    @router.get("/ping")
+    async def ping() -> Response:
+        """200 while the process runs."""
+        return Response(status_code=200)
+
+
+async def _health(state: ServerState, healthy: tuple[LifecycleState, ...]) -> Response:
+    current = state.lifecycle.state
+    if current in healthy:
+        try:
+            await state.engine.check_health()
+        except EngineDeadError:
+            current = LifecycleState.STOPPED
+        else:
+            return JSONResponse({"status": str(current)})
+    answer = engine_unavailable(f"The server is not ready: {current}.")
+    return JSONResponse(health_body(answer, str(current)), status_code=503, headers=dict(answer.headers))
+
+
+def _add_server_routes(router: APIRouter, state: ServerState) -> None:
+    @router.get("/version")
+    async def version() -> Response:
+        """The version of the server package."""
+        return JSONResponse({"version": server_version()})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Metrics of all processes of the server, as Prometheus text."""
+        state.metrics.set_lifecycle_state(str(state.lifecycle.state))
+        state.metrics.set_sleep_level(0 if state.opened_engine is None else state.opened_engine.sleep_level)
+        return Response(state.metrics.render(await state.ask_peers("metrics")), media_type=CONTENT_TYPE)
+
+    @router.get("/load")
+    async def load() -> Response:
+        """The number of generating requests in flight, in all processes of the server."""
+        return JSONResponse({"server_load": state.in_flight.count + sum(await state.ask_peers("load"))})
+
+    @router.get("/server_info")
+    async def info() -> Response:
+        """The configuration, state and versions; read-only, without secrets."""
+        return JSONResponse(server_info(state))
+
+
+def _add_control_routes(router: APIRouter, state: ServerState) -> None:
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        """Empties the prefix cache; refused while requests are running."""
+        if await state.engine.reset_prefix_cache():
+            return Response(status_code=200)
+        raise HTTPError(engine_unavailable("The prefix cache is in use: requests are running."))

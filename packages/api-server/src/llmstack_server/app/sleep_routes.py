@@ -1,0 +1,54 @@
+"""Control routes that free the memory of an idle model, and allocate it again."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.errors import HTTPError, engine_unavailable
+from llmstack_types import InvalidRequestError
+
+# Other API processes read the sleep level again after this time; from then on all refuse requests.
+SLEEP_QUESTION = "sleep_level"
+_LEVELS = {"1": 1, "2": 2}
+_ALL_TAGS = {"weights", "kv_cache"}
+
+
+def add_sleep_routes(router: APIRouter, state: ServerState) -> None:
+    """Adds `/sleep`, `/wake_up` and `/is_sleeping`."""
+    if state.peers is not None:
+        state.peers.add_topic(SLEEP_QUESTION, lambda _: _sleep_level(state))
+
+    @router.post("/sleep")
+    async def sleep(request: Request) -> Response:
+        """Frees the memory of the KV cache (`?level=1`), or of the weights too (`?level=2`)."""
+        level = request.query_params.get("level", "1")
+        if level not in _LEVELS:
+            raise InvalidRequestError("level must be 1 or 2.", param="level", code="invalid_value")
+        if not await state.engine.sleep(_LEVELS[level]):
+            raise HTTPError(engine_unavailable("The engine cannot sleep: requests are running."))
+        await state.ask_peers(SLEEP_QUESTION)
+        return Response(status_code=200)
+
+    @router.post("/wake_up")
+    async def wake_up(request: Request) -> Response:
+        """Allocates again what `/sleep` has freed."""
+        tags = request.query_params.getlist("tags")
+        if tags and set(tags) != _ALL_TAGS:
+            raise InvalidRequestError(
+                "Weights and KV cache are restored together; leave 'tags' out.",
+                param="tags", code="unsupported_value",
+            )  # fmt: skip
+        await state.engine.wake_up()
+        await state.ask_peers(SLEEP_QUESTION)
+        return Response(status_code=200)
+
+    @router.get("/is_sleeping")
+    async def is_sleeping() -> Response:
+        """Whether the engine sleeps; `/wake_up` ends the sleep."""
+        return JSONResponse({"is_sleeping": await state.engine.current_sleep_level() > 0})
+
+
+async def _sleep_level(state: ServerState) -> int | None:
+    return None if state.opened_engine is None else await state.engine.current_sleep_level()

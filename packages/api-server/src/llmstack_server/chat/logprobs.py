@@ -1,0 +1,114 @@
+"""Log-probabilities in OpenAI's two forms, and prompt log-probabilities in vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from llmstack_server.protocols import TokenLogprob
+
+# JSON has no -inf; this is OpenAI's lowest value.
+LOWEST = -9999.0
+
+Position = Mapping[int, TokenLogprob]
+
+
+class CompletionLogprobs:
+    """Builds the `logprobs` objects of one choice of a completion; keeps the text offset between chunks.
+
+    With `shows_ids`, tokens are `token_id:N` rather than their texts, which need not be unique.
+    """
+
+    def __init__(self, num_top: int, *, shows_ids: bool = False) -> None:
+        self._num_top = num_top
+        self._shows_ids = shows_ids
+        self._offset = 0
+
+    def build(
+        self, token_ids: Sequence[int], positions: Sequence[Position | None], prompt_texts: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Tokens, their log-probabilities, the most likely ones, and offsets.
+
+        A position is None for a prompt's first token, which has none; its text is in `prompt_texts`.
+        """
+        tokens: list[str] = []
+        token_logprobs: list[float | None] = []
+        top_logprobs: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for index, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
+            chosen = None if position is None else position.get(token_id)
+            token = prompt_texts[index] if position is None else _text(chosen, token_id)
+            tokens.append(token_name(token_id) if self._shows_ids else token)
+            token_logprobs.append(None if chosen is None else floor(chosen.logprob))
+            top_logprobs.append(None if position is None else self._top(position))
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": token_logprobs,
+            "tokens": tokens,
+            "top_logprobs": top_logprobs,
+        }
+
+    def _top(self, position: Position) -> dict[str, float]:
+        # The chosen token is first in `position`, so with `num_top` 0 it is the only entry.
+        entries = islice(position.items(), self._num_top + 1)
+        return {
+            token_name(token_id) if self._shows_ids else _text(entry, token_id): floor(entry.logprob)
+            for token_id, entry in entries
+        }
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], positions: Sequence[Position], num_top: int, *, shows_ids: bool = False
+) -> dict[str, Any]:
+    """The `logprobs` object of one choice of a chat; `shows_ids` as in `CompletionLogprobs`."""
+    content = [
+        _chat_entry(token_id, position, num_top, shows_ids)
+        for token_id, position in zip(token_ids, positions, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> dict[str, Any]:
+    best = sorted(position.items(), key=lambda item: -item[1].logprob)[:num_top]
+    entry = _chat_token(token_id, position[token_id], shows_ids)
+    entry["top_logprobs"] = [_chat_token(other_id, other, shows_ids) for other_id, other in best]
+    return entry
+
+
+def _chat_token(token_id: int, entry: TokenLogprob, shows_ids: bool) -> dict[str, Any]:
+    text = _text(entry, token_id)
+    token = token_name(token_id) if shows_ids else text
+    return {"token": token, "logprob": floor(entry.logprob), "bytes": list(text.encode())}
+
+
+def prompt_logprobs_object(positions: Sequence[Position | None] | None) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: a map from token id to its values per prompt token; the first is null."""
+    if positions is None:
+        return None
+    return [None if position is None else _prompt_entry(position) for position in positions]
+
+
+def _prompt_entry(position: Position) -> dict[str, Any]:
+    return {
+        str(token_id): {"logprob": floor(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+        for token_id, entry in position.items()
+    }
+
+
+def floor(logprob: float) -> float:
+    """The log-probability, finite for JSON."""
+    return logprob if logprob > LOWEST else LOWEST
+
+
+def _text(entry: TokenLogprob | None, token_id: int) -> str:
+    if entry is None or entry.decoded_token is None:
+        return token_name(token_id)
+    return entry.decoded_token
+
+
+def token_name(token_id: int) -> str:
+    """The name of a token by its id, where its text is unknown or not requested."""
+    return f"token_id:{token_id}"

@@ -1,0 +1,5 @@
+"""Subcommands of `llmstack`; light, since `llmstack --help` imports them."""
+
+from llmstack_server.commands.subcommands import RunBatchCommand, ServeCommand
+
+__all__ = ["RunBatchCommand", "ServeCommand"]

@@ -1,0 +1,55 @@
+"""Logging of the process, and the request id in log lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.config
+import sys
+from contextvars import ContextVar
+from pathlib import Path
+
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.errors import ServeError
+
+# The `x-request-id` of the request that the running task answers.
+current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
+
+OUR_LOGGERS = ("llmstack_server", "llmstack_llm", "llmstack_engine_core", "llmstack_model_files")
+FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_LEVELS = {"trace": logging.DEBUG}
+
+
+def level_number(name: str) -> int:
+    """The number of a log level, by its name in lower case."""
+    return _LEVELS.get(name, getattr(logging, name.upper(), logging.INFO))
+
+
+def set_up_logging(config: HTTPConfig) -> None:
+    """Adds a handler on standard error; loggers of other libraries log warnings and errors only.
+
+    `config.log_config_file` replaces all of that.
+
+    Raises:
+        ServeError: The file cannot be used.
+    """
+    if config.log_config_file is not None:
+        _configure_from_file(config.log_config_file)
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in OUR_LOGGERS:
+        logging.getLogger(name).setLevel(level_number(config.log_level))
+
+
+def _configure_from_file(path: str) -> None:
+    try:
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        # By default the library disables every logger that exists already.
+        logging.config.dictConfig({"disable_existing_loggers": False, **settings})
+    except OSError as error:
+        raise ServeError(f"--log-config-file {path}: {error.strerror}", exit_code=2) from None
+    except (ValueError, TypeError, AttributeError, ImportError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ServeError(f"--log-config-file {path}: {reason}", exit_code=2) from error

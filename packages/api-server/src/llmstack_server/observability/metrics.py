@@ -1,0 +1,118 @@
+"""Prometheus metrics of a server, under `llmstack:` names with `vllm:` aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from llmstack_llm.outputs.stats import IterationStats
+from llmstack_server.observability.engine_metrics import EngineFamilies, EngineMetrics
+from llmstack_server.observability.histograms import HistogramFamily
+from llmstack_server.observability.metric_aliases import PREFIX, render
+from llmstack_server.observability.metrics_merge import Merged, Snapshot, snapshot_of
+from llmstack_types import EngineReady, SchedulerStats
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# The options whose limits refuse requests; all exist from the start, so that rates include the first refusal.
+_REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens", "tokenization")
+
+
+class ServerMetrics:
+    """The metrics of one server in its own registry; a `StatLogger` of the engine front end."""
+
+    def __init__(
+        self, model_name: str, *, has_aliases: bool = True, cache_facts: Mapping[str, str] | None = None
+    ) -> None:
+        """`cache_facts`: Labels of `cache_config_info` that only the configuration knows."""
+        self._registry = CollectorRegistry()
+        self._has_aliases = has_aliases
+        self._model_name = model_name
+        self._cache_facts = cache_facts or {}
+        self._families = EngineFamilies(self._registry)
+        self._engines: dict[int, EngineMetrics] = {}
+        self.engine(0)
+        self._make_server_metrics()
+
+    def _make_server_metrics(self) -> None:
+        registry = self._registry
+        self.unknown_parameters = Counter(
+            f"{PREFIX}unknown_request_parameters", "Request fields that were ignored.", registry=registry
+        )
+        self._http_requests = Counter(
+            f"{PREFIX}http_requests", "HTTP requests by route and status; 499: the client left.",
+            ("method", "route", "status"), registry=registry,
+        )  # fmt: skip
+        self._http_durations = HistogramFamily(
+            f"{PREFIX}http_request_duration_seconds", "From the headers of a request to the end of its answer.",
+            ("method", "route"), _HTTP_BUCKETS, registry,
+        )  # fmt: skip
+        self._rejections = Counter(
+            f"{PREFIX}admission_rejections", "Requests refused because a queue was full, by the option that limits it.",
+            ("model_name", "reason"), registry=registry,
+        )  # fmt: skip
+        for reason in _REJECTION_REASONS:
+            self._rejections.labels(self._model_name, reason)
+        self.lifecycle_state = Gauge(
+            f"{PREFIX}lifecycle_state", "1 for the current state.", ("state",), registry=registry
+        )
+        self.startup_seconds = Gauge(
+            f"{PREFIX}startup_seconds", "Duration of each stage of the start.", ("stage",), registry=registry
+        )
+        self._engine_restarts = Counter(
+            f"{PREFIX}engine_restarts", "Engine cores that ended and were replaced.", registry=registry
+        )
+        self._num_engine_restarts = 0
+        self.stuck_requests = Gauge(
+            f"{PREFIX}num_requests_stuck", "Requests without progress for longer than --stuck-request-timeout.",
+            registry=registry,
+        )  # fmt: skip
+
+    def engine(self, index: int) -> EngineMetrics:
+        """The metrics of the engine core with this index."""
+        if index not in self._engines:
+            self._engines[index] = EngineMetrics(self._families, self._model_name, index)
+        return self._engines[index]
+
+    def log_engine_initialized(self, ready: EngineReady) -> None:
+        """Sets the size of the KV cache."""
+        self.engine(ready.engine_index).note_ready(ready, self._cache_facts)
+
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
+        """Adds the figures of one step."""
+        self.engine(iteration_stats.engine_index).record(scheduler_stats, iteration_stats)
+
+    def count_http(self, method: str, route: str, status: int, duration_s: float) -> None:
+        """Counts an answered request."""
+        self._http_requests.labels(method, route, str(status)).inc()
+        self._http_durations.labels(method, route).observe(duration_s)
+
+    def count_rejection(self, reason: str) -> None:
+        """Counts a request that was refused because a queue was full."""
+        self._rejections.labels(self._model_name, reason).inc()
+
+    def note_engine_restarts(self, total: int) -> None:
+        """Counts replaced engine cores; `total` is their number since the start."""
+        self._engine_restarts.inc(total - self._num_engine_restarts)
+        self._num_engine_restarts = total
+
+    def set_lifecycle_state(self, state: str) -> None:
+        """Sets the current lifecycle state."""
+        self.lifecycle_state.clear()
+        self.lifecycle_state.labels(state).set(1)
+
+    def set_sleep_level(self, level: int) -> None:
+        """Sets the sleep level of all engines."""
+        for engine in self._engines.values():
+            engine.set_sleep_level(level)
+
+    def snapshot(self) -> Snapshot:
+        """The values that another process of this server needs to render the metrics of both."""
+        return snapshot_of(self._registry)
+
+    def render(self, peers: Sequence[Snapshot] = ()) -> bytes:
+        """The text format; `peers` are the snapshots of the server's other processes."""
+        source = Merged(self._registry, peers) if peers else self._registry
+        return render(source, has_aliases=self._has_aliases)

@@ -1,0 +1,1 @@
+"""Options of the server, declared once, and the configuration made of them."""

@@ -1,0 +1,113 @@
+"""Options of chats: arguments of templates, and parsers of what the model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.problem import Problem
+
+NO_PARSER = "none"
+
+
+def check_template_arguments(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments that any chat template may have."""
+    if not kwargs:
+        return kwargs
+    from llmstack_llm.chat.messages import check_template_kwargs
+    from llmstack_types import InvalidRequestError
+
+    try:
+        return check_template_kwargs(dict(kwargs))
+    except InvalidRequestError as error:
+        raise ValueError(error.message) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(OptionGroup):
+    """How chats are rendered and their answers parsed."""
+
+    title = "Chat"
+
+    template_kwargs: Mapping[str, Any] = option(
+        {},
+        flag="--default-chat-template-kwargs",
+        check=check_template_arguments,
+        metavar="JSON",
+        help="arguments of every chat template, unless a request has them",
+        example='{"enable_thinking": false}',
+    )
+    trusts_request_template: bool = option(
+        False, flag="--trust-request-chat-template", help="accept chat templates in requests"
+    )
+    response_role: str = option("assistant", flag="--response-role", metavar="ROLE", help="role of the answers")
+    tool_call_parser: str | None = option(
+        None,
+        flag="--tool-call-parser",
+        metavar="NAME",
+        help="format of the model's tool calls: hermes, llama3_json, mistral, pythonic, qwen3, qwen3_coder, one of an "
+        "installed package, or none (default: detected from the chat template)",
+    )
+    tool_parser_plugin: str | None = option(
+        None,
+        flag="--tool-parser-plugin",
+        metavar="MODULE:CLASS",
+        help="custom parser of tool calls, which --tool-call-parser names",
+    )
+    needs_tool_parser: bool = option(
+        False,
+        flag="--enable-auto-tool-choice",
+        help="refuse to start without a parser of tool calls; with one, tools always work",
+    )
+    excludes_unused_tools: bool = option(
+        False,
+        flag="--exclude-tools-when-tool-choice-none",
+        help="leave tools out of the prompt where 'tool_choice' is 'none'",
+    )
+    reasoning_parser: str | None = option(
+        None,
+        flag="--reasoning-parser",
+        metavar="NAME",
+        help="format of the model's reasoning: think, qwen3, deepseek_r1, mistral, one of an installed package, or "
+        "none (default: detected from the chat template)",
+    )
+    reasoning_parser_plugin: str | None = option(
+        None,
+        flag="--reasoning-parser-plugin",
+        metavar="MODULE:CLASS",
+        help="custom parser of reasoning, which --reasoning-parser names",
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tool_call_parser", _name(self.tool_call_parser, self.tool_parser_plugin))
+        object.__setattr__(self, "reasoning_parser", _name(self.reasoning_parser, self.reasoning_parser_plugin))
+        super().__post_init__()
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds names of parsers that do not exist."""
+        yield from super().conflicts()
+        if self.tool_call_parser not in (None, NO_PARSER):
+            from llmstack_output_parsers import tool_parser
+
+            yield from _missing_parser("tool_call_parser", self.tool_call_parser, self.tool_parser_plugin, tool_parser)
+        if self.reasoning_parser not in (None, NO_PARSER):
+            from llmstack_output_parsers import reasoning_parser
+
+            name, plugin = self.reasoning_parser, self.reasoning_parser_plugin
+            yield from _missing_parser("reasoning_parser", name, plugin, reasoning_parser)
+
+
+def _name(name: str | None, plugin: str | None) -> str | None:
+    """A plug-in without a name has that of its class."""
+    return plugin.rpartition(":")[2] if name in (None, "") and plugin is not None else name or None
+
+
+def _missing_parser(option_name: str, name: str | None, plugin: str | None, find: Any) -> Iterator[Problem]:
+    from llmstack_output_parsers import UnknownParserError
+
+    try:
+        find(name, plugin)
+    except UnknownParserError as error:
+        yield Problem(f"{{{option_name}}}: {{error}}", error=error)

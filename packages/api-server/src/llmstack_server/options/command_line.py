@@ -1,0 +1,93 @@
+"""The command line of `llmstack serve`, derived from the declared options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.options.command_line import add_foreign_flags, add_options, given_in, positional_dest
+from llmstack_llm.options.foreign import ForeignFlag, replaced_flags
+from llmstack_llm.options.option import Option, options_of
+from llmstack_llm.options.resolve import ConfigFile, Settings, resolve
+from llmstack_server.options.chat_options import ChatOptions
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.config_file import read_config_file
+from llmstack_server.options.environment import ignored_variables
+from llmstack_server.options.foreign_flags import FOREIGN_FLAGS
+from llmstack_server.options.http_options import (
+    AnswerConfig,
+    CORSConfig,
+    RateLimits,
+    RequestLogConfig,
+    ResponseStoreConfig,
+    TLSConfig,
+)
+from llmstack_server.options.observability import ObservabilityConfig
+from llmstack_server.options.process_options import ProcessConfig
+from llmstack_server.options.server_options import (
+    AccessOptions,
+    HubOptions,
+    NameOptions,
+    ParallelOptions,
+    SourceOptions,
+)
+
+_GROUPS: Sequence[type[Any]] = (
+    EngineArgs, NameOptions, HubOptions, ParallelOptions, ChatOptions, AnswerConfig,
+    SourceOptions, HTTPConfig, AccessOptions, TLSConfig, CORSConfig, RequestLogConfig, RateLimits, ResponseStoreConfig,
+    ObservabilityConfig, ProcessConfig,
+)  # fmt: skip
+SERVE_OPTIONS: Sequence[Option] = tuple(
+    option for group in _GROUPS for option in options_of(group) if option.declared.flag
+)
+ALL_FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {**FOREIGN_FLAGS, **replaced_flags(SERVE_OPTIONS)}
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares every flag of `llmstack serve`."""
+    add_options(parser, SERVE_OPTIONS)
+    add_foreign_flags(parser, ALL_FOREIGN_FLAGS)
+
+
+def settings_from(
+    namespace: argparse.Namespace, environment: Mapping[str, str], options: Sequence[Option] = SERVE_OPTIONS
+) -> Settings:
+    """The effective options of a parsed line, with problems and warnings but no exceptions.
+
+    `options`: Those that the parser has.
+    """
+    file, problems = _config_file(namespace, environment, options)
+    settings = resolve(options, namespace, environment, file, ALL_FOREIGN_FLAGS)
+    settings.problems[:0] = problems
+    settings.warnings += _ambiguous_model(namespace, options)
+    if ignored := ignored_variables(environment, SERVE_OPTIONS):
+        settings.warnings.append(f"environment variables without a meaning here: {', '.join(ignored)}")
+    return settings
+
+
+def _config_file(
+    namespace: argparse.Namespace, environment: Mapping[str, str], options: Sequence[Option]
+) -> tuple[ConfigFile | None, list[str]]:
+    own = [option for option in options if option.key == "config"]
+    if not own:
+        return None, []
+    if len(given_in(namespace, "config")) > 1:
+        return None, ["--config: give one file"]
+    path = resolve(own, namespace, environment)["config"]
+    if path is None:
+        return None, []
+    try:
+        return read_config_file(path), []
+    except ValueError as error:
+        return None, [f"--config {path}: {error}"]
+
+
+def _ambiguous_model(namespace: argparse.Namespace, options: Sequence[Option]) -> list[str]:
+    """A warning where the positional model and `--model` differ."""
+    model = next(option for option in options if option.key == "model")
+    positional, by_flag = given_in(namespace, positional_dest(model)), given_in(namespace, model.key)
+    if positional and by_flag and positional[-1].words != by_flag[-1].words:
+        return [f"serving {positional[-1].words[-1]}: --model {by_flag[-1].words[-1]} is ignored"]
+    return []

@@ -1,0 +1,216 @@
+"""The configuration of one server, made of its effective options."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.options.problem import Problem
+from llmstack_llm.options.resolve import COMMAND_LINE, Settings
+from llmstack_server.options.chat_options import ChatOptions
+from llmstack_server.options.errors import ServeError
+from llmstack_server.options.http_options import (
+    AnswerConfig,
+    CORSConfig,
+    RateLimits,
+    RequestLogConfig,
+    ResponseStoreConfig,
+    TLSConfig,
+)
+from llmstack_server.options.observability import ObservabilityConfig
+from llmstack_server.options.process_options import ProcessConfig
+from llmstack_server.options.secret import Secret
+from llmstack_server.options.server_options import (
+    AccessOptions,
+    ConnectionOptions,
+    ListenOptions,
+    LogOptions,
+    PageOptions,
+    ParallelOptions,
+    TimeLimitOptions,
+)
+
+DEMO_MODEL_NAME = "llmstack-demo"
+DEFAULT_MAX_NUM_QUEUED_REQS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, TimeLimitOptions):
+    """How the server listens, which clients it accepts, and how it stops.
+
+    Attributes:
+        api_keys: Empty accepts all clients.
+        max_body_bytes: Larger bodies are refused unread.
+        receive_timeout_s: How long a request may take to arrive.
+        log_level: Of llmstack, which is an option of the engine.
+        tls: None for HTTP without encryption.
+    """
+
+    api_keys: tuple[Secret, ...] = ()
+    max_body_bytes: int = 4 << 20
+    receive_timeout_s: float = 60.0
+    log_level: str = "info"
+    tls: TLSConfig | None = None
+    cors: CORSConfig = field(default_factory=CORSConfig)
+    request_log: RequestLogConfig = field(default_factory=RequestLogConfig)
+    rate_limits: RateLimits = field(default_factory=RateLimits)
+    answers: AnswerConfig = field(default_factory=AnswerConfig)
+    response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
+
+    def __post_init__(self) -> None:
+        if self.uds is not None:
+            object.__setattr__(self, "enable_control_routes", True)
+        super().__post_init__()
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Everything that `llmstack serve` was asked for.
+
+    Attributes:
+        model: Folder or repository id; None is the embedded demo model.
+        served_model_names: The names in the API; the first is reported.
+        engine: Its model is the name given, until it is found.
+        warnings: Lines for the log once it is set up.
+        processes: How the server is distributed over processes.
+        settings: The effective options, from which another process makes this configuration again.
+    """
+
+    model: str | None
+    served_model_names: tuple[str, ...]
+    engine: EngineArgs = field(default_factory=partial(EngineArgs, DEMO_MODEL_NAME))
+    http: HTTPConfig = field(default_factory=HTTPConfig)
+    chat: ChatOptions = field(default_factory=ChatOptions)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    warnings: tuple[str, ...] = ()
+    processes: ProcessConfig = field(default_factory=ProcessConfig)
+    settings: Settings = field(default_factory=partial(Settings, ()), repr=False)  # API keys are among them
+
+
+def config_from(settings: Settings) -> ServeConfig:
+    """The configuration of effective options.
+
+    Raises:
+        ServeError: Options are at fault; the text has a line for each.
+    """
+    keys = _api_keys(settings)
+    settings = settings.replaced(max_num_queued_reqs=_max_num_queued_reqs(settings))
+    engine = settings.build(EngineArgs, model=settings["model"] or DEMO_MODEL_NAME)
+    observability = settings.build(ObservabilityConfig, has_trace_lines=settings["trace"])
+    processes, chat = settings.build(ProcessConfig), settings.build(ChatOptions)
+    http = _http_config(settings, keys)
+    settings.build(AccessOptions)
+    settings.build(ParallelOptions)
+    if engine is not None and processes is not None and observability is not None:
+        settings.add_problems(processes.conflicts_with_engines(engine.data_parallel_size))
+        settings.add_problems(_statistics_conflicts(engine, observability))
+    if (
+        settings.problems
+        or engine is None
+        or http is None
+        or chat is None
+        or processes is None
+        or observability is None
+    ):
+        raise ServeError("\n".join(settings.problems), exit_code=2)
+    model = settings["model"]
+    # A file of keys may be a pipe, which cannot be read again.
+    settings = settings.replaced(api_key=keys, api_key_file=None)
+    return ServeConfig(
+        model=model,
+        served_model_names=tuple(settings["served_model_name"]) or (model or DEMO_MODEL_NAME,),
+        engine=engine,
+        http=http,
+        chat=chat,
+        observability=observability,
+        warnings=(*_warnings(settings, http), *settings.warnings),
+        processes=processes,
+        settings=settings,
+    )
+
+
+def _max_num_queued_reqs(settings: Settings) -> int:
+    """A server has a limit; the default lets four steps' worth of requests wait."""
+    limit: int | None = settings["max_num_queued_reqs"]
+    return limit or max(DEFAULT_MAX_NUM_QUEUED_REQS, 4 * int(settings["max_num_seqs"]))
+
+
+def _http_config(settings: Settings, keys: tuple[str, ...]) -> HTTPConfig | None:
+    tls = settings.build(TLSConfig)
+    themes = {
+        "cors": settings.build(CORSConfig),
+        "request_log": settings.build(RequestLogConfig),
+        "rate_limits": settings.build(RateLimits),
+        "answers": settings.build(AnswerConfig),
+        "response_store": settings.build(ResponseStoreConfig),
+    }
+    if tls is None or None in themes.values():
+        return None
+    return settings.build(
+        HTTPConfig,
+        **themes,
+        api_keys=tuple(Secret(key) for key in keys),
+        log_level=settings["log_level"],
+        tls=None if tls.certfile is None else tls,
+    )
+
+
+def _api_keys(settings: Settings) -> tuple[str, ...]:
+    """The keys of the options, and those in a file; a variable is read only where neither has any."""
+    path, keys = settings["api_key_file"], tuple(settings["api_key"])
+    if path is None:
+        return keys
+    if settings.source("api_key").startswith("environment"):
+        keys = ()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        settings.problems.append(f"--api-key-file {path}: {reason}")
+        return keys
+    found = tuple(line.strip() for line in lines if line.strip())
+    if not found:
+        settings.problems.append(f"--api-key-file {path}: the file holds no key")
+    return (*keys, *found)
+
+
+def _statistics_conflicts(engine: EngineArgs, observability: ObservabilityConfig) -> Iterator[Problem]:
+    if not engine.disable_log_stats:
+        return
+    reported = {
+        "otlp_traces_endpoint": observability.otlp_traces_endpoint,
+        "has_request_metrics": observability.has_request_metrics,
+        "kv_cache_metrics": engine.kv_cache_metrics,
+    }
+    for name, value in reported.items():
+        if value:
+            yield Problem(f"{{{name}}} needs the statistics that {{disable_log_stats}} turns off")
+
+
+def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
+    if settings.source("api_key") == COMMAND_LINE:
+        yield "--api-key shows in the list of processes; LLMSTACK_API_KEY and --api-key-file do not"
+    if settings["hf_token"] and settings.source("hf_token") == COMMAND_LINE:
+        yield "--hf-token shows in the list of processes; HF_TOKEN does not"
+    if http.uds is not None and (settings.is_given("host") or settings.is_given("port")):
+        yield f"listening on the unix socket {http.uds} alone: --host and --port are ignored"
+    if not http.api_keys and http.uds is None and not is_loopback(http.host):
+        yield f"NO API KEY: all clients that reach {http.host} may use this server; set LLMSTACK_API_KEY"
+    if settings["enable_sleep_mode"] and not http.enable_control_routes:
+        yield "--enable-sleep-mode opens no routes without --enable-control-routes or --uds"
+    if settings["engine_address"] and not settings["headless"]:
+        yield "attached to running engine cores: options of the engine have no effect there"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

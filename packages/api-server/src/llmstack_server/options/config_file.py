@@ -1,0 +1,44 @@
+"""Files of options in YAML, as `--config FILE` reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmstack_llm.options.resolve import ConfigFile
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def read_config_file(path: str) -> ConfigFile:
+    """Flags and their values; keys may be written with `-` or `_`, as in `max_model_len: 4096`.
+
+    Raises:
+        ValueError: The file cannot be read, or is no mapping; one sentence.
+    """
+    import yaml  # late: most starts need none
+
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ValueError(error.strerror or "it cannot be read") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"the file has more than {MAX_FILE_BYTES} bytes")
+    try:
+        found = yaml.safe_load(content)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    if found is None:
+        return ConfigFile(path, {})
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ValueError("it must map options to values, such as 'port: 8000'")
+    settings = {_flag(key): value for key, value in found.items()}
+    if len(settings) < len(found):
+        raise ValueError("an option is set twice, under two spellings")
+    return ConfigFile(path, settings)
+
+
+def _flag(key: str) -> str:
+    base, dot, keys = key.partition(".")
+    name = base.replace("_", "-")
+    return f"--{'model' if name == 'model-tag' else name}{dot}{keys}"

@@ -1,0 +1,26 @@
+"""Objects that a flag names, such as `--middleware module:name`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from llmstack_server.options.errors import ServeError
+
+
+def load_named(flag: str, name: str) -> Any:
+    """The object at `module:name` or `module.name`.
+
+    Raises:
+        ServeError: There is none; the text names the flag and says why.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        module_name, _, attribute = name.rpartition(".")
+    if not module_name or not attribute:
+        raise ServeError(f"{flag} {name[:128]}: expected module:name", exit_code=2)
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # whatever the named module raises when it is imported
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ServeError(f"{flag} {name[:128]} cannot be loaded: {reason}", exit_code=2) from error

@@ -1,0 +1,90 @@
+"""Options of processes: how many answer HTTP, and where engine cores run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessConfig(OptionGroup):
+    """Processes of one server.
+
+    Attributes:
+        engine_addresses: Where engine cores listen: those of this server when headless, else those to attach to.
+    """
+
+    title = "Processes"
+
+    num_api_servers: int = option(
+        1,
+        flag="--api-server-count",
+        short="-asc",
+        at_least=0,
+        metavar="N",
+        help="processes that answer HTTP on one port; 0 is --headless",
+    )
+    is_headless: bool = option(False, flag="--headless", help="run engine cores without HTTP")
+    is_multiprocess: bool = option(
+        True,
+        flag="--disable-frontend-multiprocessing",
+        sets=False,
+        help="run the engine core in the process that answers HTTP",
+    )
+    engine_addresses: tuple[str, ...] = option(
+        (),
+        flag="--engine-address",
+        metavar="ADDRESS",
+        help="address of each engine core, ipc:///path or tcp://127.0.0.1:port: to listen on with --headless, "
+        "else to attach to",
+    )
+    has_sleep_mode: bool = option(
+        False, flag="--enable-sleep-mode", help="add POST /sleep and /wake_up to the control routes"
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_api_servers == 0:
+            object.__setattr__(self, "is_headless", True)
+        super().__post_init__()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the engine cores were started elsewhere."""
+        return bool(self.engine_addresses) and not self.is_headless
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds processes that would share an engine core, or have none."""
+        yield from super().conflicts()
+        if self.is_headless and self.num_api_servers > 1:
+            yield _exclusive("{is_headless}", f"{{num_api_servers}} {self.num_api_servers}", "headless serves no HTTP")
+        if len(set(self.engine_addresses)) != len(self.engine_addresses):
+            yield Problem("{engine_addresses}: an address is given twice")
+        if self.is_multiprocess:
+            return
+        alone = "{is_multiprocess}"
+        if self.is_headless:
+            yield _exclusive(alone, "{is_headless}", "there is no process that answers HTTP")
+        if self.num_api_servers > 1:
+            yield _exclusive(alone, f"{{num_api_servers}} {self.num_api_servers}", "they would share one engine core")
+        if self.engine_addresses:
+            yield _exclusive(alone, "{engine_addresses}", "the engine core runs elsewhere already")
+
+    def conflicts_with_engines(self, num_engines: int) -> Iterator[Problem]:
+        """What contradicts the number of engine cores, which is an option of the engine."""
+        if num_engines > 1 and not self.is_multiprocess:
+            size = f"{{data_parallel_size}} {num_engines}"
+            yield _exclusive("{is_multiprocess}", size, "one process holds one engine core")
+        addresses = self.engine_addresses
+        is_default = num_engines == 1 and self.is_attached
+        if addresses and not is_default and len(addresses) != num_engines:
+            yield Problem(
+                "{engine_addresses}: {count} given for {data_parallel_size} {num_engines}; give one each",
+                count=len(addresses), num_engines=num_engines,
+            )  # fmt: skip
+
+
+def _exclusive(first: str, second: str, reason: str) -> Problem:
+    return Problem(f"{first} and {second} exclude each other: {reason}")

@@ -1,0 +1,31 @@
+"""A value that never shows itself in a log, a trace or `/server_info`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+
+class Secret:
+    """One secret text, kept as its SHA-256 digest only."""
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, text: str) -> None:
+        self._digest = hashlib.sha256(text.encode()).digest()
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def matches(self, candidate: bytes) -> bool:
+        """Compares in constant time; digests have equal lengths, so a key's length does not show either."""
+        return hmac.compare_digest(self._digest, hashlib.sha256(candidate).digest())
+
+
+def matching_index(secrets: Sequence[Secret], candidate: bytes) -> int | None:
+    """The place of `candidate` in `secrets`; all are compared, so the time does not tell which it is."""
+    found = None
+    for index, secret in enumerate(secrets):
+        found = index if secret.matches(candidate) else found
+    return found

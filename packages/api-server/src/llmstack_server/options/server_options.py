@@ -1,0 +1,272 @@
+"""Options of the server as a whole: sources, names, address and access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.problem import Problem
+from llmstack_server.options.devices import describe_devices
+from llmstack_types.vocabulary import LogLevel
+
+
+def check_one_device(size: int) -> int:
+    """An engine core runs on one device."""
+    if size != 1:
+        raise ValueError(
+            f"must be 1, but is {size}: an engine core runs on one device, and the machine has {describe_devices()}; "
+            "--data-parallel-size N runs several engine cores side by side on CPUs"
+        )
+    return size
+
+
+def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys that a client can send."""
+    if not all(keys):
+        raise ValueError("a key must not be empty")
+    return keys
+
+
+def read_key(text: str) -> tuple[str, ...]:
+    """One key as it is written, also one that begins like JSON."""
+    return (text,)
+
+
+def read_file_mode(text: str) -> int:
+    """Permission bits in octal."""
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise ValueError(f"{text[:16]!r} is not a file mode such as 600 or 660")
+    return mode
+
+
+def check_root_path(text: str) -> str:
+    """A path prefix with `/` in front and none behind; empty for none."""
+    stripped = text.strip("/")
+    return f"/{stripped}" if stripped else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameOptions(OptionGroup):
+    """What the model is called in the API."""
+
+    title = "Model"
+
+    served_model_names: tuple[str, ...] = option(
+        (),
+        flag="--served-model-name",
+        metavar="NAME",
+        help="names of the model in the API; responses carry the first (default: the model as given)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions(OptionGroup):
+    """How repositories are downloaded."""
+
+    title = "Repository and tokenizer"
+
+    hf_token: str | None = option(
+        None,
+        flag="--hf-token",
+        value_without_text="",
+        secret=True,
+        metavar="TOKEN",
+        help="token for private and gated repositories; without a value, the one of HF_TOKEN, which is preferred",
+    )
+    download_dir: str | None = option(
+        None, flag="--download-dir", metavar="DIR", help="cache of repositories (default: that of huggingface-hub)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions(OptionGroup):
+    """Devices of one engine core."""
+
+    title = "Computation"
+
+    tensor_parallel_size: int = option(
+        1, flag="--tensor-parallel-size", short="-tp", check=check_one_device, metavar="N", help="only 1 is supported"
+    )
+    pipeline_parallel_size: int = option(
+        1, flag="--pipeline-parallel-size", short="-pp", check=check_one_device, metavar="N", help="only 1 is supported"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(OptionGroup):
+    """Where options come from, and whether they are only shown."""
+
+    title = "Server"
+
+    config: str | None = option(
+        None,
+        flag="--config",
+        metavar="FILE",
+        help="read options from a YAML file; the command line and the environment override it",
+    )
+    dry_run: bool = option(
+        False,
+        flag="--dry-run",
+        help="check all options and the model's files, print each option with its source, and exit",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions(OptionGroup):
+    """Who may use the server."""
+
+    title = "Server"
+
+    api_key: tuple[str, ...] = option(
+        (),
+        flag="--api-key",
+        read=read_key,
+        check=check_keys,
+        secret=True,
+        environment=("VLLM_API_KEY",),
+        metavar="KEY",
+        help="accepted API keys; prefer LLMSTACK_API_KEY or --api-key-file, which no list of processes shows",
+    )
+    api_key_file: str | None = option(
+        None, flag="--api-key-file", metavar="FILE", help="file of accepted API keys, one per line"
+    )
+    require_auth: bool = option(False, flag="--require-auth", help="refuse to start without an API key")
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds a server that requires keys and has none."""
+        yield from super().conflicts()
+        if self.require_auth and not self.api_key and self.api_key_file is None:
+            yield Problem("{require_auth} needs {api_key}, {api_key_file} or LLMSTACK_API_KEY")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions(OptionGroup):
+    """Where the server listens, what it opens there, and how it stops."""
+
+    title = "Server"
+
+    host: str = option(
+        "127.0.0.1", flag="--host", environment=("VLLM_HOST_IP",), metavar="ADDRESS", help="address to listen on"
+    )
+    port: int = option(
+        8000,
+        flag="--port",
+        at_least=0,
+        at_most=65535,
+        environment=("VLLM_PORT",),
+        metavar="N",
+        help="port to listen on; 0 chooses a free one and prints it",
+    )
+    has_open_metrics: bool = option(False, flag="--open-metrics", help="serve /metrics without an API key")
+    shutdown_timeout_s: float = option(
+        30.0,
+        flag="--shutdown-timeout",
+        at_least=0,
+        metavar="S",
+        help="seconds that running requests may take after SIGTERM; 0 aborts them",
+    )
+    is_strict_params: bool = option(
+        False, flag="--strict-params", help="refuse requests with unknown fields in place of ignoring the fields"
+    )
+    enable_control_routes: bool = option(
+        False, flag="--enable-control-routes", help="open routes that control the server, such as /reset_prefix_cache"
+    )
+    has_metrics_aliases: bool = option(
+        True, flag="--metrics-aliases", help="export each metric under its vllm: name as well"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions(OptionGroup):
+    """Sockets, headers, and code of one's own around the routes."""
+
+    title = "Connections"
+
+    uds: str | None = option(
+        None,
+        flag="--uds",
+        metavar="PATH",
+        help="listen on a unix socket in place of a port; the control routes are open there",
+    )
+    uds_mode: int = option(
+        0o600,
+        flag="--uds-mode",
+        read=read_file_mode,
+        show="{:o}".format,
+        metavar="MODE",
+        help="permissions of the unix socket",
+    )
+    max_header_bytes: int = option(
+        64 << 10,
+        flag="--h11-max-incomplete-event-size",
+        at_least=1024,
+        suffixes=True,
+        metavar="BYTES",
+        help="maximum size of the headers of a request (default: 64K)",
+    )
+    max_num_headers: int = option(
+        128, flag="--h11-max-header-count", at_least=1, metavar="N", help="maximum number of headers of a request"
+    )
+    middleware: tuple[str, ...] = option(
+        (),
+        flag="--middleware",
+        metavar="MODULE:NAME",
+        help="custom ASGI middleware: classes, or async functions; the last one is outermost",
+    )
+    extra_routes: tuple[str, ...] = option(
+        (), flag="--extra-routes", metavar="MODULE:NAME", help="functions that add routes to a router"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions(OptionGroup):
+    """What browsers and proxies see."""
+
+    title = "Browsers and proxies"
+
+    root_path: str = option(
+        "", flag="--root-path", check=check_root_path, metavar="PATH", help="path prefix behind a proxy, such as /llm"
+    )
+    has_docs: bool = option(
+        True, flag="--disable-fastapi-docs", sets=False, help="serve neither /docs nor /openapi.json"
+    )
+    has_tokenizer_info: bool = option(False, flag="--enable-tokenizer-info-endpoint", help="open GET /tokenizer_info")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions(OptionGroup):
+    """What the server logs beside requests."""
+
+    title = "Logs"
+
+    uvicorn_log_level: LogLevel = option("info", flag="--uvicorn-log-level", help="log level of uvicorn")
+    has_access_log: bool = option(
+        True, flag="--disable-uvicorn-access-log", sets=False, help="log no line for each HTTP request"
+    )
+    log_config_file: str | None = option(
+        None,
+        flag="--log-config-file",
+        metavar="FILE",
+        help="configure logging from a JSON file (dictConfig)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeLimitOptions(OptionGroup):
+    """How long a request may take."""
+
+    title = "Limits"
+
+    request_timeout_s: float | None = option(
+        None,
+        flag="--request-timeout",
+        at_least=0,
+        aliases={0: None, "0": None, "0.0": None},
+        metavar="S",
+        help="seconds that a request may take before it ends with 504; 0 for no limit (default: 0)",
+    )

@@ -1,1 +1,0 @@
-"""The routes of prompts that are pooled: embeddings, labels, scores, and the raw numbers."""

@@ -1,0 +1,176 @@
+"""An API process: opens its engine, serves, and shuts the engine down."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmstack_server.options.config import ServeConfig
+from llmstack_server.serving.event_loop import EarlySignals, in_daemon_thread
+from llmstack_server.serving.launcher import StageTimer
+from llmstack_server.state.lifecycle import LifecycleState
+
+if TYPE_CHECKING:
+    from llmstack_llm import AsyncLLM
+    from llmstack_server.observability.metrics import ServerMetrics
+    from llmstack_server.state.peers import Peers
+    from llmstack_server.state.server_state import ServerState
+from llmstack_types import EngineDeadError
+
+logger = logging.getLogger(__name__)
+
+HEAD_START_S = 1.0
+# Time to send the last spans; a collector that does not answer must not delay the exit.
+TELEMETRY_TIMEOUT_S = 1.0
+
+OpenEngine = Callable[[StageTimer, Sequence[Any]], "AsyncLLM"]
+"""Opens an engine, given the timer of the start and the stat loggers; it may block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProcess:
+    """One process that answers HTTP.
+
+    Attributes:
+        listener: A socket that listens already.
+        open_engine: Starts the engine or attaches to one; called in a separate thread.
+        on_ready: Awaited once the engine is ready, before requests are accepted; receives the seconds of each stage.
+        peers: The other processes that answer on the same socket; None where this is the only one.
+        accepts_early: Whether connections are accepted, and answered with 503, before the engine is ready.
+    """
+
+    config: ServeConfig
+    timer: StageTimer
+    listener: socket.socket
+    signals: EarlySignals
+    open_engine: OpenEngine
+    on_ready: Callable[[ServerState, dict[str, float]], Awaitable[None]]
+    peers: Peers | None = None
+    accepts_early: bool = True
+
+    async def run(self) -> int:
+        """Serves until a signal (exit code 0) or the engine's death (1).
+
+        Raises:
+            ServeError: The engine could not start.
+        """
+        with self.timer.stage("import metrics"):
+            metrics = self._make_metrics()
+        stat_loggers = self._stat_loggers(metrics)
+        opening = in_daemon_thread(lambda: self.open_engine(self.timer, stat_loggers), "open-engine")
+        try:
+            # A local model is found in this time, and its process loads while the HTTP stack is imported here.
+            await asyncio.wait((opening,), timeout=HEAD_START_S)
+            if opening.done():
+                opening.result()  # a missing model is reported before the HTTP stack is imported
+            return await self._serve(opening, metrics, stat_loggers)
+        finally:
+            await _shut_down(opening)
+
+    async def _serve(
+        self, opening: asyncio.Future[AsyncLLM], metrics: ServerMetrics, stat_loggers: Sequence[object]
+    ) -> int:
+        with self.timer.stage("import HTTP stack"):
+            from llmstack_server.observability.telemetry.open import open_telemetry
+            from llmstack_server.serving.server import Server
+            from llmstack_server.state.server_state import ServerState
+        with self.timer.stage("build application"):
+            state = ServerState(self.config, None, metrics, peers=self.peers)
+            state.telemetry = open_telemetry(self.config.observability, state.served_model_name)
+            _add_ticks(state, stat_loggers)
+            state.lifecycle.advance(LifecycleState.LOADING_MODEL)
+            if self.peers is not None:
+                self.peers.answer_with(state.peer_answers())
+            server = Server(state, self.listener, opening, accepts_early=self.accepts_early, timer=self.timer)
+        if self.signals.is_stop_requested:
+            logger.info("stopped before the model was loaded")
+            return 0
+        try:
+            return await server.run(lambda: self._note_ready(state, opening.result()))
+        finally:
+            if state.telemetry is not None:
+                closing = in_daemon_thread(state.telemetry.close, "close-telemetry")
+                await asyncio.wait((closing,), timeout=TELEMETRY_TIMEOUT_S)
+
+    async def _note_ready(self, state: ServerState, engine: AsyncLLM) -> None:
+        from llmstack_server.chat.parsers import parsers_for
+
+        state.chat_parsers = parsers_for(self.config.chat, engine.chat_template)
+        state.facts = _facts(engine) | dict(state.chat_parsers.facts)
+        logger.info("chat: %s", ", ".join(f"{name} {value}" for name, value in state.chat_parsers.facts))
+        stages = {**self.timer.stage_to_s, "load tokenizer": engine.load_tokenizer_s}
+        if state.ready is not None:
+            stages |= {f"engine: {name}": seconds for name, seconds in state.ready.phases_s.items()}
+        for stage, seconds in stages.items():
+            state.metrics.startup_seconds.labels(stage).set(seconds)
+        gc.collect()
+        gc.freeze()  # objects of the start live on; later collections skip them
+        await self.on_ready(state, stages)
+
+    def _make_metrics(self) -> ServerMetrics:
+        from llmstack_server.observability.metrics import ServerMetrics
+
+        engine = self.config.engine
+        return ServerMetrics(
+            self.config.served_model_names[0],
+            has_aliases=self.config.http.has_metrics_aliases,
+            cache_facts={
+                "enable_prefix_caching": str(engine.enable_prefix_caching),
+                "gpu_memory_utilization": str(engine.gpu_memory_utilization),
+                "num_cpu_blocks": str(engine.num_host_blocks),
+            },
+        )
+
+    def _stat_loggers(self, metrics: ServerMetrics) -> list[object]:
+        from llmstack_llm.outputs.stats import LoggingStatLogger
+
+        # With statistics disabled the engine sends none; the front end still counts what it sees itself.
+        return [metrics] if self.config.engine.disable_log_stats else [metrics, LoggingStatLogger()]
+
+
+async def _shut_down(opening: asyncio.Future[AsyncLLM]) -> None:
+    if not opening.cancel() and not opening.cancelled() and opening.exception() is None:
+        await opening.result().shutdown()
+
+
+def _facts(engine: AsyncLLM) -> dict[str, object]:
+    template = "plain fallback (texts joined by newlines)" if engine.chat_template.is_fallback else "jinja"
+    is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
+    return {"chat_template": template, "uvloop": is_uvloop}
+
+
+def ready_summary(state: ServerState) -> str:
+    """The model, its data type and its device, for the log line at Ready."""
+    ready = state.ready
+    device = "" if ready is None else f", {ready.dtype} on {ready.device}, up to {ready.max_model_len} tokens"
+    return f"model {state.served_model_name}{device}"
+
+
+def log_ready(address: str, total_s: float, summary: str, stages: dict[str, float]) -> None:
+    """Logs the address, and the seconds of each stage of the start below it."""
+    table = "\n".join(f"  {stage:<32} {seconds:7.3f} s" for stage, seconds in stages.items())
+    logger.info("llmstack is ready on %s after %.1f s (%s)\n%s", address, total_s, summary, table)
+
+
+def _add_ticks(state: ServerState, stat_loggers: Sequence[object]) -> None:
+    """Adds what runs a few times per second: lines of statistics, engine restarts, stuck requests."""
+    from llmstack_llm.outputs.stats import LoggingStatLogger
+    from llmstack_server.observability.watchdog import StuckWatchdog
+
+    gauge = state.metrics.stuck_requests
+    state.watchdog = StuckWatchdog(state.config.observability.stuck_timeout_s, lambda count: gauge.set(count))
+
+    def look() -> None:
+        state.metrics.note_engine_restarts(state.engine.num_restarts)
+        try:
+            state.watchdog.tick(state.engine)
+        except EngineDeadError:  # the server ends by itself then
+            return
+
+    state.ticks += [logger.tick for logger in stat_loggers if isinstance(logger, LoggingStatLogger)]
+    state.ticks.append(look)

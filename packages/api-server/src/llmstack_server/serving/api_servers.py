@@ -1,0 +1,276 @@
+"""A supervisor of several API processes on one socket, over the same engine cores."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmstack_engine_core.ipc.sockets import make_private_directory
+from llmstack_engine_core.launcher import start_module
+from llmstack_server.options.config import ServeConfig
+from llmstack_server.options.errors import ServeError
+from llmstack_server.serving import process_channel
+from llmstack_server.serving.api_process import log_ready
+from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
+from llmstack_server.serving.event_loop import STOP_SIGNALS, EarlySignals, in_daemon_thread, loop_factory
+from llmstack_server.serving.launcher import StageTimer
+from llmstack_server.serving.sockets import address_of, listening
+
+logger = logging.getLogger(__name__)
+
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 60.0
+# Grace after the drain; processes that have not ended by then are killed.
+STOP_GRACE_S = 10.0
+# Time for the processes to log why an engine core has ended. During the start they may still be importing.
+LAST_WORDS_S = 1.5
+START_LAST_WORDS_S = 15.0
+
+
+def run_multi_api_server(config: ServeConfig) -> int:
+    """Serves until a signal (exit code 0) or the engine's death (1).
+
+    Raises:
+        ServeError: The server could not start.
+    """
+    timer, signals = StageTimer(), EarlySignals()
+    with signals.installed(), contextlib.ExitStack() as stack:
+        with timer.stage("bind socket"):
+            listener = stack.enter_context(listening(config.http))
+        directory = make_private_directory()
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        logger.info(
+            "listening on %s with %d processes", address_of(config.http, listener), config.processes.num_api_servers
+        )
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(ApiServers(config, timer, listener, directory).run(signals))
+
+
+@dataclass(slots=True)
+class _Worker:
+    popen: subprocess.Popen[bytes]
+    channel: socket.socket
+    writer: asyncio.StreamWriter | None = None
+    is_ready: bool = False
+    is_serving: bool = False
+    failure: str = ""
+
+    def send(self, order: process_channel.Message) -> None:
+        """Sends an order; it is dropped where the process has ended."""
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(process_channel.packed(order))
+
+
+@dataclass(slots=True)
+class ApiServers:
+    """The API processes of one server.
+
+    A process that ends unexpectedly is restarted, at most `MAX_RESTARTS` times a minute. Its requests are lost; those
+    of other processes continue. The engine cores are shared: when one ends, the server stops.
+    """
+
+    config: ServeConfig
+    timer: StageTimer
+    listener: socket.socket
+    directory: Path
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    _restarts: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS))
+    _is_stopping: bool = False
+    _has_served: bool = False
+    _forced_by: int | None = None
+    _start_event: process_channel.Message = field(default_factory=dict)
+
+    async def run(self, signals: EarlySignals) -> int:
+        """Runs the processes until a signal or the end of an engine core; all have ended when it returns."""
+        outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        opening = in_daemon_thread(lambda: start_engine_processes(self.config, self.timer), "start-engines")
+        count = self.config.processes.num_api_servers
+        tasks = [asyncio.create_task(self._keep(index, opening, outcome)) for index in range(count)]
+        tasks.append(asyncio.create_task(self._watch_engines(opening, outcome)))
+        for task in tasks:
+            task.add_done_callback(lambda done: _fail_with(done, outcome))
+        is_stopped = signals.is_stop_requested
+        if is_stopped:
+            _settle(outcome, 0)
+        # The loop delivers a signal from before it ran late, and must not count it as a second one.
+        with contextlib.nullcontext() if is_stopped else self._signal_handlers(outcome):
+            try:
+                code = await outcome
+            finally:
+                await self._stop(tasks, opening)
+        return code if self._forced_by is None else 128 + self._forced_by
+
+    async def _keep(self, index: int, opening: asyncio.Future[EngineProcesses], outcome: asyncio.Future[int]) -> None:
+        """Keeps one process running: starts it, and a replacement when it has ended."""
+        try:
+            while True:
+                worker = self._start(index)
+                await self._follow(worker, opening)
+                code = await asyncio.to_thread(worker.popen.wait)
+                if self._is_stopping or not self._may_restart(index, worker, code, outcome):
+                    return
+        except (OSError, process_channel.ChannelError) as error:
+            _fail(outcome, ServeError(f"an API process cannot be run: {error}"))
+
+    def _start(self, index: int) -> _Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            popen = start_module("llmstack_server.serving.api_worker", [theirs.fileno(), self.listener.fileno()])
+        order = {
+            "settings": self.config.settings.to_plain(), "index": index, "count": self.config.processes.num_api_servers,
+            "directory": str(self.directory), "is_replacement": self._has_served,
+        }  # fmt: skip
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; the caller finds out next
+            process_channel.send(ours, order)
+        self._workers[index] = _Worker(popen, ours)
+        return self._workers[index]
+
+    async def _follow(self, worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
+        """Sends the process the addresses of the engine cores, and handles its events until it ends."""
+        reader, worker.writer = await asyncio.open_connection(sock=worker.channel)
+        sending = asyncio.create_task(_send_addresses(worker, opening))
+        try:
+            while (event := await process_channel.receive_from(reader)) is not None:
+                self._note(worker, event)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            worker.writer.close()
+
+    def _note(self, worker: _Worker, event: process_channel.Message) -> None:
+        if "failed" in event:
+            worker.failure = str(event["failed"])
+        elif event.get("ready"):
+            worker.is_ready = True
+            self._start_event = event
+            self._let_serve(worker)
+        elif event.get("serving"):
+            worker.is_serving = True
+            self._note_serving()
+
+    def _let_serve(self, worker: _Worker) -> None:
+        """Lets all processes serve at the same time, so that no client meets one that is not ready.
+
+        A replacement serves at once.
+        """
+        if self._has_served:
+            worker.send({"serve": True})
+        elif all(one.is_ready for one in self._workers.values()):
+            for one in self._workers.values():
+                one.send({"serve": True})
+
+    def _note_serving(self) -> None:
+        if self._has_served or not all(worker.is_serving for worker in self._workers.values()):
+            return
+        self._has_served = True
+        stages = {**self.timer.stage_to_s, **self._start_event["stages"]}
+        summary = f"{self._start_event['summary']}, {len(self._workers)} API processes"
+        log_ready(address_of(self.config.http, self.listener), self.timer.total_s, summary, stages)
+
+    def _may_restart(self, index: int, worker: _Worker, code: int, outcome: asyncio.Future[int]) -> bool:
+        if worker.failure:
+            _fail(outcome, ServeError(worker.failure))
+            return False
+        if code == 1:  # its engine core has ended, and it has logged that
+            _settle(outcome, 1)
+            return False
+        now_s = time.monotonic()
+        if len(self._restarts) == MAX_RESTARTS and now_s - self._restarts[0] < RESTART_WINDOW_S:
+            logger.error("API process %d has ended (%s) too often: the server stops", index, _described(code))
+            _settle(outcome, 1)
+            return False
+        self._restarts.append(now_s)
+        logger.error(
+            "API process %d has ended (%s): its requests are lost, a replacement starts", index, _described(code)
+        )
+        return True
+
+    async def _watch_engines(self, opening: asyncio.Future[EngineProcesses], outcome: asyncio.Future[int]) -> None:
+        try:
+            engines = await asyncio.shield(opening)
+        except ServeError as error:
+            _fail(outcome, error)
+            return
+
+        def on_death(line: str, was_killed: bool) -> None:
+            if self._has_served:
+                logger.error("%s", line)
+                loop.call_later(LAST_WORDS_S, _settle, outcome, 1)
+            else:
+                loop.call_later(0.0 if was_killed else START_LAST_WORDS_S, _fail, outcome, ServeError(line))
+
+        loop = asyncio.get_running_loop()
+        engines.watch(on_death)
+
+    async def _stop(self, tasks: list[asyncio.Task[None]], opening: asyncio.Future[EngineProcesses]) -> None:
+        """Lets the processes drain, then stops the engine cores; kills what does not end in time."""
+        self._is_stopping = True
+        self.listener.close()  # each process has its own descriptor
+        self._signal_workers(signal.SIGTERM)
+        _, unfinished = await asyncio.wait(tasks, timeout=self.config.http.shutdown_timeout_s + STOP_GRACE_S)
+        if unfinished:
+            logger.warning("%d API processes did not end in time and are killed", len(unfinished))
+            self._signal_workers(signal.SIGKILL)
+            await asyncio.wait(unfinished)
+        if not opening.cancel() and opening.exception() is None:
+            await opening.result().stop()
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        for worker in self._workers.values():
+            worker.popen.send_signal(number)  # has no effect on a process that was waited for
+
+    @contextlib.contextmanager
+    def _signal_handlers(self, outcome: asyncio.Future[int]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number, outcome)
+        try:
+            yield
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: int, outcome: asyncio.Future[int]) -> None:
+        if not outcome.done():
+            logger.info("%s: shutting down", signal.Signals(number).name)
+            outcome.set_result(0)
+            return
+        logger.warning("%s again: aborting everything", signal.Signals(number).name)
+        self._forced_by = number
+        self._signal_workers(signal.SIGTERM)
+
+
+async def _send_addresses(worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
+    with contextlib.suppress(ServeError):  # reported by `_watch_engines`
+        engines = await asyncio.shield(opening)
+        worker.send({"model_path": engines.model_path, "addresses": engines.addresses})
+
+
+def _settle(outcome: asyncio.Future[int], code: int) -> None:
+    if not outcome.done():
+        outcome.set_result(code)
+
+
+def _fail(outcome: asyncio.Future[int], error: ServeError) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
+
+
+def _fail_with(task: asyncio.Task[None], outcome: asyncio.Future[int]) -> None:
+    """Ends the server with the exception of `task`: after a bug it must not wait forever."""
+    if not task.cancelled() and (error := task.exception()) is not None and not outcome.done():
+        outcome.set_exception(error)
+
+
+def _described(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

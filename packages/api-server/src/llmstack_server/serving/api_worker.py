@@ -1,0 +1,142 @@
+"""The program of one of several API processes, which `api_servers` starts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmstack_llm.options.resolve import Settings
+from llmstack_server.observability.logs import set_up_logging
+from llmstack_server.options.command_line import SERVE_OPTIONS
+from llmstack_server.options.config import ServeConfig, config_from
+from llmstack_server.options.errors import ServeError
+from llmstack_server.serving import process_channel
+from llmstack_server.serving.api_process import ApiProcess, ready_summary
+from llmstack_server.serving.event_loop import EarlySignals, loop_factory
+from llmstack_server.serving.launcher import StageTimer, start_engine
+from llmstack_server.state.peers import Peers
+
+if TYPE_CHECKING:
+    from llmstack_llm import AsyncLLM
+    from llmstack_server.state.server_state import ServerState
+
+logger = logging.getLogger("llmstack_server.serving.api_worker")  # `__name__` is `__main__` here
+
+# Time for a process to end by itself after its parent has ended.
+ORPHAN_GRACE_S = 3.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """One API process, and its channel to the process that started it.
+
+    Attributes:
+        channel: Receives orders and sends events; it closes when the other process ends.
+        is_replacement: Whether other processes answer already; then it accepts no connection before it is ready.
+    """
+
+    config: ServeConfig
+    listener: socket.socket
+    channel: socket.socket
+    index: int
+    count: int
+    directory: Path
+    is_replacement: bool
+    timer: StageTimer = field(default_factory=StageTimer)
+    signals: EarlySignals = field(default_factory=EarlySignals)
+    _may_serve: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_orphan: bool = False
+
+    def run(self) -> int:
+        """Serves until a signal (0) or the engine's death (1); a failed start is reported and returns 1."""
+        with self.signals.installed(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+            try:
+                return runner.run(self._serve())
+            except ServeError as error:
+                self._send_event({"failed": str(error)})
+                return 1
+            finally:
+                if self._is_orphan:
+                    shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _serve(self) -> int:
+        open_engine = partial(self._open_engine, asyncio.get_running_loop())
+        async with Peers(self.directory, self.index, self.count) as peers:
+            process = ApiProcess(
+                self.config, self.timer, self.listener, self.signals, open_engine, self._on_ready, peers,
+                accepts_early=not self.is_replacement,
+            )  # fmt: skip
+            return await process.run()
+
+    def _open_engine(self, loop: asyncio.AbstractEventLoop, timer: StageTimer, stat_loggers: Sequence[Any]) -> AsyncLLM:
+        with timer.stage("wait for engine addresses"):
+            order = process_channel.receive(self.channel)
+        if order is None:
+            self._is_orphan = True
+            raise ServeError("the process that started this one has ended")
+        threading.Thread(target=self._follow_parent, args=(loop,), name="lifeline", daemon=True).start()
+        with timer.stage("attach to engine"):
+            return start_engine(
+                replace(self.config.engine, model=order["model_path"]),
+                stat_loggers,
+                addresses=order["addresses"],
+                client_index=self.index,
+            )
+
+    async def _on_ready(self, state: ServerState, stages: dict[str, float]) -> None:
+        """Waits for the other processes: a client must not find one ready and the next one not."""
+        self._send_event({"ready": True, "summary": ready_summary(state), "stages": stages})
+        await self._may_serve.wait()
+        asyncio.get_running_loop().call_soon(self._send_event, {"serving": True})  # runs once requests are accepted
+
+    def _send_event(self, event: process_channel.Message) -> None:
+        with contextlib.suppress(OSError):  # the other process has ended
+            process_channel.send(self.channel, event)
+
+    def _follow_parent(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ends this process with its parent; the engine cores end then, too."""
+        with contextlib.suppress(process_channel.ChannelError, RuntimeError):  # an invalid message, or a closed loop
+            while (order := process_channel.receive(self.channel)) is not None:
+                if order.get("serve"):
+                    loop.call_soon_threadsafe(self._may_serve.set)
+        self._is_orphan = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_GRACE_S)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        os._exit(1)
+
+
+def main(arguments: list[str]) -> int:
+    """Reads the configuration from the channel and serves; returns the exit code."""
+    faulthandler.enable()
+    channel, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
+    listener.setblocking(False)
+    order = process_channel.receive(channel)
+    if order is None:
+        return 1
+    config = config_from(Settings.from_plain(SERVE_OPTIONS, order["settings"]))
+    config = replace(config, warnings=())
+    set_up_logging(config.http)
+    # The process that found the model has logged its warnings.
+    logging.getLogger("llmstack_llm.model.generation_config").setLevel(logging.ERROR)
+    return Worker(
+        config, listener, channel, order["index"], order["count"], Path(order["directory"]), order["is_replacement"]
+    ).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

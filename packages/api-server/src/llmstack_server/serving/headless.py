@@ -1,0 +1,103 @@
+"""`llmstack serve --headless`: engine cores without an HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+
+from llmstack_engine_core.client.factory import attach_async_client
+from llmstack_engine_core.ipc.addresses import prepare_address
+from llmstack_server.options.config import ServeConfig
+from llmstack_server.options.errors import ServeError
+from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
+from llmstack_server.serving.event_loop import STOP_SIGNALS, EarlySignals, in_daemon_thread, loop_factory
+from llmstack_server.serving.launcher import StageTimer, one_line
+from llmstack_types import EngineReady, LLMStackError
+
+logger = logging.getLogger(__name__)
+
+# The index of a client that sends no requests: it waits until the engine cores are ready, and detaches.
+_CLIENT_INDEX = 9999
+START_TIMEOUT_S = 600.0
+LAST_WORDS_S = 0.5
+
+
+def run_headless(config: ServeConfig) -> int:
+    """Runs engine cores until a signal (exit code 0) or the end of one of them (1).
+
+    Raises:
+        ServeError: They could not start, or cannot listen on their addresses.
+    """
+    timer, signals = StageTimer(), EarlySignals()
+    try:
+        for address in config.processes.engine_addresses:
+            prepare_address(address)
+    except LLMStackError as error:
+        raise ServeError(f"--engine-address: {one_line(error)}") from error
+    with signals.installed(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_run(config, timer, signals))
+
+
+async def _run(config: ServeConfig, timer: StageTimer, signals: EarlySignals) -> int:
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[int] = loop.create_future()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, _on_signal, number, outcome)
+    opening = in_daemon_thread(lambda: start_engine_processes(config, timer), "start-engines")
+    starting = asyncio.create_task(_start(config, timer, opening, outcome))
+    try:
+        if signals.is_stop_requested:
+            return 0
+        await asyncio.wait((starting, outcome), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return await outcome
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        if not opening.cancel() and opening.exception() is None:
+            await opening.result().stop()
+
+
+async def _start(
+    config: ServeConfig, timer: StageTimer, opening: asyncio.Future[EngineProcesses], outcome: asyncio.Future[int]
+) -> None:
+    engines = await asyncio.shield(opening)
+    addresses = " ".join(engines.addresses)
+    logger.info("loading %s for servers that attach to %s", config.model or "the embedded demo model", addresses)
+
+    def on_death(line: str, was_killed: bool) -> None:
+        logger.error("%s", line)
+        loop.call_later(LAST_WORDS_S, _settle, outcome, 1)  # leaves time to log why it could not start
+
+    loop = asyncio.get_running_loop()
+    engines.watch(on_death)
+    ready = await _wait_until_ready(engines)
+    logger.info(
+        "engine cores are ready after %.1f s (%s on %s, up to %d tokens); serve them with: "
+        "llmstack serve %s",
+        timer.total_s, ready.dtype, ready.device, ready.max_model_len,
+        " ".join(filter(None, (config.model, "--engine-address", addresses))),
+    )  # fmt: skip
+
+
+async def _wait_until_ready(engines: EngineProcesses) -> EngineReady:
+    client = attach_async_client(engines.addresses, client_index=_CLIENT_INDEX, start_timeout_s=START_TIMEOUT_S)
+    try:
+        return await client.wait_until_ready()
+    except LLMStackError as error:
+        raise ServeError(one_line(error)) from error
+    finally:
+        await client.shutdown()
+
+
+def _on_signal(number: int, outcome: asyncio.Future[int]) -> None:
+    logger.info("%s: stopping the engine cores", signal.Signals(number).name)
+    _settle(outcome, 0)
+
+
+def _settle(outcome: asyncio.Future[int], code: int) -> None:
+    with contextlib.suppress(asyncio.InvalidStateError):
+        outcome.set_result(code)

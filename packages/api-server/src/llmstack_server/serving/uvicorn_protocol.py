@@ -1,0 +1,220 @@
+"""HTTP protocol of uvicorn with limits on the size and the arrival of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from llmstack_server.web.errors import (
+    ErrorAnswer,
+    expectation_failed,
+    headers_too_large,
+    invalid_host,
+    request_timeout,
+)
+
+MAX_HEADER_BYTES = 64 << 10
+MAX_NUM_HEADERS = 128
+HEADERS_TIMEOUT_S = 15.0
+REQUEST_TIMEOUT_S = 60.0
+LINGER_S = 1.0
+LINGER_BYTES = 16 << 20
+
+MAX_TRAILER_BYTES = 8 << 10
+"""Names and values of the trailers of a chunked body. They are dropped; no client of this API sends any."""
+
+MAX_FRAMING_BYTES = 64 << 10
+MAX_FRAMING_PER_BODY_BYTE = 8
+"""Bytes that are no part of a body: sizes and extensions of chunks, trailers. A chunk of one byte has a frame of 5."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection with limits. uvicorn has such limits for h11 only; httptools accepts 20 MB of headers.
+
+    Every byte between the beginning and the end of a request counts: the headers against their limit, the body against
+    that of the application, and all else against `MAX_FRAMING_BYTES`. One deadline holds for the whole request.
+    """
+
+    headers_timeout_s = HEADERS_TIMEOUT_S
+    request_timeout_s = REQUEST_TIMEOUT_S
+    linger_s = LINGER_S
+    max_header_bytes = MAX_HEADER_BYTES
+    max_num_headers = MAX_NUM_HEADERS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_in_headers = True
+        self._is_in_body = False
+        self._num_header_bytes = 0
+        self._num_trailer_bytes = 0
+        self._num_framing_bytes = 0  # received after the headers, less what was body
+        self._num_body_bytes = 0
+        self._num_lingering_bytes = 0
+        self._is_refused = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
+        """Starts waiting for the first headers."""
+        super().connection_made(transport)
+        self._start_timer(self.headers_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses bytes; a request beyond a limit ends the connection."""
+        if self._is_refused:
+            return
+        if self._is_in_headers:
+            self._num_header_bytes += len(data)
+        elif self._is_in_body:
+            self._num_framing_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_headers and self._num_header_bytes > self.max_header_bytes:
+            self._refuse(headers_too_large())
+        elif self._is_in_body:
+            self._check_body(len(data))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_headers = True
+        self._num_header_bytes = max(self._num_header_bytes, 1)  # a pipelined request begins at once
+        if self._timer is None:
+            self._start_timer(self.headers_timeout_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collects a header; what comes after the headers is a trailer, which is counted and dropped."""
+        if self._is_in_headers:
+            super().on_header(name, value)
+            return
+        self._num_trailer_bytes += len(name) + len(value) + 4
+        if self._num_trailer_bytes > MAX_TRAILER_BYTES:
+            self._refuse_while_parsing(headers_too_large())
+
+    def on_headers_complete(self) -> None:
+        """Checks the headers before the application runs."""
+        self._is_in_headers = False
+        self._num_header_bytes = self._num_trailer_bytes = 0
+        self._num_framing_bytes = self._num_body_bytes = self._num_lingering_bytes = 0
+        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if num_bytes > self.max_header_bytes or len(self.headers) > self.max_num_headers:
+            self._refuse_while_parsing(headers_too_large())
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._refuse_while_parsing(invalid_host())
+        if any(name == b"expect" and value.lower() != b"100-continue" for name, value in self.headers):
+            self._refuse_while_parsing(expectation_failed())
+        self._start_timer(self.request_timeout_s)
+        super().on_headers_complete()
+        self._is_in_body = True
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        self._num_framing_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Closes the connection soon where the answer ends before its request."""
+        super().on_response_complete()
+        if self._is_in_body and self.cycle.response_complete:
+            self._start_timer(self.linger_s)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are not HTTP, unless an answer was sent already."""
+        if not self._is_refused:
+            self._is_refused = True
+            super().send_400_response(msg)
+
+    def _check_body(self, num_bytes: int) -> None:
+        """Ends a request whose framing is too large, or that goes on long after its answer."""
+        if self.cycle.response_complete:
+            self._num_lingering_bytes += num_bytes
+            if self._num_lingering_bytes > LINGER_BYTES:
+                self._close()
+        if self._num_framing_bytes > MAX_FRAMING_BYTES + MAX_FRAMING_PER_BODY_BYTE * self._num_body_bytes:
+            self._refuse(headers_too_large())
+
+    def _start_timer(self, timeout_s: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(timeout_s, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        if self.pipeline:  # reading is paused: the request cannot arrive before the answers to earlier ones are sent
+            self._start_timer(self.request_timeout_s)
+        elif self._num_header_bytes or (self._is_in_body and not self.cycle.response_started):
+            self._refuse(request_timeout())
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        self._is_refused = True
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse_while_parsing(self, answer: ErrorAnswer) -> None:
+        """Refuses the request and leaves the parser."""
+        self._refuse(answer)
+        raise httptools.HttpParserInvalidMethodError("a request beyond the limits")
+
+    def _refuse(self, answer: ErrorAnswer) -> None:
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        self._stop_timer()
+        if not self._can_answer():
+            self.transport.close()
+            return
+        if self._is_in_body:
+            self.cycle.disconnected = True  # the application writes nothing more
+            self.cycle.message_event.set()
+        self._write(answer)
+        # An immediate close would reset the connection before the client has read the answer.
+        if self.transport.can_write_eof():  # not under TLS
+            self.transport.write_eof()
+        self.loop.call_later(self.linger_s, self.transport.close)
+
+    def _can_answer(self) -> bool:
+        """Whether the next bytes that are sent would be taken for the answer to the request that arrives."""
+        if self.pipeline:
+            return False
+        if self._is_in_body:
+            return not self.cycle.response_started
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request, unlike uvicorn declares it
+        return cycle is None or cycle.response_complete
+
+    def _write(self, answer: ErrorAnswer) -> None:
+        content = answer.encoded()
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            "x-request-id": uuid.uuid4().hex,
+            **answer.headers,
+        }
+        lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+        self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", content]))
+
+
+def limited_protocol(max_header_bytes: int, max_num_headers: int, request_timeout_s: float) -> type[LimitedProtocol]:
+    """A subclass of the protocol with these limits."""
+    limits = {
+        "max_header_bytes": max_header_bytes,
+        "max_num_headers": max_num_headers,
+        "request_timeout_s": request_timeout_s,
+    }
+    return type("LimitedProtocol", (LimitedProtocol,), limits)

@@ -1,0 +1,1 @@
+"""State of a server that all routes share."""

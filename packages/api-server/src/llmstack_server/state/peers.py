@@ -1,0 +1,100 @@
+"""Questions between the API processes of one server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 1.0
+MAX_ANSWER_BYTES = 16 << 20
+MAX_QUESTION_BYTES = 128
+
+Answers = Mapping[str, Callable[[], Any]]
+TopicAnswer = Callable[[str], Awaitable[Any]]
+
+
+class Peers:
+    """Unix sockets in a private directory, one per API process; a context manager.
+
+    Each process can answer for the whole server by asking the others. A question is a word, or a topic and its
+    argument; an answer is JSON. A peer that does not answer in time is left out: it has ended, or is starting.
+
+    Attributes:
+        index: The index of this process, from 0 on.
+        count: The number of processes.
+    """
+
+    def __init__(self, directory: Path, index: int, count: int) -> None:
+        self.index = index
+        self.count = count
+        self._directory = directory
+        self._answers: Answers = {}
+        self._topics: dict[str, TopicAnswer] = {}
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Peers:
+        path = self._path(self.index)
+        path.unlink(missing_ok=True)  # left by an earlier process with this index
+        self._server = await asyncio.start_unix_server(self._answer, path, limit=MAX_QUESTION_BYTES)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._path(self.index).unlink(missing_ok=True)
+
+    def answer_with(self, answers: Answers) -> None:
+        """Sets the answers: a function for each word that may be asked."""
+        self._answers = answers
+
+    def add_topic(self, word: str, answer: TopicAnswer) -> None:
+        """Answers questions that begin with `word`; `answer` receives the rest of the question."""
+        self._topics[word] = answer
+
+    async def ask(self, question: str) -> list[Any]:
+        """The answers of the other processes, in their order."""
+        others = [index for index in range(self.count) if index != self.index]
+        answers = await asyncio.gather(*(self.ask_one(index, question) for index in others))
+        return [answer for answer in answers if answer is not None]
+
+    async def ask_one(self, index: int, question: str) -> Any:
+        """The answer of another process; None where it gives none."""
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(self._path(index), limit=MAX_ANSWER_BYTES)
+                try:
+                    writer.write(f"{question}\n".encode())
+                    return json.loads(await reader.readuntil(b"\n"))
+                finally:
+                    writer.close()
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            logger.debug("API process %d gave no %s: %s", index, question, type(error).__name__)
+            return None
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, ValueError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                question = (await reader.readline()).decode().strip()
+                writer.write(json.dumps(await self._answer_to(question)).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    async def _answer_to(self, question: str) -> Any:
+        word, _, rest = question.partition(" ")
+        if word in self._topics:
+            return await self._topics[word](rest)
+        answer = self._answers.get(question)
+        return None if answer is None else answer()
+
+    def _path(self, index: int) -> Path:
+        return self._directory / f"api-{index}.sock"

@@ -1,0 +1,107 @@
+"""The state of one server: configuration, engine, metrics, lifecycle."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory
+from llmstack_server.observability.watchdog import StuckWatchdog
+from llmstack_server.options.config import ServeConfig
+from llmstack_server.protocols import EngineClient
+from llmstack_server.state.in_flight import InFlight
+from llmstack_server.state.lifecycle import Lifecycle
+from llmstack_types import EngineDeadError, EngineReady
+
+if TYPE_CHECKING:
+    from llmstack_server.observability.metrics import ServerMetrics
+    from llmstack_server.observability.telemetry.open import Telemetry
+    from llmstack_server.state.peers import Answers, Peers
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParsers:
+    """The parsers of one server.
+
+    Attributes:
+        tool: Parses tool calls; None where there is no parser.
+        reasoning: Parses reasoning; None where all text is content.
+        facts: How each parser was chosen, for `/server_info` and the log.
+    """
+
+    tool: ToolParserFactory | None = None
+    reasoning: ReasoningParserFactory | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class ServerState:
+    """The state of one server, which all routes share.
+
+    Attributes:
+        opened_engine: The engine; None while the model is being resolved.
+        ready: The engine core's READY message; None before it.
+        telemetry: Observers of each request; None where there are none.
+        ticks: Functions called a few times per second while the server is ready.
+        watchdog: Finds requests that make no progress.
+        facts: Further lines of `/server_info`, such as the kind of chat template.
+        peers: The other API processes of the server; None where this is the only one.
+        chat_parsers: Parsers of tool calls and reasoning in the model's text.
+    """
+
+    config: ServeConfig
+    opened_engine: EngineClient | None
+    metrics: ServerMetrics
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    in_flight: InFlight = field(default_factory=InFlight)
+    created: int = field(default_factory=lambda: int(time.time()))
+    ready: EngineReady | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    telemetry: Telemetry | None = None
+    ticks: list[Callable[[], None]] = field(default_factory=list)
+    watchdog: StuckWatchdog = field(default_factory=lambda: StuckWatchdog(0.0))
+    peers: Peers | None = None
+    chat_parsers: ChatParsers = field(default_factory=ChatParsers)
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine front end.
+
+        Raises:
+            EngineDeadError: The model is still being resolved.
+        """
+        if self.opened_engine is None:
+            raise EngineDeadError("the engine core is not up")
+        return self.opened_engine
+
+    @property
+    def served_model_name(self) -> str:
+        """The name in answers: the first of the served names."""
+        return self.config.served_model_names[0]
+
+    @functools.cached_property
+    def system_fingerprint(self) -> str:
+        """Changes with the model, its data type, the device and the versions: when answers to one seed may change.
+
+        Read it once the engine is ready.
+        """
+        ready = self.ready
+        parts = (
+            self.config.model,
+            self.config.engine.dtype,
+            ready and ready.dtype,
+            ready and sorted(ready.versions.items()),
+        )
+        return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
+
+    def peer_answers(self) -> Answers:
+        """Answers to the questions of other API processes."""
+        return {"metrics": self.metrics.snapshot, "load": lambda: self.in_flight.count}
+
+    async def ask_peers(self, question: str) -> list[Any]:
+        """The answers of the other API processes; an empty list where there are none."""
+        return [] if self.peers is None else await self.peers.ask(question)

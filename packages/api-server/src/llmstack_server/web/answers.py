@@ -1,0 +1,162 @@
+"""Responses of generating routes: whole or streamed, ended with their client."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, runtime_checkable
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
+from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
+from llmstack_server.web.sse import DONE, encode_json, frame
+from llmstack_server.web.streams import close
+from llmstack_types import ServerOverloadedError
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+_RAW_STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
+
+
+class WholeAnswer(Protocol):
+    """A request that has passed every check; nothing runs before it is called."""
+
+    async def whole(self) -> dict[str, Any] | bytes:
+        """The answer as one object, or as JSON where encoding it at once would block the event loop."""
+        ...
+
+
+@runtime_checkable
+class Answer(WholeAnswer, Protocol):
+    """An answer that can be streamed."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        ...
+
+    def events(self) -> AsyncIterator[bytes]:
+        """The answer as framed events, without the last `[DONE]`."""
+        ...
+
+
+@runtime_checkable
+class HasOwnEnd(Protocol):
+    """An answer of an API whose streams end without `[DONE]`."""
+
+    @property
+    def end(self) -> bytes:
+        """The bytes after the last event, in place of `[DONE]`."""
+        ...
+
+    def error_event(self, error: ErrorAnswer) -> bytes:
+        """The last event of a stream that failed after its start."""
+        ...
+
+
+Prepare = Callable[[ServerState, dict[str, Any]], Awaitable[WholeAnswer]]
+
+
+class GenerationResponse(Response):
+    """The response of a generating route: everything from the body to the last event.
+
+    Headers are sent with the first output, so that an earlier error has its own status.
+    """
+
+    def __init__(self, state: ServerState, prepare: Prepare) -> None:
+        super().__init__()
+        self._state = state
+        self._prepare = prepare
+        self._has_started = False
+        self._own_end: HasOwnEnd | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; its errors before the first byte are raised.
+
+        Raises:
+            ClientDisconnected: The client has disconnected.
+        """
+        limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
+        body = await read_json_object(Headers(scope=scope), receive, limits)
+        with self._state.in_flight.track():
+            try:
+                await self._run_beside_client(self._answer(body, send), receive)
+            except ClientDisconnected:
+                raise
+            except Exception as error:  # any error becomes the last event of a started stream
+                if isinstance(error, ServerOverloadedError):
+                    self._state.metrics.count_rejection(error.reason)
+                if not self._has_started:
+                    raise
+                await self._end_with_error(error, scope["state"]["request_id"], send)
+
+    async def _answer(self, body: dict[str, Any], send: Send) -> None:
+        answer = await self._prepare(self._state, body)
+        self._own_end = answer if isinstance(answer, HasOwnEnd) else None
+        if isinstance(answer, Answer) and answer.is_stream:
+            await self._send_events(answer.events(), send)
+        else:
+            whole = await answer.whole()
+            await self._send_whole(
+                whole if isinstance(whole, bytes) else encode_json(whole).encode("utf-8", "replace"), send
+            )
+
+    async def _send_whole(self, content: bytes, send: Send) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _send_events(self, events: AsyncIterator[bytes], send: Send) -> None:
+        try:
+            async for event in events:
+                if not self._has_started:
+                    await send({"type": "http.response.start", "status": 200, "headers": list(_RAW_STREAM_HEADERS)})
+                    self._has_started = True
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        finally:
+            await close(events)
+        end = DONE if self._own_end is None else self._own_end.end
+        await send({"type": "http.response.body", "body": end})
+
+    async def _end_with_error(self, error: Exception, request_id: str, send: Send) -> None:
+        """Sends the error as the last event without `[DONE]`, so that the answer is visibly incomplete."""
+        answer = answer_to(error, request_id)
+        own = self._own_end
+        event = frame(encode_json(answer.body())) if own is None else own.error_event(answer)
+        await send({"type": "http.response.body", "body": event})
+
+    async def _run_beside_client(self, work: Awaitable[None], receive: Receive) -> None:
+        """Runs `work` until it is done, its client disconnects, or the server cuts requests in flight."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(_wait_until_disconnected(receive))
+        cutting = asyncio.ensure_future(self._state.in_flight.wait_until_cut())
+        try:
+            await asyncio.wait((working, leaving, cutting), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            elif leaving.done():
+                raise ClientDisconnected
+            else:
+                raise HTTPError(server_shutting_down())
+        finally:
+            for task in (working, leaving, cutting):
+                task.cancel()
+            await asyncio.gather(working, leaving, cutting, return_exceptions=True)
+
+
+async def _wait_until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def new_id(prefix: str) -> str:
+    """A new id; never the client's, which may occur twice."""
+    return f"{prefix}-{uuid.uuid4().hex}"

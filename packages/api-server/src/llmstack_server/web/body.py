@@ -1,0 +1,96 @@
+"""Request bodies, read within limits of type, size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_server.web.errors import HTTPError, request_timeout, request_too_large, unsupported_media_type
+from llmstack_server.web.json_body import decode_object
+from llmstack_server.web.json_structure import JSONLimits
+
+Receive = Callable[[], Awaitable[Any]]
+
+# A client that is still sending reads its refusal only if the server reads on for a moment: an immediate close resets
+# the connection and discards the answer.
+_LINGER_S = 1.0
+_LINGER_BYTES = 16 << 20
+
+
+class ClientDisconnected(Exception):
+    """The client has disconnected, so no answer can be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Limits on the size of a body and on the time to receive it."""
+
+    max_bytes: int = 4 << 20
+    timeout_s: float = 60.0
+
+
+async def read_json_object(headers: Mapping[str, str], receive: Receive, limits: BodyLimits) -> dict[str, Any]:
+    """The JSON object of a request.
+
+    Raises:
+        HTTPError: Wrong content type, too large, too slow, too costly to decode, or not a JSON object.
+        ClientDisconnected: The client has disconnected.
+    """
+    check_media_type(headers)
+    return decode_object(await read_body(headers, receive, limits), JSONLimits.of_body(limits.max_bytes))
+
+
+def check_media_type(headers: Mapping[str, str]) -> None:
+    """Raises HTTPError 415 unless the body is JSON, not compressed, in UTF-8."""
+    media_type, _, parameters = headers.get("content-type", "").partition(";")
+    media_type = media_type.strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        raise HTTPError(unsupported_media_type("Only 'application/json' is allowed"))
+    charset = parameters.strip().lower().replace('"', "").removeprefix("charset=")
+    if parameters.strip().lower().startswith("charset=") and charset not in ("utf-8", "utf8"):
+        raise HTTPError(unsupported_media_type("Only the charset utf-8 is allowed"))
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HTTPError(unsupported_media_type("No content encoding is supported"))
+
+
+async def read_body(headers: Mapping[str, str], receive: Receive, limits: BodyLimits) -> bytearray:
+    """The body's bytes; raises as `read_json_object` does. A body whose length header is over the limit is not read."""
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.max_bytes):
+        raise HTTPError(request_too_large(limits.max_bytes))
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            return await _read_all(receive, limits.max_bytes)
+    except TimeoutError:
+        raise HTTPError(request_timeout()) from None
+
+
+async def _read_all(receive: Receive, max_bytes: int) -> bytearray:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise HTTPError(request_too_large(max_bytes))
+        if not message.get("more_body", False):
+            return body
+
+
+async def discard_body(receive: Receive) -> None:
+    """Reads and drops what the client still sends, for at most a second and 16 MiB."""
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(_LINGER_S):
+            while num_bytes < _LINGER_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

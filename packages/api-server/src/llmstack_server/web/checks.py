@@ -1,0 +1,57 @@
+"""Checks of a request's fields that need no engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.errors import model_not_found, unknown_parameter
+from llmstack_server.web.fields import GenerationFields, PoolingFields, unknown_fields
+from llmstack_server.web.sampling import CONTROL_FIELDS, STREAM_FIELDS, check_control_fields, check_stream_options
+from llmstack_server.web.unsupported import IGNORED, Predicate, check_unsupported
+
+logger = logging.getLogger(__name__)
+
+
+def check_fields(
+    state: ServerState, body: dict[str, Any], fields: BaseModel, unsupported: Mapping[str, Predicate]
+) -> None:
+    """Checks the fields after their types.
+
+    Raises:
+        InvalidRequestError: In this order: model, fields that are not available, combinations.
+    """
+    check_model(state, getattr(fields, "model", None))
+    check_unsupported(body, unsupported)
+    if fields.model_extra:
+        _count_unknown(state, fields, unsupported)
+    if isinstance(fields, GenerationFields) and not STREAM_FIELDS.isdisjoint(fields.model_fields_set):
+        check_stream_options(fields)
+    if isinstance(fields, GenerationFields | PoolingFields) and not CONTROL_FIELDS.isdisjoint(fields.model_fields_set):
+        check_control_fields(fields)
+
+
+def _count_unknown(state: ServerState, fields: BaseModel, known: Mapping[str, Predicate]) -> None:
+    unknown = [name for name in unknown_fields(fields) if name not in known and name not in IGNORED]
+    if not unknown:
+        return
+    if state.config.http.is_strict_params:
+        raise unknown_parameter(unknown[0])
+    state.metrics.unknown_parameters.inc(len(unknown))
+    logger.debug("ignored %d unknown request fields", len(unknown))
+
+
+def check_model(state: ServerState, model: str | None) -> str:
+    """The model name of the answer; without a model it is the first served name.
+
+    Raises:
+        InvalidRequestError: Code `model_not_found`.
+    """
+    names = state.config.served_model_names
+    if model is None or model in names:
+        return model or state.served_model_name
+    raise model_not_found(model, ", ".join(f"`{name}`" for name in names[:8]))

@@ -1,0 +1,141 @@
+"""Fields that requests share, and their types; admission checks the values."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmstack_llm import request_errors
+from llmstack_types import InvalidRequestError
+
+# Not `float`: a number of 400 digits is no float, and must still reach the check of its field's range.
+Decimal = int | float
+
+
+class StreamOptions(BaseModel):
+    """The `stream_options` object of a request."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(BaseModel):
+    """Fields of all generating requests; None means the default."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = Field(None, description="a served name; may be left out while one model is served")
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Decimal | None = None
+    early_stopping: Any = Field(None, description="a boolean, or 'never'")
+    temperature: Decimal | None = None
+    top_p: Decimal | None = None
+    top_k: int | None = None
+    min_p: Decimal | None = None
+    presence_penalty: Decimal | None = None
+    frequency_penalty: Decimal | None = None
+    repetition_penalty: Decimal | None = None
+    seed: int | None = None
+    stop: Any = Field(None, description="a string, or up to 16 strings")
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    logit_bias: dict[str, Decimal] | None = None
+    allowed_token_ids: list[int] | None = None
+    typical_p: Decimal | None = None
+    bad_words: list[str] | None = None
+    vllm_xargs: dict[str, Any] | None = Field(None, description="arguments of custom logits processors")
+    response_format: dict[str, Any] | None = Field(None, description="text, json_object, json_schema, structural_tag")
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="one of json, regex, choice, grammar, json_object, structural_tag"
+    )
+    guided_json: Any = Field(None, description="older name of structured_outputs.json")
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    stream_interval: int | None = Field(None, description="tokens between two chunks of a stream, after the first")
+    truncate_prompt_tokens: int | None = Field(None, description="prompt tokens to keep; -1 keeps what fits")
+    truncation_side: str | None = Field(None, description="where tokens are dropped: left (the default) or right")
+    user: str | None = None
+
+
+class PoolingFields(BaseModel):
+    """Fields of all pooling requests."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = Field(None, description="a served name; may be left out while one model is served")
+    truncate_prompt_tokens: int | None = Field(
+        None, description="cut longer prompts to it; -1: to what the model takes"
+    )
+    truncation_side: str | None = Field(None, description="which end is cut: right or left")
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+
+
+RequestModel = TypeVar("RequestModel", bound=BaseModel)
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "float_type": "a decimal",
+    "bool_type": "a boolean",
+    "string_type": "a string",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+
+def parse(model: type[RequestModel], body: dict[str, Any]) -> RequestModel:
+    """The typed body.
+
+    Raises:
+        InvalidRequestError: Code `invalid_type`, for the first field of a wrong type.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise _invalid_type(first["loc"], first["type"], body) from None
+
+
+def _invalid_type(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> InvalidRequestError:
+    """The error of one field; `location` may end in the name of a member of a union."""
+    expected = _EXPECTED.get(kind, "another type")
+    value: Any = body
+    path = ""
+    for step in location:
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+            path += f".{step}" if path else str(step)
+        elif isinstance(value, list) and isinstance(step, int):
+            value = value[step]
+            path += f"[{step}]"
+        else:
+            expected = "a decimal"
+    return request_errors.invalid_type(request_errors.echo(path), expected, value)
+
+
+def unknown_fields(body: BaseModel) -> list[str]:
+    """Names of the fields in the body that the model does not declare."""
+    return list(body.model_extra or {})

@@ -1,0 +1,75 @@
+"""Strict JSON: refuses ambiguous documents and those that are costly to decode."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+from llmstack_server.web.errors import ErrorAnswer, HTTPError, body_not_an_object, invalid_json
+from llmstack_server.web.json_structure import JSONLimits, check_structure, without_escapes
+
+# Longer than any 64-bit integer: a number that is cut here stays out of every field's range.
+_MAX_INTEGER_DIGITS = 40
+# The first half of a pair without the second, or the second without the first.
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD](?:"
+    rb"[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F]"
+    rb")"
+)
+
+
+def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> dict[str, Any]:
+    """The JSON object in `body`, decoded in time linear in its length.
+
+    Integers of more than 640 digits are cut to 40, which no field's range contains.
+
+    Args:
+        body: The bytes that were received.
+        limits: Limits on the structure; None for the defaults.
+
+    Raises:
+        HTTPError: 400; not UTF-8, not JSON, NaN or Infinity, a key twice, half a surrogate pair, nested deeper than
+            64, over a limit, or not an object.
+    """
+    unescaped = without_escapes(body)
+    has_long_number = check_structure(unescaped, limits or JSONLimits())
+    if b"\\u" in unescaped and _LONE_SURROGATE.search(unescaped):
+        _refuse(invalid_json("it holds half a surrogate pair"))
+    try:
+        value = (_SATURATING_DECODER if has_long_number else _DECODER).decode(body.decode("utf-8"))
+    except UnicodeDecodeError:
+        _refuse(invalid_json("it is not UTF-8"))
+    except json.JSONDecodeError:
+        _refuse(invalid_json("it is not valid JSON"))
+    if not isinstance(value, dict):
+        _refuse(body_not_an_object())
+    return value
+
+
+def _refuse(answer: ErrorAnswer) -> NoReturn:
+    raise HTTPError(answer) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    _refuse(invalid_json(f"{name} is not JSON"))
+
+
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        _refuse(invalid_json("a key occurs twice in one object"))
+    return found
+
+
+def _saturated_integer(digits: str) -> int:
+    if len(digits) <= _MAX_INTEGER_DIGITS:
+        return int(digits)
+    return int(digits[:_MAX_INTEGER_DIGITS])
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant)
+_SATURATING_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant, parse_int=_saturated_integer
+)

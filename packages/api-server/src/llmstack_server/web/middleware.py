@@ -1,0 +1,201 @@
+"""ASGI middleware: request ids, errors, authentication, and readiness."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Awaitable
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmstack_server.observability.logs import current_request_id
+from llmstack_server.options.secret import matching_index
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.body import ClientDisconnected, discard_body
+from llmstack_server.web.errors import (
+    ErrorAnswer,
+    HTTPError,
+    answer_to,
+    engine_unavailable,
+    invalid_api_key,
+    missing_api_key,
+    server_shutting_down,
+)
+
+REQUEST_ID_HEADER = "x-request-id"
+MAX_REQUEST_ID_CHARS = 128
+# Probes of liveness and readiness have no key.
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+# Routes about the server itself, which are answered in every state of the engine.
+UNGATED_PATHS = OPEN_PATHS | {
+    "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
+}  # fmt: skip
+UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/docs/")
+# Routes that a sleeping engine can answer.
+WAKING_PATHS = frozenset({
+    "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/tokenize", "/detokenize",
+})  # fmt: skip
+CLIENT_CLOSED_REQUEST = 499
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's `x-request-id` if it is short and printable, else a new one."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    if given and len(given) <= MAX_REQUEST_ID_CHARS and all("!" <= char <= "~" for char in given):
+        return given
+    return uuid.uuid4().hex
+
+
+def route_path(scope: Scope) -> str:
+    """The path without the prefix of `--root-path`, whether or not the proxy has removed it."""
+    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
+    if prefix and path.startswith(f"{prefix}/"):
+        return path[len(prefix) :]
+    return path
+
+
+class RequestContextMiddleware:
+    """The outermost middleware: sets request ids, renders errors, and counts answers."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start_s = time.monotonic()
+        request_id = request_id_of(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = request_id
+        if self._state.config.http.root_path:
+            scope["root_path"] = self._state.config.http.root_path
+        current_request_id.set(request_id)
+        sender = _Sender(send, request_id)
+        try:
+            await self._app(scope, receive, sender)
+        except ClientDisconnected:
+            sender.status = CLIENT_CLOSED_REQUEST
+        except Exception as error:  # noqa: BLE001 (unexpected errors become an answer here)
+            answer = answer_to(error, request_id)
+            if not sender.has_started:
+                await send_error(answer, receive, sender)
+        finally:
+            self._count(scope, sender.status, start_s)
+
+    def _count(self, scope: Scope, status: int, start_s: float) -> None:
+        # The pattern of the route, not the path: clients must not be able to add series.
+        route = getattr(scope.get("route"), "path", "unknown")
+        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
+        self._state.metrics.count_http(method, route, status, time.monotonic() - start_s)
+
+
+class _Sender:
+    """A `send` that adds the request id and keeps the status and whether the answer has started."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.has_started = False
+        self.status = 0
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        # No coroutine of its own: every chunk of every stream passes here.
+        if message["type"] == "http.response.start":
+            self.has_started = True
+            self.status = message["status"]
+            MutableHeaders(raw=message["headers"])[REQUEST_ID_HEADER] = self._request_id
+        return self._send(message)
+
+
+async def send_error(answer: ErrorAnswer, receive: Receive, send: Send) -> None:
+    """Sends one error; before a close the rest of the request is read, so that the client receives the error."""
+    content = answer.encoded()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    is_unread = answer.status == 413
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": content, "more_body": is_unread})
+    if is_unread:
+        await discard_body(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+
+class ErrorMiddleware:
+    """Renders errors for outer middleware: custom middleware and CORS."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope["state"]["request_id"]
+        sender = _Sender(send, request_id)
+        try:
+            await self._app(scope, receive, sender)
+        except ClientDisconnected:
+            raise
+        except Exception as error:  # rendered inside of CORS, so that pages can read the error
+            if sender.has_started:
+                raise
+            await send_error(answer_to(error, request_id), receive, sender)
+
+
+class AuthenticationMiddleware:
+    """Requires an API key on every path except the open ones."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._keys = state.config.http.api_keys
+        self._open_paths = OPEN_PATHS | ({"/metrics"} if state.config.http.has_open_metrics else set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._keys and route_path(scope) not in self._open_paths:
+            scope["state"]["api_key_index"] = self._key_index(Headers(scope=scope))
+        await self._app(scope, receive, send)
+
+    def _key_index(self, headers: Headers) -> int:
+        """The key of a request: a bearer token, or Anthropic's `x-api-key`."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            key = headers.get("x-api-key", "")
+        if not key.strip():
+            raise HTTPError(missing_api_key())
+        index = matching_index(self._keys, key.strip().encode("latin-1", "replace"))
+        if index is None:
+            raise HTTPError(invalid_api_key())
+        return index
+
+
+class GateMiddleware:
+    """Refuses requests that need the engine while it is not ready, asleep, or being shut down."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_ungated(route_path(scope)):
+            self._check(route_path(scope))
+        await self._app(scope, receive, send)
+
+    def _is_ungated(self, path: str) -> bool:
+        return path in UNGATED_PATHS or path.startswith(UNGATED_FOLDERS)
+
+    def _check(self, path: str) -> None:
+        lifecycle = self._state.lifecycle
+        if not lifecycle.is_ready:
+            if lifecycle.is_stopping:
+                raise HTTPError(server_shutting_down())
+            raise HTTPError(engine_unavailable(f"The server is not ready yet: {lifecycle.state}."))
+        if self._state.engine.sleep_level and path not in WAKING_PATHS:
+            raise HTTPError(engine_unavailable("The engine is asleep: POST /wake_up wakes it."))
+
+
+def health_body(answer: ErrorAnswer, status: str) -> dict[str, Any]:
+    """The body of an unhealthy answer: the error and the lifecycle state."""
+    return {"status": status, **answer.body()}

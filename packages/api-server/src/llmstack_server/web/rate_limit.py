@@ -1,0 +1,92 @@
+"""Limits per API key: requests per minute, and concurrent requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmstack_server.options.http_options import RateLimits
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.errors import HTTPError, rate_limit_exceeded
+
+
+class KeyLimiter:
+    """The usage of one key: a token bucket that holds the requests of a minute."""
+
+    def __init__(self, limits: RateLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._num_allowed = float(limits.max_requests_per_minute or 0)
+        self._filled_s = clock()
+        self.num_running = 0
+
+    def check(self) -> None:
+        """Counts one request.
+
+        Raises:
+            HTTPError: 429, with the time to wait in its headers.
+        """
+        self._check_concurrency()
+        self._check_rate()
+
+    def _check_concurrency(self) -> None:
+        limit = self._limits.max_concurrent_requests
+        if limit is not None and self.num_running >= limit:
+            raise HTTPError(rate_limit_exceeded(f"At most {limit} requests may run at one time with one API key.", 1.0))
+
+    def _check_rate(self) -> None:
+        limit = self._limits.max_requests_per_minute
+        if limit is None:
+            return
+        now_s = self._clock()
+        self._num_allowed = min(limit, self._num_allowed + (now_s - self._filled_s) * limit / 60.0)
+        self._filled_s = now_s
+        if self._num_allowed < 1.0:
+            wait_s = (1.0 - self._num_allowed) * 60.0 / limit
+            raise HTTPError(rate_limit_exceeded(f"At most {limit} requests per minute with one API key.", wait_s))
+        self._num_allowed -= 1.0
+
+
+class RateLimitMiddleware:
+    """Applies the limits to every key; only POST requests count."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
+        limits = state.config.http.rate_limits
+        self._app = app
+        # One more for requests without a key.
+        self._limiters = [KeyLimiter(limits, clock) for _ in range(len(state.config.http.api_keys) + 1)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        limiter = self._limiters[scope["state"].get("api_key_index", -1)]
+        limiter.check()
+        place = _Place(limiter)
+
+        async def send_and_leave(message: Message) -> None:
+            # Before the last byte: a client that has read it may send the next request at once.
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                place.leave()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_leave)
+        finally:
+            place.leave()
+
+
+class _Place:
+    """One concurrent request of a key."""
+
+    def __init__(self, limiter: KeyLimiter) -> None:
+        self._limiter: KeyLimiter | None = limiter
+        limiter.num_running += 1
+
+    def leave(self) -> None:
+        """Frees the place; a second call has no effect."""
+        if self._limiter is not None:
+            self._limiter.num_running -= 1
+        self._limiter = None

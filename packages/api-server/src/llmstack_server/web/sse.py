@@ -1,0 +1,23 @@
+"""Server-sent events with one JSON object each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+DONE = b"data: [DONE]\n\n"
+
+encode_string = json.encoder.encode_basestring
+encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def frame(text: str) -> bytes:
+    """An event without a name."""
+    # A lone surrogate, which no UTF-8 decoder yields, must not end a stream.
+    return f"data: {text}\n\n".encode("utf-8", "replace")
+
+
+def frame_named(event: Mapping[str, Any]) -> bytes:
+    """An event named by its `type`, as in the Responses and Messages APIs."""
+    return f"event: {event['type']}\ndata: {encode_json(event)}\n\n".encode("utf-8", "replace")

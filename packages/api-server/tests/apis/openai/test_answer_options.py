@@ -1,0 +1,185 @@
+"""What a request or a flag may say about the answer: ids, tokens by number, prompts, usage, chunks, prompts cut."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_llm import AsyncLLM
+from llmstack_llm.model.config import load_model_config
+from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
+from llmstack_llm.text.tokenizer import load_tokenizer
+from llmstack_server.app import build_app
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.http_options import AnswerConfig
+from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def fake_app(http: HTTPConfig | None = None) -> Any:
+    return build_app(ready_state(FakeEngineClient(), http))
+
+
+@pytest.fixture
+async def llm_app(tmp_path: Path) -> AsyncIterator[Any]:
+    """The application over the real front end and an engine that repeats the prompt."""
+    folder = write_model_folder(tmp_path / "m")
+    client = FakeEngineCoreClient()
+    llm = AsyncLLM(load_model_config(str(folder)), client, load_tokenizer(folder))
+    await llm.wait_until_ready()
+    yield build_app(ready_state(llm, ready=client.ready))
+    await llm.shutdown()
+
+
+@pytest.mark.parametrize(("flag", "field", "shown"), [(False, True, True), (True, None, True), (True, False, False)])
+async def test_tokens_of_logprobs_may_be_shown_as_ids(flag: bool, field: bool | None, shown: bool):
+    app = fake_app(HTTPConfig(answers=AnswerConfig(shows_tokens_as_ids=flag)))
+    body = {"max_tokens": 1, **({} if field is None else {"return_tokens_as_token_ids": field})}
+    answer = await call(app, "POST", COMPLETIONS, {**body, "prompt": "Hi", "logprobs": 1, "echo": True})
+    found = answer.json()["choices"][0]["logprobs"]
+    assert found["tokens"] == (["token_id:72", "token_id:105", "token_id:72"] if shown else ["H", "i", "H"])
+    assert set(found["top_logprobs"][2]) == ({"token_id:72", "token_id:65"} if shown else {"H", "A"})
+    assert found["text_offset"] == [0, 1, 2]
+    chat = await call(app, "POST", CHAT, {**body, "messages": HELLO, "logprobs": True, "top_logprobs": 1})
+    entry = chat.json()["choices"][0]["logprobs"]["content"][0]
+    assert entry["token"] == ("token_id:72" if shown else "H")
+    assert entry["bytes"] == [72]
+    assert entry["top_logprobs"][0]["token"] == entry["token"]
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix", "body"),
+    [(COMPLETIONS, "cmpl-", {"prompt": "Hi", "max_tokens": 2}), (CHAT, "chatcmpl-", {"messages": HELLO})],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_may_name_its_answer_even_twice(path: str, prefix: str, body: dict[str, Any], stream: bool):
+    app = fake_app()
+    for _ in range(2):
+        answer = await call(app, "POST", path, {**body, "request_id": "mine-1", "stream": stream})
+        first = answer.events()[0] if stream else answer.json()
+        assert first["id"] == f"{prefix}mine-1"
+
+
+@pytest.mark.parametrize("request_id", ["", "a b", "é", "x" * 129])
+async def test_ids_that_a_log_should_not_show_are_refused(request_id: str):
+    answer = await call(fake_app(), "POST", COMPLETIONS, {"prompt": "Hi", "request_id": request_id})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "request_id")
+
+
+async def test_a_chat_may_show_its_prompt():
+    body = {"messages": HELLO, "max_tokens": 1, "return_prompt_text": True}
+    assert (await call(fake_app(), "POST", CHAT, body)).json()["prompt_text"] == "Hello"
+    assert (await call(fake_app(), "POST", CHAT, {**body, "stream": True})).events()[0]["prompt_text"] == "Hello"
+    assert "prompt_text" not in (await call(fake_app(), "POST", CHAT, {"messages": HELLO, "max_tokens": 1})).json()
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": HELLO})])
+async def test_a_flag_ends_every_stream_with_its_usage(path: str, body: dict[str, Any]):
+    body = {**body, "max_tokens": 2, "stream": True}
+    app = fake_app(HTTPConfig(answers=AnswerConfig(forces_usage=True)))
+    *_, last, done = (await call(app, "POST", path, body)).events()
+    assert (last["choices"], last["usage"]["completion_tokens"], done) == ([], 2, "[DONE]")
+    assert (await call(fake_app(), "POST", path, body)).events()[-2]["choices"] != []
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "abcdef"}), (CHAT, {"messages": HELLO})])
+async def test_chunks_may_hold_several_tokens_and_say_the_same(llm_app: Any, path: str, body: dict[str, Any]):
+    def texts(events: list[Any]) -> list[str]:
+        choices = [event["choices"][0] for event in events if event != "[DONE]"]
+        return [text for one in choices if (text := one.get("text", one.get("delta", {}).get("content")))]
+
+    body = {**body, "max_tokens": 9, "temperature": 0, "stream": True}
+    one_by_one = texts((await call(llm_app, "POST", path, body)).events())
+    by_four = texts((await call(llm_app, "POST", path, {**body, "stream_interval": 4})).events())
+    assert "".join(by_four) == "".join(one_by_one)
+    assert [len(text) for text in by_four] == [1, 4, 4]
+
+
+async def test_a_prompt_may_be_cut(llm_app: Any):
+    body = {"prompt": "abcdef", "max_tokens": 3, "temperature": 0, "echo": True, "truncate_prompt_tokens": 2}
+    assert (await call(llm_app, "POST", COMPLETIONS, body)).json()["choices"][0]["text"] == "efefe"
+    body["truncation_side"] = "right"
+    answer = (await call(llm_app, "POST", COMPLETIONS, body)).json()
+    assert (answer["choices"][0]["text"], answer["usage"]["prompt_tokens"]) == ("ababa", 2)
+    long = {"prompt": "x" * 5000, "max_tokens": 3, "truncate_prompt_tokens": -1}
+    assert (await call(llm_app, "POST", COMPLETIONS, long)).json()["usage"]["prompt_tokens"] == READY.max_model_len - 3
+    refused = await call(llm_app, "POST", COMPLETIONS, {**body, "truncate_prompt_tokens": -2})
+    assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
+    # Also where nothing is to be cut.
+    refused = await call(llm_app, "POST", COMPLETIONS, {"prompt": "abc", "truncation_side": "up"})
+    assert refused.json()["error"]["param"] == "truncation_side"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "Hi", "max_tokens": 2, "n": 2}),
+        (CHAT, {"messages": HELLO, "max_tokens": 2}),
+        ("/v1/embeddings", {"input": ["a", "bc"]}),
+    ],
+)
+async def test_an_invocation_is_answered_as_the_route_it_is_meant_for(path: str, body: dict[str, Any]):
+    app = fake_app()
+    expected, found = [(await call(app, "POST", one, body)).json() for one in (path, "/invocations")]
+    for answer in (expected, found):
+        answer.pop("id", None)
+        answer.pop("created", None)
+    assert found == expected
+
+
+async def test_an_invocation_that_says_nothing_is_refused():
+    answer = await call(fake_app(), "POST", "/invocations", {"model": "fake"})
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "missing_required_parameter")
+    stream = await call(fake_app(), "POST", "/invocations", {"prompt": "Hi", "max_tokens": 2, "stream": True})
+    assert stream.events()[-1] == "[DONE]"
+
+
+async def test_the_tokenizers_configuration_is_shown_by_flag_only():
+    assert (await call(fake_app(), "GET", "/tokenizer_info")).status == 404
+    answer = await call(fake_app(HTTPConfig(has_tokenizer_info=True)), "GET", "/tokenizer_info")
+    assert answer.json() == {"tokenizer_class": "ByteTokenizer"}
+
+
+async def test_without_a_tokenizer_token_ids_go_in_and_out(tmp_path: Path):
+    folder = write_model_folder(tmp_path / "m")
+    client = FakeEngineCoreClient()
+    llm = AsyncLLM(load_model_config(str(folder), skip_tokenizer_init=True), client, None)
+    await llm.wait_until_ready()
+    app = build_app(ready_state(llm, ready=client.ready))
+    body = {"prompt": [5, 6], "max_tokens": 3, "temperature": 0, "return_token_ids": True}
+    [choice] = (await call(app, "POST", COMPLETIONS, body)).json()["choices"]
+    assert (choice["text"], choice["token_ids"]) == ("", [5, 6, 5])
+    texts: tuple[tuple[str, Any, str], ...] = (
+        (COMPLETIONS, {"prompt": "Hi"}, "prompt"),
+        (COMPLETIONS, {**body, "stop": "a"}, "stop"),
+        (COMPLETIONS, {**body, "echo": True}, "echo"),
+        (CHAT, {"messages": HELLO}, "messages"),
+        ("/tokenize", {"prompt": "Hi"}, "prompt"),
+        ("/detokenize", {"tokens": [5]}, "tokens"),
+    )
+    for path, refused, param in texts:
+        answer = await call(app, "POST", path, refused)
+        error = answer.json()["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "unsupported_value", param)
+        assert "tokenizer" in error["message"]
+    await llm.shutdown()
+
+
+async def test_a_listed_model_says_what_may_be_done_with_it():
+    [model] = (await call(fake_app(), "GET", "/v1/models")).json()["data"]
+    assert {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"} == set(model)
+    assert model["permission"][0]["object"] == "model_permission"
+    assert model["permission"][0]["allow_sampling"] is True
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/llm/v1/models", "/health", "/llm/health", "/llm/openapi.json"])
+async def test_a_proxys_prefix_may_be_there_or_taken_away(path: str):
+    answer = await call(fake_app(HTTPConfig(root_path="/llm")), "GET", path)
+    assert answer.status == 200
+    if "openapi" in path:
+        assert answer.json()["servers"] == [{"url": "/llm"}]

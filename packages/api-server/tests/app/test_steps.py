@@ -1,0 +1,74 @@
+"""`GET /steps` shows what the engine core keeps of its last steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmstack_server.app import build_app
+from llmstack_server.app.steps import parse_number, step_log_object
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.secret import Secret
+from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_types import (
+    InvalidRequestError,
+    RequestEvent,
+    RequestStatus,
+    ScheduledRequest,
+    SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
+)
+
+
+def record(step: int) -> StepRecord:
+    stats = SchedulerStats(step, num_running=1, num_free_blocks=7, num_blocks=8)
+    row = ScheduledRequest("r", 3, 2, [5], [9])
+    return StepRecord(10.0 + step, StepPhases(0.001, 0.02, 0.003), stats, [row])
+
+
+STEP_LOG = StepRecording(20.0, [record(1), record(2)], [RequestEvent("r", RequestStatus.RUNNING, 19.5)])
+
+
+def test_times_are_those_of_the_day() -> None:
+    shown = step_log_object(STEP_LOG, now=1000.0)
+    assert shown["now"] == 1000.0
+    assert [step["time"] for step in shown["steps"]] == [991.0, 992.0]
+    assert shown["events"] == [{"time": 999.5, "id": "r", "status": "RUNNING"}]
+
+
+def test_a_step_shows_its_batch_blocks_and_phases() -> None:
+    step = step_log_object(STEP_LOG, now=0.0)["steps"][0]
+    assert step["requests"] == [
+        {"id": "r", "num_computed_tokens": 3, "num_scheduled_tokens": 2, "num_draft_tokens": 1, "new_block_ids": [5]}
+    ]
+    assert (step["num_free_blocks"], step["num_blocks"], step["num_running"]) == (7, 8, 1)
+    assert (step["schedule_ms"], step["execute_ms"], step["update_ms"]) == (1.0, 20.0, 3.0)
+
+
+async def test_steps_are_read_from_a_number_on() -> None:
+    engine = FakeEngineClient()
+    engine.step_log = STEP_LOG
+    app = build_app(ready_state(engine))
+    answer = await call(app, "GET", "/steps")
+    assert [step["step"] for step in answer.json()["steps"]] == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "1e3", "9" * 40, "٣"])
+def test_what_is_no_number_of_a_step_names_the_parameter(text: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_number("after", {"after": text})
+    assert caught.value.param == "after"
+
+
+async def test_an_engine_core_that_is_not_there_names_the_parameter() -> None:
+    assert parse_number("engine", {"engine": "1"}, max_number=1) == 1
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_number("engine", {"engine": "2"}, max_number=1)
+    assert caught.value.param == "engine"
+
+
+async def test_the_route_is_behind_the_key() -> None:
+    app = build_app(ready_state(FakeEngineClient(), HTTPConfig(api_keys=(Secret("k"),))))
+    assert (await call(app, "GET", "/steps")).status == 401
+    assert (await call(app, "GET", "/steps", headers={"authorization": "Bearer k"})).status == 200

@@ -1,0 +1,238 @@
+"""Every flag people know from vLLM is accepted or refused with a sentence; the page on flags lists them all."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_llm.options.resolve import Settings
+from llmstack_server.commands import ServeCommand
+from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS, settings_from
+from llmstack_server.options.config import ServeConfig, config_from
+from llmstack_server.options.environment import export_hub_settings
+from llmstack_server.options.errors import ServeError
+from llmstack_server.options.foreign_flags import FOREIGN_FLAGS
+
+# The flags of `vllm serve` that people use.
+VLLM_FLAGS = """
+--model --served-model-name --host --port --uds --root-path --api-key --allowed-origins --allowed-methods
+--allowed-headers --allow-credentials --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers
+--enable-ssl-refresh --middleware --enable-request-id-headers --uvicorn-log-level --disable-uvicorn-access-log
+--disable-fastapi-docs --h11-max-incomplete-event-size --h11-max-header-count --chat-template
+--chat-template-content-format --response-role --default-chat-template-kwargs --trust-request-chat-template
+--return-tokens-as-token-ids --enable-auto-tool-choice --tool-call-parser --reasoning-parser --lora-modules
+--enable-lora --max-loras --max-lora-rank --max-log-len --enable-log-requests --enable-log-outputs
+--disable-log-requests --enable-prompt-tokens-details --enable-force-include-usage --enable-server-load-tracking
+--enable-per-request-metrics --headless --api-server-count --disable-frontend-multiprocessing --config --tokenizer
+--tokenizer-mode --revision --trust-remote-code --dtype --seed --max-model-len --quantization --load-format
+--download-dir --hf-token --hf-overrides --enforce-eager --compilation-config --cudagraph-capture-sizes --max-logprobs
+--logprobs-mode --generation-config --override-generation-config --skip-tokenizer-init --logits-processors
+--tensor-parallel-size --pipeline-parallel-size --data-parallel-size --distributed-executor-backend --block-size
+--gpu-memory-utilization --kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --enable-prefix-caching
+--no-enable-prefix-caching --prefix-caching-hash-algo --cpu-offload-gb --kv-offloading-size --max-num-seqs
+--max-num-batched-tokens --enable-chunked-prefill --no-enable-chunked-prefill --long-prefill-token-threshold
+--scheduling-policy --async-scheduling --scheduler-cls --stream-interval --max-num-queued-reqs --max-num-queued-tokens
+--shutdown-timeout --speculative-config --structured-outputs-config --disable-log-stats --otlp-traces-endpoint
+--kv-events-config --kv-transfer-config --enable-sleep-mode --enable-fault-tolerance --enable-trace-replay
+--log-config-file --code-revision --tokenizer-revision --swap-space --disable-sliding-window
+--enable-tokenizer-info-endpoint
+"""
+
+
+def new_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ServeCommand().add_arguments(parser)
+    return parser
+
+
+def known_flags() -> dict[str, argparse.Action]:
+    return dict(new_parser()._option_string_actions)
+
+
+def config(*line: str) -> ServeConfig:
+    return config_from(settings_from(new_parser().parse_args(line), {}))
+
+
+def test_no_flag_that_people_use_is_unknown():
+    assert sorted(set(VLLM_FLAGS.split()) - set(known_flags())) == []
+
+
+@pytest.mark.parametrize("flag", sorted(name for name, flag in ALL_FOREIGN_FLAGS.items() if not flag.is_switch))
+def test_a_refused_flag_says_why(flag: str):
+    with pytest.raises(ServeError) as caught:
+        config(flag, "surely not harmless")
+    assert caught.value.exit_code == 2
+    reason = ALL_FOREIGN_FLAGS[flag].reason
+    assert str(caught.value) == f"{flag}: {reason}"
+    assert not reason.endswith(".")
+
+
+def test_a_refusal_names_only_flags_that_there_are():
+    named = {word.strip("'") for flag in ALL_FOREIGN_FLAGS.values() for word in re.findall(r"--[a-z-]+", flag.reason)}
+    assert sorted(named - {flag for option in SERVE_OPTIONS for flag in option.flags}) == []
+
+
+def test_no_flag_is_both_an_option_and_foreign():
+    assert {flag for option in SERVE_OPTIONS for flag in option.flags} & set(ALL_FOREIGN_FLAGS) == set()
+    replaced = {flag for option in SERVE_OPTIONS for flag in option.declared.replaces}
+    assert replaced & set(FOREIGN_FLAGS) == set()
+
+
+def test_keys_and_flags_are_each_an_option_alone():
+    keys = [option.key for option in SERVE_OPTIONS]
+    names = [option.name for option in SERVE_OPTIONS]
+    flags = [flag for option in SERVE_OPTIONS for flag in (*option.flags, *option.negative_flags)]
+    variables = [name for option in SERVE_OPTIONS for name in option.variables]
+    for values in (keys, names, flags, variables):
+        assert len(set(values)) == len(values)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [(f, v) for f, flag in ALL_FOREIGN_FLAGS.items() for v in flag.harmless if v or flag.is_switch]
+)
+def test_values_that_change_nothing_pass(flag: str, value: str):
+    line = [flag, value] if value and not ALL_FOREIGN_FLAGS[flag].is_switch else [flag]
+    assert config(*line).settings.problems == []
+
+
+@pytest.mark.parametrize(
+    "flag", [f for f, flag in ALL_FOREIGN_FLAGS.items() if "" in flag.harmless and not flag.is_switch]
+)
+def test_flags_that_change_nothing_without_a_value_pass(flag: str):
+    assert config(flag).settings.problems == []
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "value"),
+    [
+        (["--uds", "/run/s", "--uds-mode", "660"], "uds_mode", 0o660),
+        (["--uds", "/run/s"], "enable_control_routes", True),
+        (["--root-path", "llm/"], "root_path", "/llm"),
+        (["--root-path", "/"], "root_path", ""),
+        (["--allowed-origins", '["http://a", "http://b"]'], "cors.origins", ("http://a", "http://b")),
+        (["--allowed-origins", "http://a", "http://b"], "cors.origins", ("http://a", "http://b")),
+        (["--allowed-origins", "*", "--allowed-methods", '["GET"]', "--allow-credentials"], "cors.methods", ("GET",)),
+        (["--allowed-headers", "x-a", "--allowed-headers", "x-b"], "cors.headers", ("x-a", "x-b")),
+        (["--middleware", "a:b", "--middleware", "c.d"], "middleware", ("a:b", "c.d")),
+        (["--h11-max-incomplete-event-size", "8K"], "max_header_bytes", 8192),
+        (["--h11-max-header-count", "7"], "max_num_headers", 7),
+        (["--disable-fastapi-docs"], "has_docs", False),
+        (["--enable-log-requests", "--max-log-len", "0"], "request_log.max_chars", 0),
+        (["--enable-log-requests", "--enable-log-outputs"], "request_log.logs_outputs", True),
+        (["--no-enable-log-requests"], "request_log.logs_requests", False),
+        (["--rate-limit-requests-per-minute", "60"], "rate_limits.max_requests_per_minute", 60),
+        (["--max-concurrent-requests-per-key", "4"], "rate_limits.max_concurrent_requests", 4),
+        (["--enable-force-include-usage"], "answers.forces_usage", True),
+        (["--return-tokens-as-token-ids"], "answers.shows_tokens_as_ids", True),
+        (["--enable-tokenizer-info-endpoint"], "has_tokenizer_info", True),
+        (["--ssl-certfile", "c", "--ssl-keyfile", "k"], "tls.keyfile", "k"),
+        (["--ssl-certfile", "c", "--ssl-ca-certs", "a", "--ssl-cert-reqs", "2"], "tls.cert_reqs", 2),
+        (["--ssl-certfile", "c", "--enable-ssl-refresh"], "tls.is_refreshed", True),
+        ([], "tls", None),
+    ],
+)
+def test_flags_of_the_http_side_reach_their_setting(line: list[str], path: str, value: Any):
+    found: Any = config(*line).http
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        (["--max-logprobs", "-1"], "max_logprobs", -1),
+        (["--stream-interval", "3"], "stream_interval", 3),
+        (["--max-num-queued-tokens", "4k"], "max_num_queued_tokens", 4000),
+        (["--hf-overrides", '{"a": 1}'], "hf_overrides", {"a": 1}),
+        (["--override-generation-config", '{"top_k": 1}'], "override_generation_config", {"top_k": 1}),
+        (["--generation-config", "folder"], "generation_config", "folder"),
+        (["--tokenizer-revision", "main"], "tokenizer_revision", "main"),
+        (["--skip-tokenizer-init"], "skip_tokenizer_init", True),
+        (["--chat-template", "{{ messages }}"], "chat_template", "{{ messages }}"),
+        (["--chat-template", __file__], "chat_template", __file__),
+        (["--logits-processors", "a.b:C"], "logits_processors", ("a.b:C",)),
+    ],
+)
+def test_flags_of_the_engine_reach_it(line: list[str], name: str, value: Any):
+    assert getattr(config(*line).engine, name) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        (["--ssl-keyfile", "k"], "--ssl-keyfile needs --ssl-certfile"),
+        (["--enable-ssl-refresh"], "--enable-ssl-refresh needs --ssl-certfile"),
+        (["--ssl-certfile", "c", "--ssl-cert-reqs", "1"], "--ssl-cert-reqs needs --ssl-ca-certs"),
+        (["--enable-log-requests", "--disable-log-requests"], "contradict"),
+        (["--enable-log-outputs"], "--enable-log-outputs needs --enable-log-requests"),
+    ],
+)
+def test_flags_that_need_others_say_so(line: list[str], word: str):
+    with pytest.raises(ServeError, match=word) as caught:
+        config(*line)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--allowed-origins", "[5]"],
+        ["--allowed-origins", "["],
+        ["--uds-mode", "rw"],
+        ["--uds-mode", "1777"],
+        ["--max-log-len", "-1"],
+        ["--h11-max-incomplete-event-size", "10"],
+        ["--rate-limit-requests-per-minute", "0"],
+        ["--ssl-cert-reqs", "3"],
+        ["--max-logprobs", "-2"],
+        ["--stream-interval", "0"],
+        ["--tokenizer-mode", "slow"],
+        ["--hf-overrides", "[]"],
+        ["--chat-template", "absent.jinja"],
+        ["--logits-processors", "module.Class"],
+    ],
+)
+def test_values_that_cannot_be_are_refused(line: list[str]):
+    with pytest.raises(ServeError, match=f"^{line[0]}: ") as caught:
+        config(*line)
+    assert caught.value.exit_code == 2
+
+
+def test_keys_may_come_from_a_file(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("sk-a\n\n  sk-b \n")
+    found = config("--api-key-file", str(file), "--require-auth")
+    assert (len(found.http.api_keys), found.warnings) == (2, ())
+    assert found.http.api_keys[1].matches(b"sk-b")
+    assert len(config("--api-key-file", str(file), "--api-key", "sk-c").http.api_keys) == 3
+    file.unlink()  # another process makes the same of the flags without reading it
+    again = config_from(Settings.from_plain(SERVE_OPTIONS, found.settings.to_plain()))
+    assert again.http.api_keys[0].matches(b"sk-a")
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\n", "no key"), (b"\xff", "not UTF-8")])
+def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes | None, reason: str):
+    if content is not None:
+        (tmp_path / "keys").write_bytes(content)
+    with pytest.raises(ServeError, match=f"--api-key-file .*{reason}"):
+        config("--api-key-file", str(tmp_path / "keys"))
+
+
+def test_a_unix_socket_takes_the_place_of_host_and_port():
+    assert config("--uds", "/run/s").warnings == ()
+    [warning] = config("--uds", "/run/s", "--host", "0.0.0.0", "--port", "1").warnings
+    assert "--host and --port are ignored" in warning
+
+
+def test_the_hubs_settings_are_exported_and_a_token_on_the_line_warns():
+    variables: dict[str, str] = {"HF_TOKEN": "before"}
+    export_hub_settings(config("--hf-token").settings, variables)
+    assert variables == {"HF_TOKEN": "before"}
+    export_hub_settings(config("--hf-token", "t", "--download-dir", "/d").settings, variables)
+    assert variables == {"HF_TOKEN": "t", "HF_HUB_CACHE": "/d"}
+    assert any("HF_TOKEN" in line for line in config("--hf-token", "t").warnings)

@@ -1,0 +1,82 @@
+"""Which processes a command line asks for, and which ones contradict each other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from llmstack_llm.options.resolve import Settings
+from llmstack_server.options.command_line import SERVE_OPTIONS, add_serve_arguments, settings_from
+from llmstack_server.options.config import ServeConfig, config_from
+from llmstack_server.options.errors import ServeError
+from llmstack_server.options.process_options import ProcessConfig
+
+
+def config(*line: str) -> ServeConfig:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return config_from(settings_from(parser.parse_args(["m", *line]), {}))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ([], ProcessConfig()),
+        (["--api-server-count", "3"], ProcessConfig(num_api_servers=3)),
+        (["--api-server-count", "0"], ProcessConfig(num_api_servers=0, is_headless=True)),
+        (["--headless"], ProcessConfig(is_headless=True)),
+        (["--disable-frontend-multiprocessing"], ProcessConfig(is_multiprocess=False)),
+        (["--enable-sleep-mode", "--uds", "/s"], ProcessConfig(has_sleep_mode=True)),
+        (
+            ["--headless", "-dp", "2", "--engine-address", "ipc:///a", "ipc:///b"],
+            ProcessConfig(is_headless=True, engine_addresses=("ipc:///a", "ipc:///b")),
+        ),
+        (["--engine-address", "ipc:///a", "ipc:///b"], ProcessConfig(engine_addresses=("ipc:///a", "ipc:///b"))),
+    ],
+)
+def test_flags_say_how_many_processes_there_are(line: list[str], expected: ProcessConfig):
+    assert config(*line).processes == expected
+    assert config(*line).processes.is_attached == (bool(expected.engine_addresses) and not expected.is_headless)
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        (["--headless", "--api-server-count", "2"], ["--headless", "--api-server-count 2"]),
+        (["--disable-frontend-multiprocessing", "--headless"], ["--disable-frontend-multiprocessing", "--headless"]),
+        (["--disable-frontend-multiprocessing", "-asc", "2"], ["--api-server-count 2"]),
+        (["--disable-frontend-multiprocessing", "-dp", "2"], ["--data-parallel-size 2"]),
+        (["--disable-frontend-multiprocessing", "--engine-address", "ipc:///a"], ["--engine-address"]),
+        (["--engine-address", "ipc:///a", "ipc:///a"], ["--engine-address", "twice"]),
+        (["--headless", "-dp", "2", "--engine-address", "ipc:///a"], ["--engine-address", "--data-parallel-size 2"]),
+        (["-dp", "3", "--engine-address", "ipc:///a", "ipc:///b"], ["--engine-address", "--data-parallel-size 3"]),
+        (["--headless", "--engine-address", "ipc:///a", "ipc:///b"], ["--data-parallel-size 1"]),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused_by_name(line: list[str], flags: list[str]):
+    with pytest.raises(ServeError) as caught:
+        config(*line)
+    assert caught.value.exit_code == 2
+    assert all(flag in str(caught.value) for flag in flags)
+
+
+def test_a_size_reaches_the_engine():
+    assert config("--data-parallel-size", "2").engine.data_parallel_size == 2
+
+
+def test_another_process_makes_the_same_configuration_of_the_flags_as_json():
+    line = ["--api-server-count", "2", "--max-model-len", "4k", "--served-model-name", "a", "b", "--api-key", "secret"]
+    first = config(*line)
+    again = config_from(Settings.from_plain(SERVE_OPTIONS, json.loads(json.dumps(first.settings.to_plain()))))
+    assert again.http.api_keys[0].matches(b"secret")
+    for name in ("served_model_names", "engine", "processes", "observability", "chat", "warnings"):
+        assert getattr(again, name) == getattr(first, name)
+    assert json.dumps(again.settings.to_plain()) == json.dumps(first.settings.to_plain())
+    assert "secret" not in repr(first)
+
+
+def test_what_changes_nothing_is_said():
+    assert any("--enable-sleep-mode" in line for line in config("--enable-sleep-mode").warnings)
+    assert any("running engine cores" in line for line in config("--engine-address", "ipc:///a").warnings)

@@ -1,0 +1,82 @@
+"""The start before there is an event loop: signals, the model's name, the stages."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from llmstack_llm.engine_args import EngineArgs
+from llmstack_server.options.command_line import add_serve_arguments, settings_from
+from llmstack_server.options.config import ServeConfig, config_from
+from llmstack_server.options.errors import ServeError
+from llmstack_server.options.secret import Secret, matching_index
+from llmstack_server.serving.api_process import ApiProcess
+from llmstack_server.serving.launcher import StageTimer, demo_model_path, one_line, resolve_engine_args
+from llmstack_server.serving.serve import EarlySignals
+from llmstack_server.serving.sockets import bind_socket
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_early_signal_is_remembered_and_the_handlers_given_back(number: int):
+    signals = EarlySignals()
+    before = signal.getsignal(number)
+    with signals.installed():
+        assert not signals.is_stop_requested
+        os.kill(os.getpid(), number)
+        assert signals.is_stop_requested
+    assert signal.getsignal(number) == before
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    missing = str(tmp_path / "absent")
+    with pytest.raises(ServeError, match="absent"):
+        resolve_engine_args(ServeConfig(missing, (missing,), engine=EngineArgs(missing)))
+
+
+def test_without_the_demo_model_a_model_has_to_be_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "llmstack_demo_model", None)
+    with pytest.raises(ServeError, match="pip install llmstack-demo-model"):
+        demo_model_path()
+
+
+def test_stages_are_timed_in_order_even_when_they_fail():
+    timer = StageTimer()
+    with timer.stage("a"):
+        pass
+    with pytest.raises(ZeroDivisionError), timer.stage("b"):
+        raise ZeroDivisionError
+    assert list(timer.stage_to_s) == ["a", "b"]
+    assert timer.total_s >= sum(timer.stage_to_s.values())
+
+
+def test_errors_become_one_line():
+    assert one_line(ValueError("a\n  b")) == "a b"
+    assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_secrets_compare_and_do_not_show():
+    keys = (Secret("a"), Secret("b"))
+    assert [matching_index(keys, key) for key in (b"a", b"b", b"c", b"")] == [0, 1, None, None]
+    assert repr(keys[0]) == "Secret(***)"
+
+
+def test_an_engine_that_cannot_be_opened_is_said_before_the_http_stack_is_imported():
+    def open_engine(timer: StageTimer, stat_loggers: Sequence[Any]) -> Any:
+        raise ServeError("There is no model gpt-2")
+
+    async def on_ready(*_: Any) -> None:
+        raise AssertionError("there is no engine")
+
+    parser, timer = argparse.ArgumentParser(), StageTimer()
+    add_serve_arguments(parser)
+    config = config_from(settings_from(parser.parse_args(["gpt-2"]), {}))
+    with bind_socket("127.0.0.1", 0) as listener, pytest.raises(ServeError, match="no model gpt-2"):
+        asyncio.run(ApiProcess(config, timer, listener, EarlySignals(), open_engine, on_ready).run())
+    assert "import HTTP stack" not in timer.stage_to_s

@@ -1,0 +1,77 @@
+"""`llmstack bench throughput` and `latency`: `LLM` without a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from llmstack_bench.commands.values import natural_int, positive_int
+from llmstack_bench.table import report_values
+
+
+class ThroughputBench:
+    """Tokens per second for a load that is submitted at once."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_offline_arguments(parser, input_len=128, output_len=128)
+        parser.add_argument("--num-prompts", type=positive_int, default=64, metavar="N", help="(default: 64)")
+        parser.add_argument("--num-iters", type=positive_int, default=1, metavar="N", help="loads to measure (1)")
+        parser.add_argument(
+            "--num-iters-warmup", type=natural_int, default=1, metavar="N", help="small ones before (1)"
+        )
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        from llmstack_bench.offline import measure_throughput
+
+        report_values("throughput", measure_throughput(namespace), namespace)
+        return 0
+
+
+class LatencyBench:
+    """Duration of one batch on a warm engine."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_offline_arguments(parser, input_len=32, output_len=128)
+        parser.add_argument("--batch-size", type=positive_int, default=8, metavar="N", help="requests (default: 8)")
+        parser.add_argument("--num-iters", type=positive_int, default=10, metavar="N", help="batches to measure (10)")
+        parser.add_argument("--num-iters-warmup", type=natural_int, default=2, metavar="N", help="batches before (2)")
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        from llmstack_bench.offline import measure_latency
+
+        report_values("latency of a batch", measure_latency(namespace), namespace)
+        return 0
+
+
+def add_offline_arguments(parser: argparse.ArgumentParser, *, input_len: int, output_len: int) -> None:
+    """Declares the flags of the engine, the workload and the report."""
+    add = parser.add_argument_group("engine").add_argument
+    add("--model", required=True, metavar="MODEL", help="a folder, or a repository id")
+    add("--tokenizer", metavar="PATH", help="if it is not the model's own")
+    add("--dtype", default="auto", help="(default: auto, the checkpoint's)")
+    add("--load-format", default="auto", help="'dummy' makes random weights, with the same speed (default: auto)")
+    add("--max-model-len", type=positive_int, metavar="N", help="(default: the checkpoint's)")
+    add("--engine-option", action="append", type=engine_option, default=[], metavar="NAME=VALUE",
+        help="any other option of LLM, such as max_num_seqs=32")  # fmt: skip
+    add = parser.add_argument_group("workload").add_argument
+    add("--input-len", type=natural_int, default=input_len, metavar="N", help=f"a prompt's own tokens ({input_len})")
+    add("--output-len", type=positive_int, default=output_len, metavar="N", help=f"tokens to generate ({output_len})")
+    add("--prefix-len", type=natural_int, default=0, metavar="N", help="tokens of a prefix that all prompts share (0)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    add("--seed", type=int, default=0, help="equal seeds give equal prompts (default: 0)")
+    add = parser.add_argument_group("report").add_argument
+    add("--output-json", type=Path, metavar="FILE", help="write the results to this file")
+    add("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def engine_option(text: str) -> tuple[str, Any]:
+    """Parses `NAME=VALUE`; the value is JSON if it can be parsed as JSON, else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,100 @@
+"""A scheduler whose inputs and decisions go to a step log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.step_log.decisions import pack_forked, pack_refused, pack_reset, pack_scheduled, pack_updated
+from llmstack_engine_core.step_log.step_log import StepLog
+from llmstack_types import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    InvalidRequestError,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    SchedulerStats,
+)
+
+MICROSECONDS = 1_000_000
+
+
+class LoggedScheduler:
+    """Satisfies `Scheduler` by passing every call on. Times reach the scheduler in whole microseconds, as recorded."""
+
+    def __init__(self, scheduler: Scheduler, log: StepLog) -> None:
+        self._scheduler = scheduler
+        self._log = log
+        self._step = 0
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queues a request.
+
+        Raises:
+            InvalidRequestError: The scheduler refuses it.
+        """
+        self._log.add_request(request)
+        try:
+            self._scheduler.add_request(request)
+        except InvalidRequestError:
+            self._log.decisions.add(pack_refused(request.request_id))
+            raise
+
+    def fork_request(self, parent_id: str, child: EngineCoreRequest) -> int:
+        """Adds a request that goes on from where a running one is.
+
+        Raises:
+            InvalidRequestError: The scheduler refuses it.
+        """
+        self._log.fork_request(parent_id, child)
+        try:
+            num_tokens = self._scheduler.fork_request(parent_id, child)
+        except InvalidRequestError:
+            self._log.decisions.add(pack_refused(child.request_id))
+            raise
+        self._log.decisions.add(pack_forked(child.request_id, num_tokens))
+        return num_tokens
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Ends requests at once."""
+        aborted = list(request_ids)
+        if aborted:
+            self._log.abort_requests(aborted)
+            self._scheduler.abort_requests(aborted)
+
+    def has_unfinished_requests(self) -> bool:
+        """True while a step could return outputs; the log is flushed once there is none."""
+        has_unfinished = self._scheduler.has_unfinished_requests()
+        if not has_unfinished:
+            self._log.flush()
+        return has_unfinished
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """Chooses the rows of the next step."""
+        now_us = round(now_s * MICROSECONDS)
+        self._log.schedule(now_us)
+        scheduled = self._scheduler.schedule(now_us / MICROSECONDS)
+        self._log.decisions.add(pack_scheduled(scheduled))
+        self._step = scheduled.step
+        return scheduled
+
+    def update_from_output(
+        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, now_s: float
+    ) -> EngineCoreOutputs:
+        """Applies the step's results."""
+        now_us = round(now_s * MICROSECONDS)
+        self._log.update(now_us, self._step - scheduled.step, output.sampled_token_ids, output.errors)
+        outputs = self._scheduler.update_from_output(scheduled, output, now_us / MICROSECONDS)
+        self._log.decisions.add(pack_updated(outputs))
+        return outputs
+
+    def stats(self) -> SchedulerStats:
+        """The state after the last step."""
+        return self._scheduler.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        self._log.reset_prefix_cache()
+        is_done = self._scheduler.reset_prefix_cache()
+        self._log.decisions.add(pack_reset(is_done))
+        return is_done

@@ -1,0 +1,99 @@
+"""Grammar states and token masks of the constrained rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput
+from llmstack_types import (
+    ModelRunnerOutput,
+    NewRequest,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenMasks,
+)
+
+# `ignore_eos` as `min_tokens`: a text does not end by itself before so many tokens.
+_NEVER = 2**31 - 1
+
+
+class ConstrainedRows:
+    """Advances the grammar of each constrained row by the tokens of the steps.
+
+    The state of a row is derived from the steps alone. A new request carries its tokens, so a preempted request is
+    followed from where it stopped; later tokens are those that the runner sampled.
+
+    The runner asks for the masks once its forward pass is launched. Only then are the tokens of the last step read:
+    under asynchronous scheduling that step may still be under way when this one begins.
+
+    Attributes:
+        num_known_tokens: Request id to the number of tokens that its grammar has accepted, prompt included.
+    """
+
+    def __init__(self, backend: Callable[[], ConstraintBackend]) -> None:
+        """`backend` is called when there are constrained rows."""
+        self.num_known_tokens: dict[str, int] = {}
+        self._backend = backend
+        # Steps whose tokens the grammars have not accepted yet: request id to its index in the step.
+        self._unread: list[tuple[dict[str, int], PendingOutput]] = []
+
+    def execute(self, runner: ModelRunner, scheduled: SchedulerOutput) -> PendingOutput:
+        """Starts one step, with masks if it has constrained rows."""
+        if self.num_known_tokens:
+            self._forget(scheduled.removed_request_ids)
+        for request in scheduled.new_requests:
+            if request.sampling_params.structured_outputs is not None:
+                self._follow(request)
+        indices = self._constrained_rows(scheduled) if self.num_known_tokens else {}
+        if not indices:
+            return runner.execute_model(scheduled)
+        rows = [scheduled.scheduled_requests[index] for index in indices.values()]
+        pending = runner.execute_model(scheduled, lambda: self._masks(rows))
+        self._unread.append((indices, pending))
+        return pending
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if self.num_known_tokens.pop(request_id, None) is not None:
+                self._backend().end(request_id)
+                for indices, _ in self._unread:  # a request that is scheduled again carries those tokens itself
+                    indices.pop(request_id, None)
+
+    def _follow(self, request: NewRequest) -> None:
+        params = request.sampling_params
+        if params.structured_outputs is None:
+            return
+        request_id, token_ids = request.request_id, request.token_ids
+        min_tokens = _NEVER if params.ignore_eos else params.min_tokens
+        self._backend().start(request_id, params.structured_outputs, request.eos_token_ids, min_tokens)
+        self._backend().accept(request_id, token_ids[request.num_prompt_tokens :])
+        self.num_known_tokens[request_id] = len(token_ids)
+
+    def _constrained_rows(self, scheduled: SchedulerOutput) -> dict[str, int]:
+        followed = self.num_known_tokens
+        rows = enumerate(scheduled.scheduled_requests)
+        return {row.request_id: index for index, row in rows if row.request_id in followed}
+
+    def _masks(self, rows: Sequence[ScheduledRequest]) -> TokenMasks:
+        self._read_last_steps()
+        sampling = [row for row in rows if self._samples(row)]
+        bits = self._backend().masks([(row.request_id, row.draft_token_ids) for row in sampling])
+        return TokenMasks([row.request_id for row in sampling], bits)
+
+    def _samples(self, row: ScheduledRequest) -> bool:
+        """Whether the row reaches the last token that is known."""
+        end = row.num_computed_tokens + row.num_scheduled_tokens - len(row.draft_token_ids)
+        return end == self.num_known_tokens[row.request_id]
+
+    def _read_last_steps(self) -> None:
+        """Accepts the tokens of the unread steps, of the rows that are still followed."""
+        unread, self._unread = self._unread, []
+        for indices, pending in unread:
+            self._accept(indices, pending.result())
+
+    def _accept(self, indices: Mapping[str, int], output: ModelRunnerOutput) -> None:
+        for request_id, index in indices.items():
+            token_ids = output.sampled_token_ids[index]
+            if token_ids:
+                self._backend().accept(request_id, token_ids)
+                self.num_known_tokens[request_id] += len(token_ids)

@@ -1,0 +1,63 @@
+"""Compile cases of activations, embeddings and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from llmstack_kernels.activation import triton as activation
+from llmstack_kernels.ahead_of_time.case import CompileCase, meta_tensor
+from llmstack_kernels.embedding import triton as embedding
+from llmstack_kernels.layer_norm import triton as layer_norm
+from llmstack_kernels.rms_norm import triton as rms_norm
+
+
+def _activation_cases() -> Iterator[CompileCase]:
+    """Feed-forward layers of Llama 8B, Gemma and GPT-2; logits that Gemma caps."""
+    x = meta_tensor(64, 2 * 14336)
+    yield CompileCase("silu_and_mul_8b_bf16", partial(activation.silu_and_mul, x), is_sample=True)
+    yield CompileCase("gelu_tanh_and_mul_bf16", partial(activation.gelu_tanh_and_mul, meta_tensor(64, 2 * 16384)))
+    for name in ("gelu_tanh", "gelu", "relu"):
+        yield CompileCase(f"{name}_gpt2_bf16", partial(getattr(activation, name), meta_tensor(64, 3072)))
+    logits = torch.empty((64, 256_000), device="meta")
+    yield CompileCase("soft_cap_f32", partial(activation.soft_cap_, logits, 30.0), is_sample=True)
+
+
+def _embedding_cases() -> Iterator[CompileCase]:
+    """Tokens and positions of GPT-2, tokens of Llama 8B."""
+    ids = torch.empty(64, dtype=torch.int64, device="meta")
+    positions, tokens = meta_tensor(1024, 768), meta_tensor(64, 768)
+    yield CompileCase("add_gpt2_bf16", partial(embedding.embedding, ids, positions, tokens, 1.0))
+    yield CompileCase(
+        "8b_bf16", partial(embedding.embedding, ids, meta_tensor(128_256, 4096), None, 1.0), is_sample=True
+    )
+
+
+def _layer_norm_cases() -> Iterator[CompileCase]:
+    """Hidden sizes of GPT-2 and of Falcon 7B, whose norms lack power-of-two rows."""
+    for name, size in (("gpt2", 768), ("falcon_7b", 4544)):
+        x, weight = meta_tensor(64, size), meta_tensor(size)
+        call = partial(layer_norm.layer_norm, x, weight, weight, 1e-5)
+        yield CompileCase(f"{name}_bf16", call, name == "gpt2", {"_layer_norm_kernel": ("pdl",)})
+        yield CompileCase(f"add_{name}_bf16", partial(layer_norm.fused_add_layer_norm, x, x, weight, weight, 1e-5))
+
+
+def _rms_norm_cases() -> Iterator[CompileCase]:
+    """Hidden sizes of Llama 1B and 8B, and the heads of Qwen 3."""
+    for name, size in (("1b", 2048), ("8b", 4096)):
+        x, weight = meta_tensor(64, size), meta_tensor(size)
+        call = partial(rms_norm.fused_add_rms_norm, x, x, weight, 1e-5)
+        yield CompileCase(f"add_{name}_bf16", call, name == "8b", {"_rms_norm_kernel": ("pdl",)})
+        yield CompileCase(f"{name}_bf16", partial(rms_norm.rms_norm, x, weight, 1e-5))
+    heads = meta_tensor(64, 48, 128)[:, :32]
+    yield CompileCase("heads_128_bf16", partial(rms_norm.rms_norm, heads, meta_tensor(128), 1e-5))
+
+
+CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
+    "activation": _activation_cases,
+    "embedding": _embedding_cases,
+    "layer_norm": _layer_norm_cases,
+    "rms_norm": _rms_norm_cases,
+}

@@ -1,0 +1,127 @@
+"""Compile cases of linear layers and layers of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from llmstack_kernels.ahead_of_time.case import Claim, CompileCase
+from llmstack_kernels.grouped_linear import triton as grouped_linear
+from llmstack_kernels.linear.configurations import CHUNK_SIZES
+from llmstack_kernels.linear.packed_formats import pack_chunks
+from llmstack_kernels.linear.quantization import empty_quantized
+from llmstack_kernels.linear.triton import TritonLinear
+
+_LINEAR_CLAIMS: dict[str, tuple[Claim, ...]] = {"_linear_kernel": ("wgmma", "pdl")}
+_LINEAR_FLOAT32_CLAIMS: dict[str, tuple[Claim, ...]] = {"_linear_kernel": ("pdl",)}  # tensor cores would round it
+# Inputs, outputs and what follows the product.
+_LAYERS = {
+    "gpt2_qkv": (768, 2304, "none"),
+    "gpt2_up": (768, 3072, "gelu_tanh"),
+    "1b_qkv": (2048, 3072, "none"),
+    "1b_head": (2048, 128256, "none"),
+    "8b_qkv": (4096, 6144, "none"),
+    "8b_gate_up": (4096, 28672, "silu_and_mul"),
+    "8b_down": (14336, 4096, "residual"),
+}
+
+
+def _linear_cases() -> Iterator[CompileCase]:
+    """Layers of GPT-2 124M, Llama 1B and 8B: few rows, and any number where they must not depend on it."""
+    for name in _LAYERS:
+        yield _case(name, "plain", 1, is_sample=name == "8b_qkv")
+    for num_rows in (32, 64, 256, 2048):
+        for name in ("8b_gate_up", "8b_down"):
+            yield _case(name, "plain", num_rows)
+    for scheme in CHUNK_SIZES:
+        yield from (_case(name, scheme, num_rows) for name in ("gpt2_up", "8b_down") for num_rows in (1, 64))
+        yield _case("8b_gate_up", scheme, 512)
+        yield _case("8b_down", scheme, 2048)
+        widen = _layer("8b_qkv", scheme, torch.bfloat16).widen
+        yield CompileCase(f"widen_8b_qkv_{scheme}_bf16", widen, is_sample=scheme == "int4")
+    yield _case("gpt2_up", "plain", 8, torch.float16)
+    for num_rows in (1, 1000):
+        yield _case("gpt2_up", "plain", num_rows, torch.float32)
+
+
+def _case(
+    name: str, weight_format: str, num_rows: int, dtype: torch.dtype = torch.bfloat16, is_sample: bool = False
+) -> CompileCase:
+    in_features, out_features, follows = _LAYERS[name]
+    x = torch.empty(num_rows, in_features, dtype=dtype, device="meta")
+    residual = torch.empty(num_rows, out_features, dtype=dtype, device="meta") if follows == "residual" else None
+    activation = "none" if follows == "residual" else follows
+    out_dtype = torch.float32 if name.endswith("head") else None
+    call = partial(_layer(name, weight_format, dtype), x, activation, residual, out_dtype)
+    suffix = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
+    # For 8.0 two registers are spilled, once per tile and outside of the loop: by the gate of the widest tile, which is
+    # made for wgmma, and where a program adds most parts.
+    spills = (("8b_gate_up", "plain", 2048), ("8b_down", "int4", 1))
+    min_arch = 90 if (name, weight_format, num_rows) in spills else 80
+    claims = _LINEAR_FLOAT32_CLAIMS if dtype == torch.float32 else _LINEAR_CLAIMS
+    return CompileCase(f"{name}_{weight_format}_{num_rows}_rows_{suffix}", call, is_sample, claims, min_arch)
+
+
+def _layer(name: str, weight_format: str, dtype: torch.dtype) -> TritonLinear:
+    in_features, out_features, _ = _LAYERS[name]
+    bias = torch.empty(out_features, dtype=dtype, device="meta") if name.startswith("gpt2") else None
+    if weight_format == "plain":
+        weight = torch.empty(out_features, in_features, dtype=dtype, device="meta")
+        return TritonLinear((out_features, in_features), dtype, bias, weight, None, "plain", None)
+    unpacked = torch.empty(out_features, in_features, dtype=dtype, device="meta")
+    weight, scales = pack_chunks(empty_quantized(unpacked, weight_format))
+    return TritonLinear((out_features, in_features), dtype, bias, weight, scales, weight_format, None)
+
+
+_EXPERT_CLAIMS: dict[str, tuple[Claim, ...]] = {
+    "_find_tiles_kernel": ("pdl",),
+    "_grouped_linear_kernel": ("wgmma", "pdl"),
+    "_sum_choices_kernel": ("pdl",),
+}
+_EXPERT_FLOAT32_CLAIMS: dict[str, tuple[Claim, ...]] = {"_grouped_linear_kernel": ("pdl",)}
+# Experts, choices, hidden size, inner size.
+_MODELS = {"mixtral_8x7b": (8, 2, 4096, 14336), "qwen3_30b_a3b": (128, 8, 2048, 768)}
+
+
+def _grouped_linear_cases() -> Iterator[CompileCase]:
+    """The two products of Mixtral 8x7B and Qwen3 30B A3B: one token, a batch, a prefill."""
+    for name in _MODELS:
+        for num_tokens in (1, 64, 2048):
+            is_sample = (name, num_tokens) == ("qwen3_30b_a3b", 1)
+            yield CompileCase(
+                f"{name}_{num_tokens}_tokens_bf16", partial(_run_experts, name, num_tokens), is_sample, _EXPERT_CLAIMS
+            )
+    for scheme in CHUNK_SIZES:
+        for num_tokens in (1, 2048):
+            call = partial(_run_experts, "qwen3_30b_a3b", num_tokens, scheme)
+            yield CompileCase(f"qwen3_30b_a3b_{num_tokens}_tokens_{scheme}_bf16", call, False, _EXPERT_CLAIMS)
+    call = partial(_run_experts, "qwen3_30b_a3b", 2048, "plain", torch.float32)
+    yield CompileCase("qwen3_30b_a3b_2048_tokens_f32", call, False, _EXPERT_FLOAT32_CLAIMS)
+
+
+def _run_experts(
+    name: str, num_tokens: int, weight_format: str = "plain", dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    num_experts, num_choices, size, inner_size = _MODELS[name]
+    x = torch.empty(num_tokens, size, dtype=dtype, device="meta")
+    expert_ids = torch.empty(num_tokens, num_choices, dtype=torch.int64, device="meta")
+    groups = grouped_linear.group_rows(expert_ids, num_experts)
+    inner = _experts((num_experts, 2 * inner_size, size), weight_format, dtype)(x, groups, "silu_and_mul")
+    rows = _experts((num_experts, size, inner_size), weight_format, dtype)(inner, groups)
+    return grouped_linear.sum_choices(rows, torch.empty(num_tokens, num_choices, device="meta"))
+
+
+def _experts(shape: tuple[int, int, int], weight_format: str, dtype: torch.dtype) -> grouped_linear.TritonExperts:
+    if weight_format == "plain":
+        return grouped_linear.TritonExperts(shape, torch.empty(shape, dtype=dtype, device="meta"), None, "plain")
+    one = pack_chunks(empty_quantized(torch.empty(shape[1:], dtype=dtype, device="meta"), weight_format))
+    weight, scales = (torch.empty((shape[0], *part.shape), dtype=part.dtype, device="meta") for part in one)
+    return grouped_linear.TritonExperts(shape, weight, scales, weight_format)
+
+
+CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
+    "grouped_linear": _grouped_linear_cases,
+    "linear": _linear_cases,
+}

@@ -1,0 +1,1 @@
+"""Helpers of the kernels' tests: inputs of the sampling kernels."""

@@ -1,0 +1,1 @@
+"""Validation of request values and of what depends on the length of a prompt."""

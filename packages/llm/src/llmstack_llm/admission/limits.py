@@ -1,0 +1,82 @@
+"""Limits of the running model, and the checks of sizes that need no tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmstack_llm import request_errors
+
+MAX_LOGPROBS = 20
+ASSUMED_CHARS_PER_TOKEN = 128
+"""Used where the tokenizer can drop characters, so that no maximum is known; the longest tokens of vocabularies."""
+MIN_ASSUMED_CHARS = 1 << 18
+"""The bound where none is known is at least this; so many characters take 0.2 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Limits that a request is checked against.
+
+    Attributes:
+        max_model_len: Prompt and output together, in tokens.
+        vocab_size: Width of the logits.
+        num_kv_tokens: Tokens the whole KV cache holds; None before that is known.
+        max_num_completions: Prompts times `n` in one request.
+        embedding_size: Width of the model's vectors; 0 where it has none.
+        is_generative: False for a model that only pools.
+        is_causal: False for an encoder.
+        num_labels: Labels of a classifier; 0 for any other model.
+        num_token_types: 2 for a model that distinguishes the two texts of a pair.
+        max_logprobs: Most likely tokens that may be requested at each position.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    num_kv_tokens: int | None = None
+    max_num_completions: int = 1024
+    embedding_size: int = 0
+    is_generative: bool = True
+    is_causal: bool = True
+    num_labels: int = 0
+    num_token_types: int = 1
+    max_logprobs: int = MAX_LOGPROBS
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request that can ever run."""
+        return self.max_model_len if self.num_kv_tokens is None else min(self.max_model_len, self.num_kv_tokens)
+
+
+def check_fan_out(num_prompts: int, n: int, limits: AdmissionLimits, *, param: str = "prompt") -> None:
+    """Refuses a request whose prompts times `n` is over the budget; call it before anything is tokenized.
+
+    Raises:
+        InvalidRequestError: Code `request_budget_exceeded`, or `empty_array` for no prompts at all.
+    """
+    if num_prompts == 0:
+        raise request_errors.empty_array(param)
+    if num_prompts * n > limits.max_num_completions:
+        raise request_errors.request_budget_exceeded(param, num_prompts, n, limits.max_num_completions)
+
+
+def max_prompt_chars(limits: AdmissionLimits, max_chars_per_token: int | None, *, is_cut: bool = False) -> int:
+    """The longest text that is tokenized.
+
+    A longer one cannot fit, whatever its tokens are. Where the tokenizer can drop characters (`max_chars_per_token` is
+    None) or the tokens are cut (`is_cut`), any length could fit, and the bound limits the work.
+    """
+    if max_chars_per_token is not None and not is_cut:
+        return max_chars_per_token * limits.max_request_tokens
+    return max((max_chars_per_token or ASSUMED_CHARS_PER_TOKEN) * limits.max_request_tokens, MIN_ASSUMED_CHARS)
+
+
+def check_prompt_chars(
+    num_chars: int, limits: AdmissionLimits, max_chars_per_token: int | None, *, param: str, is_cut: bool = False
+) -> None:
+    """Refuses, before it is tokenized, a text longer than `max_prompt_chars`.
+
+    Raises:
+        InvalidRequestError: Code `context_length_exceeded`.
+    """
+    if num_chars > max_prompt_chars(limits, max_chars_per_token, is_cut=is_cut):
+        raise request_errors.context_length_exceeded(param, limits.max_request_tokens, None)

@@ -1,0 +1,136 @@
+"""Validation of the sampling fields of one request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_llm.admission.choice import CHOICE_FIELDS, check_choice, is_chosen_at_end
+from llmstack_llm.admission.fields import FIELD_CHECKS
+from llmstack_llm.admission.limits import AdmissionLimits
+from llmstack_llm.admission.structured_outputs import normal_constraint
+from llmstack_types import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+NO_NAMES: Mapping[str, str] = {}
+NO_DEFAULTS: Mapping[str, Any] = {}
+_DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSampling:
+    """Sampling fields of one request after every check that needs no prompt.
+
+    `check_sampling` makes them. The `SamplingParams` are made of them once, when the prompt's length is known.
+
+    Attributes:
+        values: Field of `SamplingParams` to its value in normal form; absent fields have their defaults.
+        names: The request's names of fields where they differ, for errors.
+    """
+
+    values: Mapping[str, Any]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_generated(self) -> int:
+        """Completions to generate for each prompt."""
+        return int(self.values.get("best_of") or self.values.get("n", 1))
+
+    def with_constraint(self, constraint: StructuredOutputsParams, names: Mapping[str, str]) -> CheckedSampling:
+        """The same fields under a constraint in its normal form; `names` are added to the names.
+
+        Raises:
+            InvalidRequestError: It is malformed, or excludes another field.
+        """
+        names = {**self.names, **names}
+        normal = normal_constraint(constraint, self.values, names)
+        return CheckedSampling({**self.values, "structured_outputs": normal}, names)
+
+    def with_kept_tokens(self, kept_special_tokens: tuple[str, ...]) -> CheckedSampling:
+        """The same fields, with special tokens that appear in the text."""
+        return CheckedSampling({**self.values, "kept_special_tokens": kept_special_tokens}, self.names)
+
+
+def given_fields(params: SamplingParams) -> dict[str, Any]:
+    """The fields in which `params` differ from the defaults, and `max_tokens`."""
+    given = {name: value for name, default in _DEFAULTS.items() if (value := getattr(params, name)) is not default}
+    return given | {"max_tokens": params.max_tokens}
+
+
+def check_sampling(
+    given: Mapping[str, Any],
+    limits: AdmissionLimits,
+    names: Mapping[str, str] = NO_NAMES,
+    *,
+    is_echo: bool = False,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+) -> CheckedSampling:
+    """Checks the fields that a request gives: first each alone, then those that exclude each other.
+
+    `names`: Names of the fields where they differ from `SamplingParams`, such as `top_logprobs` for `logprobs`.
+    `is_echo`: Allows `max_tokens` 0.
+    `defaults`: The model's own, checked and in normal form.
+
+    Raises:
+        InvalidRequestError: Names the first field at fault.
+    """
+    if not limits.is_generative:
+        raise request_errors.generation_not_supported()
+    values = {**defaults, **given}
+    for field, check in FIELD_CHECKS.items():
+        if field in given:
+            values[field] = check(names.get(field, field), given[field], limits)
+    _check_lengths(values, names, is_echo)
+    if not CHOICE_FIELDS.isdisjoint(values):
+        check_choice({**_DEFAULTS, **values}, names)
+        if is_chosen_at_end(values):
+            values["output_kind"] = RequestOutputKind.FINAL_ONLY
+    if values.get("stop") and not values.get("detokenize", True):
+        raise request_errors.invalid_value(names.get("stop", "stop"), "stop strings need 'detokenize'")
+    if values.get("structured_outputs") is not None:
+        values["structured_outputs"] = normal_constraint(values["structured_outputs"], values, names)
+    return CheckedSampling(values, names)
+
+
+def resolve_max_tokens(
+    sampling: CheckedSampling,
+    num_prompt_tokens: int,
+    limits: AdmissionLimits,
+    *,
+    param: str = "prompt",
+    default_max_tokens: int | None = None,
+) -> int:
+    """The most tokens that a completion may have: the one check that needs the prompt's length.
+
+    `param`: The request's name of the prompt.
+    `default_max_tokens`: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
+
+    Raises:
+        InvalidRequestError: The prompt, or the prompt with `max_tokens`, does not fit.
+    """
+    names, max_len, max_tokens = sampling.names, limits.max_request_tokens, sampling.values.get("max_tokens")
+    if num_prompt_tokens >= max_len:
+        raise request_errors.context_length_exceeded(param, max_len, num_prompt_tokens)
+    num_left = max_len - num_prompt_tokens
+    if max_tokens is None:
+        max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
+        if sampling.values.get("min_tokens", 0) > max_tokens:
+            name = names.get("min_tokens", "min_tokens")
+            raise request_errors.invalid_value(name, f"only {max_tokens} tokens can be generated here")
+    elif max_tokens > limits.max_model_len:
+        name = names.get("max_tokens", "max_tokens")
+        raise request_errors.max_tokens_too_large(name, max_tokens, limits.max_model_len)
+    elif max_tokens > num_left:
+        raise request_errors.context_length_exceeded(param, max_len, num_prompt_tokens, max_tokens)
+    return int(max_tokens)
+
+
+def _check_lengths(values: Mapping[str, Any], names: Mapping[str, str], is_echo: bool) -> None:
+    max_tokens, min_tokens = values.get("max_tokens"), values.get("min_tokens", 0)
+    max_name = names.get("max_tokens", "max_tokens")
+    if max_tokens == 0 and not is_echo:
+        raise request_errors.below_min(max_name, 1, 0, is_integer=True)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise request_errors.invalid_value(names.get("min_tokens", "min_tokens"), f"must not be above '{max_name}'")

@@ -1,0 +1,161 @@
+"""Admission of constraints on the output: their form, and whether they compile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmstack_llm import request_errors
+from llmstack_types import InvalidRequestError, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llmstack_structured_output import ConstraintChecker, GrammarCompiler
+
+BACKENDS = ("auto", "guidance", "llguidance")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsConfig:
+    """vLLM's options of structured output.
+
+    Attributes:
+        backend: All names mean llguidance, which vLLM calls `guidance`.
+        disable_fallback: Either value holds: there is no other backend to fall back to.
+        disable_any_whitespace: JSON comes without blanks, whatever the request says.
+    """
+
+    backend: str = "auto"
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+
+
+def read_structured_outputs_config(value: Mapping[str, Any] | str | None) -> StructuredOutputsConfig:
+    """The configuration as a mapping or as JSON; None is the default.
+
+    Raises:
+        ValueError: It is none; one sentence.
+    """
+    try:
+        named = json.loads(value) if isinstance(value, str) else value or {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not valid JSON: {error}") from error
+    if not isinstance(named, Mapping):
+        raise ValueError("it is not a JSON object")
+    known = {field.name: type(field.default) for field in dataclasses.fields(StructuredOutputsConfig)}
+    for name, entry in named.items():
+        if name not in known:
+            raise ValueError(f"{str(name)[:64]!r} is not available")
+        if type(entry) is not known[name]:
+            raise ValueError(f"{name} must be of type {known[name].__name__}")
+    config = StructuredOutputsConfig(**named)
+    if config.backend not in BACKENDS:
+        listed = ", ".join(BACKENDS)
+        raise ValueError(f"backend {config.backend[:64]!r} is not available, only {listed}")
+    return config
+
+
+def normal_constraint(
+    constraint: object, values: Mapping[str, Any], names: Mapping[str, str]
+) -> StructuredOutputsParams:
+    """The constraint in its normal form; compiles nothing.
+
+    `values`: The request's other sampling fields.
+    `names`: The request's names of fields where they differ.
+
+    Raises:
+        InvalidRequestError: It is malformed, or excludes another field.
+    """
+    name = names.get("structured_outputs", "structured_outputs")
+    if not isinstance(constraint, StructuredOutputsParams):
+        raise request_errors.invalid_type(name, "an object", constraint)
+    if values.get("allowed_token_ids") is not None:
+        field = names.get("allowed_token_ids", "allowed_token_ids")
+        raise request_errors.invalid_value(field, f"it cannot be combined with '{name}'")
+    from llmstack_structured_output import normal_form
+
+    try:
+        return normal_form(constraint)
+    except InvalidRequestError as error:
+        raise _renamed(error, names) from error
+
+
+class ConstraintAdmission:
+    """Compiles constraints before a request is accepted; loads nothing before the first one."""
+
+    def __init__(
+        self, tokenizer_path: Path | None, eos_token_ids: Sequence[int], config: StructuredOutputsConfig
+    ) -> None:
+        """`tokenizer_path` is the tokenizer's folder; None where there is none."""
+        self._tokenizer_path = tokenizer_path
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._config = config
+        self._compiler: GrammarCompiler | None = None
+        self._checker: ConstraintChecker | None = None
+
+    def check(
+        self, constraint: StructuredOutputsParams, vocab_size: int, names: Mapping[str, str]
+    ) -> StructuredOutputsParams:
+        """The constraint for the engine core; compiles it in this thread.
+
+        Raises:
+            InvalidRequestError: Names the field at fault.
+        """
+        constraint = self._with_defaults(constraint)
+        if self._compiler is None:
+            from llmstack_structured_output import GrammarCompiler
+
+            self._compiler = GrammarCompiler(self._tokenizer(names), vocab_size, self._eos_token_ids)
+        try:
+            self._compiler.compile(constraint)
+        except InvalidRequestError as error:
+            raise _renamed(error, names) from error
+        return constraint
+
+    async def check_async(
+        self, constraint: StructuredOutputsParams, vocab_size: int, names: Mapping[str, str]
+    ) -> StructuredOutputsParams:
+        """The constraint for the engine core; compiles it in a separate process within a time limit.
+
+        Raises:
+            InvalidRequestError: Names the field at fault.
+            ServerOverloadedError: Too many are waiting.
+        """
+        constraint = self._with_defaults(constraint)
+        if self._checker is None:
+            from llmstack_structured_output import ConstraintChecker
+
+            self._checker = ConstraintChecker(self._tokenizer(names), vocab_size, self._eos_token_ids)
+        try:
+            await self._checker.check(constraint)
+        except InvalidRequestError as error:
+            raise _renamed(error, names) from error
+        return constraint
+
+    async def shutdown(self) -> None:
+        """Ends the process. Idempotent."""
+        if self._checker is not None:
+            await self._checker.shutdown()
+
+    def _with_defaults(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
+        if not self._config.disable_any_whitespace or constraint.disable_any_whitespace:
+            return constraint
+        return dataclasses.replace(constraint, disable_any_whitespace=True)
+
+    def _tokenizer(self, names: Mapping[str, str]) -> Path:
+        if self._tokenizer_path is None:
+            name = names.get("structured_outputs", "structured_outputs")
+            raise request_errors.unsupported_value(name, "structured outputs need a tokenizer")
+        return self._tokenizer_path
+
+
+def _renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    """The error under the request's own name of the field."""
+    if error.param is None or error.param not in names:
+        return error
+    name = names[error.param]
+    message = error.message.replace(f"'{error.param}'", f"'{name}'")
+    return InvalidRequestError(message, param=name, code=error.code)

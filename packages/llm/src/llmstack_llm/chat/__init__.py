@@ -1,0 +1,1 @@
+"""Rendering of conversations with chat templates."""

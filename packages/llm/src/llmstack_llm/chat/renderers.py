@@ -1,0 +1,123 @@
+"""Choice of the chat template: the model's, its one for tools, or the request's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from llmstack_llm import request_errors
+from llmstack_llm.chat.renderer import ChatRenderer, LengthCheck, allow_any_length
+from llmstack_llm.chat.template import ChatTemplate, ChatTemplateError, find_chat_template
+from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.requests import ChatPrompt, RenderedPrompt
+from llmstack_llm.text.gate import MAX_LARGE_CHARS
+from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_KEPT_TEMPLATES = 8
+CHARS_PER_VALUE = 8
+"""What a message, a part or a field counts beside its text: about a thousand of them are rendered on the event loop."""
+MAX_COUNTED_VALUES = 1 << 14
+"""Counting more would hold the event loop; a conversation with more of them is rendered alone."""
+
+
+class ChatRenderers:
+    """The renderers of one model; a few templates of requests are kept compiled."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        *,
+        content_format: str = "auto",
+        check_length: LengthCheck = allow_any_length,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._content_format = content_format
+        self._check_length = check_length
+        self._default = self._renderer(template)
+        self._with_tools = self._default
+        if template.tool_template is not None:
+            self._with_tools = self._renderer(template.tool_template)
+        self._source_to_renderer: dict[str, ChatRenderer] = {}
+
+    def render(self, chat: ChatPrompt) -> RenderedPrompt:
+        """The conversation as text and as token ids.
+
+        Raises:
+            InvalidRequestError: The messages are malformed, the template does not accept them, or the text is too long.
+        """
+        return self.pick(has_tools=bool(chat.tools), chat_template=chat.chat_template).render(chat)
+
+    def pick(self, *, has_tools: bool, chat_template: str | None = None) -> ChatRenderer:
+        """The renderer for one conversation; `chat_template` is the request's own, as text.
+
+        Raises:
+            InvalidRequestError: It is no template.
+        """
+        if chat_template is not None:
+            return self._of_request(chat_template)
+        return self._with_tools if has_tools else self._default
+
+    def _of_request(self, source: str) -> ChatRenderer:
+        found = self._source_to_renderer.pop(source, None)
+        if found is None:
+            try:
+                found = self._compile(source)
+            except ChatTemplateError:
+                raise request_errors.invalid_value("chat_template", "it is no valid Jinja template") from None
+        self._source_to_renderer[source] = found  # the newest last
+        if len(self._source_to_renderer) > MAX_KEPT_TEMPLATES:
+            del self._source_to_renderer[next(iter(self._source_to_renderer))]
+        return found
+
+    def _compile(self, source: str) -> ChatRenderer:
+        return self._renderer(ChatTemplate(source, self._tokenizer.named_tokens))
+
+    def _renderer(self, template: ChatTemplate) -> ChatRenderer:
+        return ChatRenderer(
+            template, self._tokenizer, content_format=self._content_format, check_length=self._check_length
+        )
+
+
+def load_chat_template(
+    model_config: ModelConfig, tokenizer: Tokenizer | None, override: str | ChatTemplate | None
+) -> ChatTemplate:
+    """The model's template, the override, or the plain fallback, which is said in the log.
+
+    Raises:
+        ChatTemplateError: The template cannot be used.
+    """
+    if isinstance(override, ChatTemplate):
+        return override
+    config = {} if tokenizer is None else tokenizer.config
+    source = find_chat_template(model_config.tokenizer_path, config, override=override)
+    if source is None and tokenizer is not None:
+        logger.warning("the model has no chat template: messages are joined by newlines (chat_template sets one)")
+    tool_source = find_chat_template(model_config.tokenizer_path, config, override=override, has_tools=True)
+    return ChatTemplate(
+        source,
+        {} if tokenizer is None else tokenizer.named_tokens,
+        tool_source=None if tool_source == source else tool_source,
+    )
+
+
+def work_of(chat: ChatPrompt) -> int:
+    """The work of rendering a conversation, in characters of text; its values are unchecked."""
+    pending: list[object] = [chat.messages, chat.tools, chat.documents, chat.template_kwargs]
+    num_values = num_chars = 0
+    while pending:
+        value = pending.pop()
+        num_values += 1
+        if isinstance(value, str):
+            num_chars += len(value)
+        elif isinstance(value, Mapping):
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
+        if num_values + len(pending) > MAX_COUNTED_VALUES:
+            return max(num_chars, MAX_LARGE_CHARS)
+    work = num_chars + CHARS_PER_VALUE * num_values
+    # A template of the request's own may have to be compiled.
+    return work if chat.chat_template is None else max(work, MAX_CHARS_ON_LOOP + 1)

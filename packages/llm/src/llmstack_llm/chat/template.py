@@ -1,0 +1,197 @@
+"""Chat templates in jinja2's sandbox, and the plain fallback."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from llmstack_llm import request_errors
+from llmstack_llm.chat.messages import PARTS_JOINT, first_unusual_role
+from llmstack_llm.chat.template_sandbox import TemplateEnvironment, TemplateTimeoutError
+from llmstack_llm.chat.template_traits import ContentFormat, content_format
+from llmstack_types import InvalidRequestError, LLMStackError
+
+MAX_RENDERED_CHARS = 32 * 2**20
+MAX_TEMPLATE_CHARS = 2**20
+
+
+class ChatTemplateError(LLMStackError, ValueError):
+    """The template cannot be used at all; the text says why in one sentence."""
+
+
+class ChatTemplate:
+    """One compiled template.
+
+    Attributes:
+        source: Its text; None for the plain fallback: the messages' texts, joined by newlines.
+        tool_source: The text of the model's other template, for conversations with tools; None where one does for all.
+        tool_template: That template.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        named_tokens: Mapping[str, str] | None = None,
+        *,
+        tool_source: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.source = source
+        self.tool_source = tool_source
+        self.tool_template = None if tool_source is None else ChatTemplate(tool_source, named_tokens, clock=clock)
+        self._environment = TemplateEnvironment(clock)
+        self._named_tokens = dict(named_tokens or {})
+        self._template = None if source is None else _compile(self._environment, source)
+
+    def content_format(self, setting: str = "auto") -> ContentFormat:
+        """How messages are to be given to it; `setting` is `auto`, `string` or `openai`."""
+        return content_format(self._environment, self.source, setting)
+
+    @property
+    def is_fallback(self) -> bool:
+        """True where the model has no template."""
+        return self.source is None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; byte for byte what transformers' `apply_chat_template` gives.
+
+        Raises:
+            InvalidRequestError: The template does not accept the messages.
+        """
+        if continue_final_message and add_generation_prompt:
+            reason = "cannot be combined with 'add_generation_prompt'"
+            raise request_errors.invalid_value("continue_final_message", reason)
+        if self._template is None:
+            return PARTS_JOINT.join(str(message.get("content", "")) for message in messages)
+        tag = f"{secrets.token_hex(8)} " if continue_final_message else ""
+        names = {
+            **self._named_tokens, **(template_kwargs or {}),
+            "messages": _tagged(messages, tag) if tag else list(messages), "tools": tools, "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }  # fmt: skip
+        text = self._generate(names, messages)
+        return _cut_at(text, tag, messages) if tag else text
+
+    def _generate(self, names: dict[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+        if self._template is None:
+            return ""
+        try:
+            with self._environment.limited_time():
+                return _joined(self._template.generate(names))
+        except InvalidRequestError:
+            raise
+        except TemplateTimeoutError:
+            reason = "the model's chat template takes too long over this conversation"
+            raise request_errors.invalid_value("messages", reason) from None
+        # A template is a program of the model's author: whatever it runs into is about these messages.
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            MemoryError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise _rejected(messages) from error
+
+
+def find_chat_template(
+    folder: Path | None, tokenizer_config: Mapping[str, Any], *, override: str | None = None, has_tools: bool = False
+) -> str | None:
+    """The template's text: `override` (a path or the template), `chat_template.jinja`, or in the configuration.
+
+    Raises:
+        ChatTemplateError: The override is no file and no template, or there are several templates and no default.
+    """
+    if override is not None:
+        return _override(override)
+    if folder is not None and (folder / "chat_template.jinja").is_file():
+        from llmstack_model_files import open_artifact
+
+        with open_artifact(folder, "chat_template.jinja") as file:
+            return file.read(4 * MAX_TEMPLATE_CHARS).decode()
+    found = tokenizer_config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}
+    if isinstance(found, Mapping):
+        named = dict(found)
+        found = (named.get("tool_use") if has_tools else None) or named.get("default")
+        if found is None:
+            raise ChatTemplateError(
+                "the model has several chat templates and none is named 'default'; choose one by path"
+            )
+    return found if isinstance(found, str) else None
+
+
+def _override(value: str) -> str:
+    is_template = "{" in value or "\n" in value
+    if is_template:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except OSError:
+        raise ChatTemplateError("chat template: no such file, and the text holds no template expression") from None
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    kept, num_chars = [], 0
+    for piece in pieces:
+        kept.append(piece)
+        num_chars += len(piece)
+        if num_chars > MAX_RENDERED_CHARS:
+            raise request_errors.invalid_value("messages", "the rendered conversation is too long")
+    return "".join(kept)
+
+
+def _tagged(messages: Sequence[Mapping[str, Any]], tag: str) -> list[Mapping[str, Any]]:
+    last = messages[-1]
+    content = last.get("content")
+    if isinstance(content, list) and content:
+        return [
+            *messages[:-1],
+            {**last, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + tag}]},
+        ]
+    if not isinstance(content, str):
+        raise request_errors.invalid_value("continue_final_message", "the final message has no text to continue")
+    return [*messages[:-1], {**last, "content": content + tag}]
+
+
+def _cut_at(text: str, tag: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The tag ends with a space: where the template has trimmed that, it would have trimmed the message's own too."""
+    bare = tag.rstrip()
+    position = text.rfind(bare)
+    if position < 0:
+        raise _rejected(messages)
+    is_trimmed = not text.startswith(tag, position)
+    return text[:position].rstrip() if is_trimmed else text[:position]
+
+
+def _rejected(messages: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
+    index = first_unusual_role(messages)
+    param = "messages" if index is None else f"messages[{index}].role"
+    return request_errors.invalid_value(param, "the model's chat template does not accept this conversation")
+
+
+def _compile(environment: TemplateEnvironment, source: str) -> jinja2.Template:
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise ChatTemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARS} characters")
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"the chat template is no valid jinja2: {str(error)[:200]}") from error

@@ -1,0 +1,139 @@
+"""The jinja2 environment of chat templates, in a sandbox with a time limit.
+
+A template is a program of the model's author. Each round of a loop, each call and each product looks at the clock, so a
+template that would go on for ever ends; what lies between two of them is bounded by the template's own length.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.visitor
+
+MAX_RENDER_S = 5.0
+MAX_PRODUCT_SIZE = 32 * 2**20
+MAX_INTEGER_BITS = 4096
+
+_deadline_s: ContextVar[float] = ContextVar("_deadline_s")
+
+
+class TemplateTimeoutError(Exception):
+    """The rendering took too long."""
+
+
+class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Compiles templates; `limited_time` says how long a rendering may take.
+
+    Attributes:
+        clock: Seconds that only grow.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+        self.clock = clock
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    @contextmanager
+    def limited_time(self, max_s: float = MAX_RENDER_S) -> Iterator[None]:
+        """Whatever is rendered in the block raises TemplateTimeoutError once the time is over."""
+        token = _deadline_s.set(self.clock() + max_s)
+        try:
+            yield
+        finally:
+            _deadline_s.reset(token)
+
+    def timed(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        """The same items, with a look at the clock before each."""
+        for item in iterable:
+            self._check_time()
+            yield item
+
+    def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Every call of a template goes through here."""
+        self._check_time()
+        if isinstance(obj, jinja2.runtime.LoopContext) and args:  # the next level of a recursive loop
+            args = (self.timed(args[0]), *args[1:])
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Products and powers, whose operands say how large they would be."""
+        self._check_time()
+        if _is_too_large(operator, left, right):
+            raise jinja2.TemplateRuntimeError("the product is too large")
+        return super().call_binop(context, operator, left, right)
+
+    def _check_time(self) -> None:
+        if self.clock() > _deadline_s.get():
+            raise TemplateTimeoutError
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        template = super()._parse(source, name, filename)
+        _TimedLoops().visit(template)
+        return template.set_environment(self)  # type: ignore[return-value]  # it returns what it was called on
+
+
+class _TimedLoops(jinja2.visitor.NodeTransformer):
+    """Lets every loop go over `environment.timed(items)`."""
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.For:
+        self.generic_visit(node)
+        timed = jinja2.nodes.EnvironmentAttribute("timed", lineno=node.lineno)
+        node.iter = jinja2.nodes.Call(timed, [node.iter], [], None, None, lineno=node.lineno)
+        return node
+
+
+def _is_too_large(operator: str, left: Any, right: Any) -> bool:
+    """Whether a product of integers would have too many bits, or a text or list repeated too many items."""
+    if isinstance(left, int) and isinstance(right, int):
+        num_bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        return num_bits > MAX_INTEGER_BITS
+    for items, times in ((left, right), (right, left)):
+        if isinstance(items, str | bytes | list | tuple) and isinstance(times, int):
+            return len(items) * times > MAX_PRODUCT_SIZE
+    return False
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant said, for training; here its body is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        """The body as a block of its own, so that names set in it stay in it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    def _same(self, caller: Any) -> str:
+        return str(caller())
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """jinja2's own filter escapes HTML, which no prompt wants."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(format_: str) -> str:
+    return datetime.now().strftime(format_)

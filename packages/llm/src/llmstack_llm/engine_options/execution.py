@@ -1,0 +1,327 @@
+"""Options of scheduling, computation, memory and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.problem import Problem
+from llmstack_types.vocabulary import KV_CACHE_DTYPE_ALIASES, KVCacheDType, LogLevel, LogprobsMode, SchedulingPolicyName
+
+
+def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a `SpeculativeConfig`, defaults included."""
+    from llmstack_engine_core import SpeculativeConfig
+    from llmstack_engine_core.plain_data import from_plain, to_plain
+
+    checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
+    return checked
+
+
+def check_structured_outputs_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a `StructuredOutputsConfig`."""
+    from llmstack_llm.admission.structured_outputs import read_structured_outputs_config  # late: `--help` needs none
+
+    read_structured_outputs_config(value)
+    return value
+
+
+def read_sizes(text: str) -> tuple[int, ...]:
+    """Integers separated by commas."""
+    try:
+        return tuple(int(part) for part in text.strip("[]").split(","))
+    except ValueError:
+        raise ValueError(f"{text[:64]!r} is not a list of integers such as 1,2,4") from None
+
+
+def check_processors(processors: Sequence[str | type]) -> Sequence[str | type]:
+    """Names of the form `module:Class`, or classes."""
+    for processor in processors:
+        if isinstance(processor, str) and not all(processor.partition(":")):
+            raise ValueError(f"{processor[:200]!r} is not of the form module:Class")
+    return processors
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulingOptions(OptionGroup):
+    """Which requests run in a step, and how many wait."""
+
+    title = "Scheduling"
+
+    max_num_seqs: int = option(256, flag="--max-num-seqs", at_least=1, metavar="N", help="maximum requests per step")
+    max_num_batched_tokens: int | None = option(
+        None,
+        flag="--max-num-batched-tokens",
+        at_least=1,
+        suffixes=True,
+        metavar="N",
+        help="maximum tokens per step (default: 2048 for a server, 8192 offline; without chunked prefill at least "
+        "the longest request)",
+    )
+    enable_chunked_prefill: bool = option(
+        True, flag="--enable-chunked-prefill", help="split long prompts over several steps"
+    )
+    long_prefill_token_threshold: int = option(
+        0,
+        flag="--long-prefill-token-threshold",
+        at_least=0,
+        suffixes=True,
+        metavar="N",
+        help="maximum tokens of one request per step; 0 for no limit",
+    )
+    max_num_partial_prefills: int = option(
+        0,
+        flag="--max-num-partial-prefills",
+        at_least=0,
+        metavar="N",
+        replaces={"--max-long-partial-prefills": ()},
+        help="maximum requests with partly computed prompts; 0 for no limit",
+    )
+    async_scheduling: bool | None = option(
+        None,
+        flag="--async-scheduling",
+        help="schedule the next step before the tokens of the last one arrive (default: on a GPU without "
+        "--speculative-config)",
+    )
+    speculative_config: Mapping[str, Any] | None = option(
+        None,
+        flag="--speculative-config",
+        check=check_speculative_config,
+        metavar="JSON",
+        replaces={"--num-speculative-tokens": (), "--speculative-model": ()},
+        help="draft tokens that a step verifies; prompt_lookup_max and prompt_lookup_min bound the n-grams",
+        example='{"method": "ngram", "num_speculative_tokens": 5}',
+    )
+    structured_outputs_config: Mapping[str, Any] | None = option(
+        None,
+        flag="--structured-outputs-config",
+        check=check_structured_outputs_config,
+        metavar="JSON",
+        replaces={"--guided-decoding-backend": ("auto",)},
+        help="options of structured output",
+        example='{"backend": "auto", "disable_any_whitespace": true}',
+    )
+    scheduling_policy: SchedulingPolicyName = option(
+        "fcfs", flag="--scheduling-policy", help="order of waiting requests: by arrival, or by priority first"
+    )
+    max_num_queued_reqs: int | None = option(
+        None,
+        flag="--max-num-queued-reqs",
+        at_least=1,
+        metavar="N",
+        help="maximum unfinished requests; further ones are answered with 503 (default: 1024 for a server, or four "
+        "times --max-num-seqs where that is more; no limit offline)",
+    )
+    max_num_queued_tokens: int | None = option(
+        None,
+        flag="--max-num-queued-tokens",
+        at_least=1,
+        suffixes=True,
+        metavar="N",
+        help="maximum prompt tokens of requests without a first token; further requests are answered with 503 "
+        "(default: no limit)",
+    )
+    stream_interval: int = option(
+        1,
+        flag="--stream-interval",
+        at_least=1,
+        metavar="N",
+        help="tokens per chunk of a stream, after the first chunk",
+    )
+    disable_log_stats: bool = option(False, flag="--disable-log-stats", help="collect no statistics of the engine")
+    record_steps: str | None = option(
+        None,
+        flag="--record-steps",
+        metavar="FILE",
+        replaces={"--enable-trace-replay": ("false", "0")},
+        help="write a log of every step with all token ids, for `llmstack replay` (default: the last steps in memory)",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputationOptions(OptionGroup):
+    """How a step is computed."""
+
+    title = "Computation"
+
+    enforce_eager: bool = option(
+        False,
+        flag="--enforce-eager",
+        help="capture no decode steps, as CUDA graphs on a GPU or native steps on a CPU; for debugging",
+    )
+    cudagraph_capture_sizes: Sequence[int] | None = option(
+        None,
+        flag="--cudagraph-capture-sizes",
+        at_least=1,
+        read=read_sizes,
+        metavar="N",
+        help="batch sizes for which decode steps are captured on a GPU, such as 1 2 4 8 or 1,2,4,8 "
+        "(default: chosen by the runner, up to --max-num-seqs)",
+    )
+    enable_deterministic_inference: bool = option(
+        False,
+        flag="--enable-deterministic-inference",
+        help="refuse to start unless logits are bitwise equal alone, in any batch and in chunks",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCacheOptions(OptionGroup):
+    """The size and form of the KV cache."""
+
+    title = "KV cache"
+
+    block_size: int = option(
+        16,
+        flag="--block-size",
+        at_least=1,
+        metavar="N",
+        replaces={"--block-size-override": ()},
+        help="tokens per KV block",
+    )
+    num_kv_blocks: int | None = option(
+        None,
+        flag="--num-kv-blocks",
+        also=("--num-gpu-blocks-override",),
+        at_least=1,
+        suffixes=True,
+        metavar="N",
+        help="blocks in the KV cache (default: as many as the free memory allows)",
+    )
+    num_gpu_blocks_override: int | None = option(None, at_least=1, help="the same as num_kv_blocks")
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        flag="--kv-cache-memory-bytes",
+        at_least=1,
+        suffixes=True,
+        metavar="BYTES",
+        help="size of the KV cache, such as 512M",
+    )
+    kv_cache_dtype: KVCacheDType = option(
+        "auto",
+        flag="--kv-cache-dtype",
+        aliases=KV_CACHE_DTYPE_ALIASES,
+        help="type of stored keys and values: 'auto' is the model's, 'fp8' halves the size at a small loss of accuracy",
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        flag="--gpu-memory-utilization",
+        above=0,
+        at_most=1,
+        metavar="X",
+        help="share of the GPU's memory that the server may use",
+    )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False,
+        flag="--disable-hybrid-kv-cache-manager",
+        help="keep all KV blocks of layers with sliding windows; by default they keep only those that they need",
+    )
+    enable_prefix_caching: bool = option(
+        True, flag="--enable-prefix-caching", help="reuse the KV blocks of equal prefixes"
+    )
+    num_host_blocks: int = option(
+        0,
+        flag="--num-host-blocks",
+        at_least=0,
+        suffixes=True,
+        metavar="N",
+        help="blocks in host memory for preempted requests; 0 recomputes them",
+    )
+    swap_space: float = option(
+        0.0,
+        flag="--swap-space",
+        at_least=0,
+        metavar="GIB",
+        help="size of those blocks in GiB, in place of their number",
+    )
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds sizes that are given twice."""
+        yield from super().conflicts()
+        if None not in (self.num_kv_blocks, self.num_gpu_blocks_override):
+            yield Problem("{num_kv_blocks} and {num_gpu_blocks_override} are the same option; give one of them")
+        for name in ("num_kv_blocks", "num_gpu_blocks_override"):
+            if None not in (getattr(self, name), self.kv_cache_memory_bytes):
+                yield Problem(f"{{{name}}} and {{kv_cache_memory_bytes}} both set the size of the KV cache; give one")
+        if self.num_host_blocks and self.swap_space:
+            yield Problem("{num_host_blocks} and {swap_space} both set the host's share of the KV cache; give one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(OptionGroup):
+    """How tokens are drawn, and what is said about them."""
+
+    title = "Sampling"
+
+    logits_processors: Sequence[str | type] | None = option(
+        None,
+        flag="--logits-processors",
+        check=check_processors,
+        metavar="MODULE:CLASS",
+        help="custom logits processors, in the order in which they are applied",
+    )
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        flag="--logprobs-mode",
+        help="log-probabilities of the model's logits, or of the processed ones that tokens are drawn from",
+    )
+    max_logprobs: int = option(
+        20,
+        flag="--max-logprobs",
+        at_least=-1,
+        metavar="N",
+        help="maximum log-probabilities per token that a request may ask for; -1 for the whole vocabulary",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineProcessOptions(OptionGroup):
+    """Engine cores beside each other, and after a crash."""
+
+    title = "Processes"
+
+    data_parallel_size: int = option(
+        1,
+        flag="--data-parallel-size",
+        short="-dp",
+        at_least=1,
+        metavar="N",
+        help="engine cores that share the requests, each in its own process with the whole model",
+    )
+    max_engine_restarts: int = option(
+        0,
+        flag="--max-engine-restarts",
+        command_default=5,
+        at_least=0,
+        metavar="N",
+        help="how often within a minute a crashed engine core is replaced and its requests resume; 0 stops the server",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineObservabilityOptions(OptionGroup):
+    """What the engine reports about its steps."""
+
+    title = "Observability"
+
+    log_level: LogLevel = option(
+        "info",
+        flag="--log-level",
+        ignores_case=True,
+        environment=("LLMSTACK_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL"),
+        help="log level of llmstack",
+    )
+    trace: bool = option(False, flag="--trace", help="print a line for each stage of each request to standard error")
+    kv_cache_metrics: bool = option(
+        False, flag="--kv-cache-metrics", help="measure how long KV blocks stay in the cache"
+    )
+    kv_cache_metrics_sample: float = option(
+        0.01,
+        flag="--kv-cache-metrics-sample",
+        above=0,
+        at_most=1,
+        metavar="X",
+        help="share of the KV blocks that is measured",
+    )

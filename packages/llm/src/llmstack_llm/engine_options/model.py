@@ -1,0 +1,186 @@
+"""Options of the model, its files, its tokenizer and its use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from llmstack_llm.options.option import REQUIRED, OptionGroup, option
+from llmstack_llm.options.problem import Problem
+from llmstack_types.vocabulary import (
+    DTYPE_ALIASES,
+    ContentFormat,
+    Device,
+    DType,
+    LoadFormat,
+    ModelImpl,
+    QuantizationScheme,
+)
+
+
+def check_chat_template(text: str) -> str:
+    """A path to a file, or a template itself, which has braces."""
+    if "{" not in text and "\n" not in text and not Path(text).is_file():
+        raise ValueError(f"there is no file {text[:200]!r}, and a template has braces")
+    return text
+
+
+@dataclass(frozen=True)
+class ModelName(OptionGroup):
+    """The one option that is a positional argument as well."""
+
+    title = "Model"
+
+    model: str = option(
+        REQUIRED,
+        flag="--model",
+        positional="model",
+        help="Hugging Face repository id or local folder; without one the embedded demo model is served",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(OptionGroup):
+    """What is loaded, and in which precision."""
+
+    title = "Model"
+
+    load_format: LoadFormat = option(
+        "auto", flag="--load-format", help="'dummy' makes random weights in place of reading them"
+    )
+    model_impl: ModelImpl = option(
+        "auto",
+        flag="--model-impl",
+        help="whose model code runs; 'auto' prefers llmstack and falls back to transformers",
+    )
+    dtype: DType = option(
+        "auto",
+        flag="--dtype",
+        aliases=DTYPE_ALIASES,
+        help="type of weights and activations; 'auto' is the checkpoint's",
+    )
+    quantization: QuantizationScheme | None = option(
+        None,
+        flag="--quantization",
+        short="-q",
+        help="quantize the weights of linear layers while loading a checkpoint in full precision "
+        "(default: no quantization)",
+    )
+    max_model_len: int | None = option(
+        None,
+        flag="--max-model-len",
+        at_least=1,
+        suffixes=True,
+        aliases={-1: None, "-1": None},
+        metavar="N",
+        help="longest request in tokens, such as 4096, 4k or 4K; -1 for the model's maximum (default: -1)",
+    )
+    chat_template: str | None = option(
+        None,
+        flag="--chat-template",
+        check=check_chat_template,
+        metavar="FILE",
+        help="Jinja file, or the template itself (default: the model's)",
+    )
+    chat_template_content_format: ContentFormat = option(
+        "auto",
+        flag="--chat-template-content-format",
+        help="pass message content to the template as one string or as OpenAI's list of parts; 'auto' detects it",
+    )
+    generation_config: str = option(
+        "auto",
+        flag="--generation-config",
+        metavar="SOURCE",
+        help="source of sampling defaults: 'auto' is the model's generation_config.json, 'vllm' is none, or a folder",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None,
+        flag="--override-generation-config",
+        metavar="JSON",
+        help="sampling defaults that replace those",
+        example='{"temperature": 0.2}',
+    )
+    seed: int = option(0, flag="--seed", metavar="N", help="seed of dummy weights and of requests without a seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryOptions(OptionGroup):
+    """Where the model and its tokenizer come from."""
+
+    title = "Repository and tokenizer"
+
+    tokenizer: str | None = option(
+        None, flag="--tokenizer", help="folder or repository id of the tokenizer (default: the model's)"
+    )
+    tokenizer_revision: str | None = option(
+        None, flag="--tokenizer-revision", metavar="REVISION", help="branch, tag or commit of --tokenizer"
+    )
+    skip_tokenizer_init: bool = option(
+        False,
+        flag="--skip-tokenizer-init",
+        replaces={"--tokens-only": ("false", "0")},
+        help="load no tokenizer: prompts and outputs are token ids",
+    )
+    revision: str | None = option(None, flag="--revision", help="branch, tag or commit of the model's repository")
+    hf_overrides: Mapping[str, Any] | None = option(
+        None,
+        flag="--hf-overrides",
+        metavar="JSON",
+        replaces={"--rope-scaling": (), "--rope-theta": ()},
+        help="values that replace those in config.json; objects are merged",
+        example='{"rope_parameters": {...}}',
+    )
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds a tokenizer that would not be loaded."""
+        yield from super().conflicts()
+        if self.skip_tokenizer_init and self.tokenizer is not None:
+            yield Problem("{skip_tokenizer_init} and {tokenizer} contradict each other; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseOptions(OptionGroup):
+    """Which of the model's abilities are offered."""
+
+    title = "Use of the model"
+
+    runner: str = option(
+        "auto",
+        flag="--runner",
+        metavar="NAME",
+        replaces={"--runner-type": ()},
+        help="'generate' or 'pooling' offers only that, 'auto' offers both; any other value names a model runner, "
+        "by entry point or as module:Class",
+    )
+    task: Literal["auto", "generate", "embed", "classify", "score"] = option(
+        "auto",
+        flag="--task",
+        aliases={"embedding": "embed"},
+        help="older form of --runner; 'classify' and 'score' require a model with labels",
+    )
+    convert: Literal["auto", "none", "embed", "classify"] = option(
+        "auto", flag="--convert", help="'none' offers no pooling with a model that generates text"
+    )
+    pooler_config: Mapping[str, Any] | None = option(
+        None,
+        flag="--pooler-config",
+        metavar="JSON",
+        help="default pooling, in place of the model's",
+        example='{"pooling_type": "MEAN", "normalize": true}',
+    )
+    device: Device = option("auto", help="'auto' is a GPU where there is one, else the CPU")
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds a runner and a task that exclude each other."""
+        yield from super().conflicts()
+        from llmstack_llm.model.use import ModelUse  # late: `--help` needs none
+
+        try:
+            ModelUse.from_options(self.runner, self.task, self.convert)
+        except ValueError:
+            yield Problem(
+                "{runner} {runner_value} and {task} {task_value} contradict each other; give one of them",
+                runner_value=self.runner, task_value=self.task,
+            )  # fmt: skip

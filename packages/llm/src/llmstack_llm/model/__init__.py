@@ -1,0 +1,1 @@
+"""Facts about a model, read from its folder."""

@@ -1,0 +1,198 @@
+"""What a model's folder says about the model, as far as text and requests need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmstack_llm.model.generation_config import read_generation_config, sampling_defaults
+from llmstack_llm.model.pooling_config import PoolingConfig, load_pooling_config, override_pooling_config
+from llmstack_llm.model.use import ModelUse
+from llmstack_types import LLMStackError, SamplingParams
+
+_NOTHING: Mapping[str, Any] = {}
+# What published configurations leave out and mean.
+_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "Gemma3ForConditionalGeneration": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+}
+# Where each architecture writes its number of positions; the first key that is there counts.
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+_POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta", "camembert")
+_DEFAULT_MAX_MODEL_LEN = 2048
+
+
+class ModelConfigError(LLMStackError, ValueError):
+    """The folder or an option cannot be used; the text names both in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Facts about the served model.
+
+    Attributes:
+        model: As the user named it.
+        path: Its folder.
+        tokenizer_path: The folder of its tokenizer; None for none.
+        max_position_embeddings: What the checkpoint was made for; None where it does not say.
+        max_model_len: Prompt and output together, in tokens.
+        vocab_size: Width of the logits.
+        dtype: As asked for; `auto` is the checkpoint's.
+        checkpoint_dtype: What `config.json` says; None where it does not.
+        default_sampling: Field of `SamplingParams` to the default, the model's own or one given in its place.
+        hf_config: All of `config.json`.
+        pooling: What a folder of sentence-transformers says besides, or a `pooler_config` in its place.
+        use: What is offered of what the model can do.
+        max_logprobs: Most likely tokens that may be asked for at each place.
+    """
+
+    model: str
+    path: Path
+    architecture: str
+    model_type: str
+    max_model_len: int
+    vocab_size: int
+    tokenizer_path: Path | None = None
+    max_position_embeddings: int | None = None
+    dtype: str = "auto"
+    checkpoint_dtype: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    hf_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    use: ModelUse = field(default_factory=ModelUse)
+    max_logprobs: int = 20
+
+    @property
+    def num_token_types(self) -> int:
+        """2 for a model that distinguishes the two texts of a pair."""
+        found = self.hf_config.get("type_vocab_size", 2 if self.model_type == "bert" else 1)
+        return found if type(found) is int else 1
+
+    @property
+    def label_names(self) -> Mapping[int, str]:
+        """Names of a classifier's labels, as far as it has any."""
+        named = self.hf_config.get("id2label")
+        items = named.items() if isinstance(named, Mapping) else ()
+        return {int(key): str(name) for key, name in items if str(key).isdecimal()}
+
+    def default_sampling_params(self) -> SamplingParams:
+        """vLLM's defaults under the model's own; `max_tokens` None unless the model sets one."""
+        return SamplingParams(**({"max_tokens": None} | dict(self.default_sampling)))
+
+
+def load_model_config(
+    model: str,
+    *,
+    tokenizer: str | None = None,
+    revision: str | None = None,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    generation_config: str = "auto",
+    override_generation_config: Mapping[str, Any] = _NOTHING,
+    hf_overrides: Mapping[str, Any] = _NOTHING,
+    max_logprobs: int = 20,
+    tokenizer_revision: str | None = None,
+    skip_tokenizer_init: bool = False,
+    use: ModelUse | None = None,
+    pooler_config: Mapping[str, Any] | None = None,
+) -> ModelConfig:
+    """Resolves the folders and reads their configurations.
+
+    `generation_config`, `override_generation_config`: See `sampling_defaults`.
+    `hf_overrides`: Values in place of those in `config.json`; objects are merged.
+    `max_logprobs`: -1 allows the whole vocabulary.
+
+    Raises:
+        ModelConfigError, GenerationConfigError: A needed fact is missing, or an option contradicts the model.
+        ModelFilesError: A folder or file is missing or unreadable.
+    """
+    from llmstack_model_files import overridden, read_json, resolve_model
+
+    path = resolve_model(model, revision)
+    tokenizer_path = (
+        path if tokenizer is None or tokenizer == model else _tokenizer_folder(tokenizer, tokenizer_revision)
+    )
+    config = overridden(read_json(path, "config.json"), hf_overrides)
+    architecture = _architecture(config)
+    text_config = {**_LEFT_OUT.get(architecture, {}), **(config.get("text_config") or config)}
+    generation = read_generation_config(path)
+    vocab_size = _vocab_size(text_config)
+    num_positions = _num_positions(text_config)
+    pooling = override_pooling_config(load_pooling_config(path), pooler_config or {})
+    return ModelConfig(
+        model=model,
+        path=path,
+        architecture=architecture,
+        model_type=str(config.get("model_type", "")),
+        max_model_len=_max_model_len(max_model_len, num_positions, pooling.max_seq_length),
+        vocab_size=vocab_size,
+        tokenizer_path=None if skip_tokenizer_init else tokenizer_path,
+        max_position_embeddings=num_positions,
+        dtype=dtype,
+        checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),
+        eos_token_ids=_ids(generation.get("eos_token_id", text_config.get("eos_token_id"))),
+        bos_token_id=next(iter(_ids(generation.get("bos_token_id", text_config.get("bos_token_id")))), None),
+        default_sampling=sampling_defaults(generation, generation_config, override_generation_config),
+        hf_config=config,
+        pooling=pooling,
+        use=use or ModelUse(),
+        max_logprobs=vocab_size if max_logprobs == -1 else max_logprobs,
+    )
+
+
+def _tokenizer_folder(tokenizer: str, revision: str | None) -> Path:
+    from llmstack_model_files import resolve_model
+
+    folder = Path(tokenizer).expanduser()
+    return (
+        folder if folder.is_dir() else resolve_model(tokenizer, revision)
+    )  # a tokenizer's folder needs no config.json
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelConfigError("config.json: 'architectures' must name the model's class")
+    return architectures[0]
+
+
+def _vocab_size(config: Mapping[str, Any]) -> int:
+    vocab_size = config.get("vocab_size")
+    if type(vocab_size) is not int or vocab_size < 1:
+        raise ModelConfigError("config.json: 'vocab_size' must be a positive integer")
+    return vocab_size
+
+
+def _num_positions(config: Mapping[str, Any]) -> int | None:
+    for key in _POSITION_KEYS:
+        if type(config.get(key)) is int and config[key] > 0:
+            return int(config[key]) - _num_reserved_positions(config)
+    return None
+
+
+def _num_reserved_positions(config: Mapping[str, Any]) -> int:
+    """Positions that no token takes: RoBERTa's begin behind that of the padding."""
+    pad_token_id = config.get("pad_token_id")
+    if config.get("model_type") not in _POSITIONS_BEHIND_PADDING:
+        return 0
+    return (pad_token_id if type(pad_token_id) is int else 1) + 1
+
+
+def _max_model_len(asked: int | None, num_positions: int | None, max_seq_length: int | None) -> int:
+    if asked is None:
+        default = num_positions or _DEFAULT_MAX_MODEL_LEN
+        return default if max_seq_length is None else min(default, max_seq_length)
+    if asked < 1:
+        raise ModelConfigError(f"max_model_len {asked}: must be at least 1")
+    if num_positions is not None and asked > num_positions:
+        raise ModelConfigError(f"max_model_len {asked}: the model has positions for {num_positions} tokens only")
+    return asked
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """Configurations write one id, a list, or null."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(entry for entry in values if type(entry) is int and entry >= 0))

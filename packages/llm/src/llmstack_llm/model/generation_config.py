@@ -1,0 +1,84 @@
+"""Sampling defaults from `generation_config.json` and from options."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmstack_types import LLMStackError
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "generation_config.json"
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+class GenerationConfigError(LLMStackError, ValueError):
+    """The option cannot be used; the text names it in one sentence."""
+
+
+def read_generation_config(folder: Path) -> Mapping[str, Any]:
+    """The file of a model's folder; empty where it has none."""
+    from llmstack_model_files import read_json
+
+    return read_json(folder, FILE_NAME, required=False) or {}
+
+
+def sampling_defaults(generation: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Field of `SamplingParams` to its default.
+
+    `generation`: The model's own file.
+    `source`: `auto` takes it, `vllm` takes nothing, and a folder takes its file.
+    `overrides`: Keys of such a file, which win.
+
+    Raises:
+        GenerationConfigError: There is no such folder, or a key that is no sampling default.
+    """
+    found = _of_file(_chosen(generation, source))
+    if found:
+        listed = ", ".join(f"{name}={value}" for name, value in found.items())
+        logger.warning(
+            "%s generation_config.json sets sampling defaults: %s (generation_config=vllm ignores it)",
+            "the model's" if source == "auto" else "the given",
+            listed,
+        )
+    return _renamed(found | _checked(overrides))
+
+
+def _chosen(generation: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    if source == "auto":
+        return generation
+    if source == "vllm":
+        return {}
+    folder = Path(source).expanduser()
+    if not (folder / FILE_NAME).is_file():
+        raise GenerationConfigError(
+            f"generation_config {source[:256]!r}: expected 'auto', 'vllm' or a folder with a {FILE_NAME}"
+        )
+    return read_generation_config(folder)
+
+
+def _of_file(generation: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: generation[key] for key in _SAMPLING_DEFAULTS if _is_number(generation.get(key))}
+
+
+def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in overrides.items():
+        if key not in _SAMPLING_DEFAULTS:
+            known = ", ".join(_SAMPLING_DEFAULTS)
+            raise GenerationConfigError(f"override_generation_config: {key[:64]!r} is none of {known}")
+        if not _is_number(value):
+            raise GenerationConfigError(f"override_generation_config: {key} must be a number")
+    return dict(overrides)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _renamed(defaults: dict[str, Any]) -> dict[str, Any]:
+    if "max_new_tokens" in defaults:
+        defaults["max_tokens"] = defaults.pop("max_new_tokens")
+    return defaults

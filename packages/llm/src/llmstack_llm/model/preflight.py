@@ -1,0 +1,37 @@
+"""Checks of a model on this machine before an engine core starts."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from llmstack_llm.model.config import ModelConfigError
+
+if TYPE_CHECKING:
+    from llmstack_engine_core import EngineConfig
+
+_DEFAULT_RUNNER = "default"
+_RUNNER_CHECKS = "llmstack_model_runner.preflight"
+"""Found by name, as the runner itself is; the module needs no torch."""
+
+
+def check_model_runs(config: EngineConfig) -> None:
+    """Refuses a model that the default runner cannot run; other runners check their models themselves.
+
+    Raises:
+        ModelConfigError: The model cannot run on this machine; the text has a line for each reason.
+    """
+    if config.runner != _DEFAULT_RUNNER:
+        return
+    try:
+        checks = importlib.import_module(_RUNNER_CHECKS)
+    except ImportError:  # without a runner the start fails with a sentence of its own
+        return
+    problems = checks.find_problems(
+        config.model,
+        num_blocks=config.num_blocks,
+        kv_cache_bytes=config.kv_cache_bytes,
+        is_max_model_len_explicit=config.is_max_model_len_explicit,
+    )
+    if problems:
+        raise ModelConfigError("\n".join(problems))

@@ -1,0 +1,1 @@
+"""Offline use: `LLM` and the engine behind it."""

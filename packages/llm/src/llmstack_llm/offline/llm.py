@@ -1,0 +1,362 @@
+"""Offline use: a list of prompts in, a list of outputs in the same order."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from llmstack_llm import request_errors
+from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, given_fields
+from llmstack_llm.chat.renderers import ChatRenderers
+from llmstack_llm.chat.template import ChatTemplate, find_chat_template
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError
+from llmstack_llm.offline.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
+from llmstack_llm.offline.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output
+from llmstack_llm.offline.llm_engine import LLMEngine
+from llmstack_llm.offline.pooling import OfflinePooling
+from llmstack_llm.offline.requests import OfflineRequests, UseTqdm, priority_list, prompt_list
+from llmstack_llm.outputs.metrics import Metric, MetricsKeeper
+from llmstack_llm.outputs.request_output import RequestOutput
+from llmstack_llm.outputs.stats import StatLogger
+from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_llm.pooling.outputs import PoolingRequestOutput
+from llmstack_llm.requests import AdmittedRequest, ChatPrompt, PromptInput, RenderedPrompt
+from llmstack_llm.text.tokenizer import Tokenizer
+from llmstack_types import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.protocols import EventHook
+
+Message = Mapping[str, Any]
+DEFAULT_MAX_TOKENS = 16
+
+# Options of vLLM's that scripts write out with a value that asks for nothing beyond what is there.
+_HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "trust_remote_code": (False,),
+    "task": (None,),
+    "tokenizer_mode": ("auto",),
+    "cpu_offload_gb": (0,),
+    "compilation_config": (None,),
+    "distributed_executor_backend": (None, "uni"),
+    "download_dir": (None,),
+    "enable_lora": (None, False),
+    "hf_token": (None,),
+    "limit_mm_per_prompt": (None,),
+}
+
+
+# Methods of vLLM's `LLM` that are not there, and why.
+_NOT_OFFERED: Mapping[str, str] = {
+    "collective_rpc": "there is one worker, in the engine core: nothing runs code that callers send",
+    "apply_model": "the model lives with its runner, which runs no code that callers send",
+    "start_profile": "no profiler is built in; `llmstack_llm.StatLogger` and event_hooks report every step",
+    "stop_profile": "no profiler is built in; `llmstack_llm.StatLogger` and event_hooks report every step",
+    "reward": "use encode(prompts, pooling_task=...)",
+}
+
+
+class LLM(OfflinePooling):
+    """One model for offline work. A context manager; `close` gives everything back.
+
+    The engine core runs in this process, where a debugger can reach it, unless `multiprocess` is set.
+
+    `model`: A folder, or a repository id.
+    `event_hooks`: Receive the states of requests and every step (`llmstack_engine_core.EventHook`).
+    `engine_kwargs`: Options of `EngineArgs`, such as `dtype`, `max_model_len` and `gpu_memory_utilization`.
+
+    Raises:
+        EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError, EngineStartError: The text says why.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        multiprocess: bool = False,
+        stat_loggers: Sequence[StatLogger] = (),
+        event_hooks: Sequence[EventHook] = (),
+        **engine_kwargs: Any,
+    ) -> None:
+        engine_kwargs = {
+            name: value for name, value in engine_kwargs.items() if value not in _HARMLESS_OPTIONS.get(name, ())
+        }
+        unknown = sorted(set(engine_kwargs) - set(EngineArgs.field_names()))
+        if unknown:
+            raise EngineArgsError(f"unknown or not yet supported options: {', '.join(unknown)}")
+        engine_kwargs.setdefault("trace", os.environ.get("LLMSTACK_TRACE", "") not in ("", "0"))
+        args = EngineArgs(model, **engine_kwargs)
+        self._metrics = MetricsKeeper(model)
+        stat_loggers = [self._metrics, *stat_loggers]
+        self.llm_engine = LLMEngine.from_engine_args(
+            args, multiprocess=multiprocess, stat_loggers=stat_loggers, event_hooks=event_hooks
+        )
+        self._requests = OfflineRequests(self.llm_engine)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Says why a method of vLLM's is not there; `hasattr` stays false."""
+        reason = f": {_NOT_OFFERED[name]}" if name in _NOT_OFFERED else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}", name=name, obj=self)
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes prompts; the outputs are in the prompts' order.
+
+        `prompts`: One or many: text, token ids, or dicts with `prompt` or `prompt_token_ids`.
+        `sampling_params`: One for all, or one each; None takes the model's defaults. A default `max_tokens`
+          is cut to what the context has left.
+        `use_tqdm`: Shows a progress bar, or what makes one.
+        `priority`: One per prompt, lower ones first, under `scheduling_policy="priority"`.
+
+        Raises:
+            InvalidRequestError: Of any prompt, before the first is computed.
+        """
+        admitted = self._admit_all(prompts, sampling_params, lora_request)
+        return self._complete(admitted, use_tqdm, priority_list(priority, len(admitted)))
+
+    def enqueue(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queues prompts as `generate` takes them, for `wait_for_completion`; the ids of their requests.
+
+        Raises:
+            InvalidRequestError: Of any prompt, before the first is queued.
+        """
+        admitted = self._admit_all(prompts, sampling_params, lora_request)
+        return self._requests.enqueue(admitted, priority_list(priority, len(admitted)))
+
+    def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
+        """Computes what is queued; the outputs are in the order in which it was queued."""
+        return [output for output in self._requests.wait(use_tqdm) if isinstance(output, RequestOutput)]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or each of many.
+
+        `chat_template`: A path or the template itself, in place of the model's.
+        `chat_template_content_format`: Whether it gets a message's content as `string` or in `openai`'s parts; `auto`
+          asks the template.
+
+        Raises:
+            InvalidRequestError: Of any conversation, before the first is computed.
+        """
+        prompts = self._render_all(
+            messages, chat_template, chat_template_content_format,
+            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+            tools=tools, template_kwargs=chat_template_kwargs,
+        )  # fmt: skip
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queues conversations as `chat` takes them, for `wait_for_completion`; the ids of their requests.
+
+        Raises:
+            InvalidRequestError: Of any conversation, before the first is queued.
+        """
+        prompts = self._render_all(
+            messages, chat_template, chat_template_content_format,
+            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+            tools=tools, template_kwargs=chat_template_kwargs,
+        )  # fmt: skip
+        return self.enqueue(prompts, sampling_params, lora_request=lora_request, priority=priority)
+
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: UseTqdm = False,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt, best first; the outputs are in the prompts' order.
+
+        Raises:
+            InvalidRequestError: Of any prompt, before the first is computed.
+        """
+        processor = self.llm_engine.input_processor
+        sampling = processor.check_params(params.to_sampling_params(), BEAM_PARAM_NAMES)
+        admitted = [
+            processor.admit(prompt, sampling, param=f"prompts[{index}]")
+            for index, prompt in enumerate(prompt_list(prompts))
+        ]
+        return [
+            to_beam_search_output(output, self._prompt_text(output)) for output in self._complete(admitted, use_tqdm)
+        ]
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises InvalidRequestError where there is none."""
+        if self.llm_engine.tokenizer is None:
+            raise request_errors.unsupported_value("prompt", "there is no tokenizer (skip_tokenizer_init)")
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own defaults (`generation_config.json`) over vLLM's."""
+        params = self.llm_engine.model_config.default_sampling_params()
+        return params if params.max_tokens is not None else dataclasses.replace(params, max_tokens=DEFAULT_MAX_TOKENS)
+
+    def get_metrics(self) -> list[Metric]:
+        """What has been counted so far: `Counter`s, `Gauge`s and `Vector`s of `llmstack_llm.outputs.metrics`."""
+        return self._metrics.metrics()
+
+    def sleep(self, level: int = 1) -> bool:
+        """Gives memory back until `wake_up`: of the KV cache, and with level 2 of the weights too.
+
+        Returns False, and does nothing, while requests are running. Cached prefixes are forgotten.
+        """
+        if level not in (1, 2):
+            raise EngineArgsError(f"level {level}: expected 1 or 2")
+        return self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Allocates and loads again what `sleep` gave back.
+
+        `tags`: What to load; only all of it at once is offered: None, or both `weights` and `kv_cache`.
+        """
+        if tags is not None and set(tags) != {"weights", "kv_cache"}:
+            raise EngineArgsError("tags: weights and kv_cache can only be loaded together; omit tags")
+        self.llm_engine.wake_up()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Stops the engine core. Idempotent."""
+        engine = getattr(self, "llm_engine", None)
+        if engine is not None:
+            engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # At the end of the interpreter modules may be partly gone, and an error cannot be handled.
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def _template(self, chat_template: str | None) -> ChatTemplate:
+        if chat_template is None:
+            return self.llm_engine.chat_template
+        return ChatTemplate(find_chat_template(None, {}, override=chat_template), self.get_tokenizer().named_tokens)
+
+    def _render_all(
+        self, messages: Any, chat_template: str | None, content_format: str, *, tools: Any, **options: Any
+    ) -> list[RenderedPrompt]:
+        template, tokenizer = self._template(chat_template), self.get_tokenizer()
+        check_length = self.llm_engine.input_processor.check_length
+        renderers = ChatRenderers(template, tokenizer, content_format=content_format, check_length=check_length)
+        return [
+            renderers.render(ChatPrompt(conversation, tools=tools, **options))
+            for conversation in _conversation_list(messages)
+        ]
+
+    def _prompt_text(self, output: RequestOutput) -> str | None:
+        if output.prompt is not None or self.llm_engine.tokenizer is None:
+            return output.prompt
+        return self.llm_engine.tokenizer.decode(output.prompt_token_ids)
+
+    def _params_list(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * num_prompts
+        if len(params) != num_prompts:
+            reason = f"{len(params)} sampling parameters for {num_prompts} prompts"
+            raise request_errors.invalid_value("sampling_params", reason)
+        return list(params)
+
+    def _admit_all(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: None,
+    ) -> list[AdmittedRequest]:
+        if lora_request is not None:
+            raise request_errors.unsupported_parameter("lora_request", "adapters are not supported")
+        all_prompts = prompt_list(prompts)
+        params = self._params_list(sampling_params, len(all_prompts))
+        checked: dict[int, tuple[CheckedSampling, int | None]] = {}  # once each: prompts often share parameters
+        for one in params:
+            if id(one) not in checked:
+                checked[id(one)] = self._check(one)
+        admit = self.llm_engine.input_processor.admit
+        return [
+            admit(prompt, sampling, param=f"prompts[{index}]", default_max_tokens=default_max_tokens)
+            for index, (prompt, (sampling, default_max_tokens)) in enumerate(
+                zip(all_prompts, (checked[id(one)] for one in params), strict=True)
+            )
+        ]
+
+    def _check(self, params: SamplingParams) -> tuple[CheckedSampling, int | None]:
+        """Checked parameters whose outputs come at the end, and their `max_tokens` where that is the default."""
+        is_default = params.max_tokens == DEFAULT_MAX_TOKENS
+        given = given_fields(params) | {"output_kind": RequestOutputKind.FINAL_ONLY}
+        if is_default:
+            given["max_tokens"] = None
+        processor = self.llm_engine.input_processor
+        return check_sampling(given, processor.limits), DEFAULT_MAX_TOKENS if is_default else None
+
+    def _complete(
+        self, admitted: Sequence[AdmittedRequest], use_tqdm: UseTqdm, priorities: Sequence[int] | None = None
+    ) -> list[RequestOutput]:
+        outputs = self._requests.run(admitted, priorities or [0] * len(admitted), use_tqdm)
+        return [output for output in outputs if isinstance(output, RequestOutput)]
+
+    def _run_pooling(self, admitted: Sequence[AdmittedPooling], use_tqdm: UseTqdm) -> list[PoolingRequestOutput]:
+        outputs = self._requests.run(admitted, [0] * len(admitted), use_tqdm)
+        return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
+
+
+def _conversation_list(messages: Any) -> list[Sequence[Message]]:
+    is_many = bool(messages) and not isinstance(messages[0], Mapping)
+    return list(messages) if is_many else [messages]

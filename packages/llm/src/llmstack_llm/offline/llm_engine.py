@@ -1,0 +1,257 @@
+"""`LLMEngine`, the engine front end for synchronous code."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmstack_llm.admission.seeds import completion_seed
+from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
+from llmstack_llm.chat.renderers import load_chat_template
+from llmstack_llm.chat.template import ChatTemplate
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
+from llmstack_llm.engine_front_end import trace_observers
+from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.model.preflight import check_model_runs
+from llmstack_llm.output_processor import OutputProcessor
+from llmstack_llm.outputs.collector import RequestOutputCollector
+from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
+from llmstack_llm.outputs.stats import StatLogger, record_all
+from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from llmstack_llm.requests import AdmittedRequest, PromptInput
+from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
+from llmstack_types import (
+    Control,
+    EngineCoreRequest,
+    FinishReason,
+    LLMStackError,
+    PoolingParams,
+    RequestFailedError,
+    SamplingParams,
+    StepRecording,
+)
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.protocols import EventHook
+    from llmstack_llm.pooling.states import PoolingCollector
+    from llmstack_llm.protocols import SyncEngineCoreClient
+
+logger = logging.getLogger(__name__)
+
+
+class LLMEngine:
+    """One model behind one engine core, for one thread.
+
+    Attributes:
+        client: The engine core; in this process unless asked otherwise, so that a debugger can step into it.
+        input_processor: Tokenizes and admits.
+        output_processor: The requests in flight.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        client: SyncEngineCoreClient,
+        tokenizer: Tokenizer | None,
+        *,
+        seed: int = 0,
+        chat_template: str | ChatTemplate | None = None,
+        stat_loggers: Sequence[StatLogger] = (),
+        trace: bool = False,
+        structured_outputs: StructuredOutputsConfig | None = None,
+    ) -> None:
+        self.model_config = model_config
+        self.client = client
+        self.tokenizer = tokenizer
+        numbers = itertools.count(1)
+        # Requests without a seed get one from the engine's, so that a script gives the same texts when it runs again.
+        self.input_processor = InputProcessor(
+            model_config,
+            tokenizer,
+            draw=lambda: completion_seed(seed, next(numbers)),
+            structured_outputs=structured_outputs or StructuredOutputsConfig(),
+        )
+        self.output_processor = OutputProcessor(tokenizer, trace_observers(trace))
+        self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
+        self._stat_loggers = list(stat_loggers)
+        self._request_id_to_collector: dict[str, RequestOutputCollector | PoolingCollector] = {}
+        self._ended: list[RequestOutput | PoolingRequestOutput] = []
+        self.ready = model_config.use.restrict(client.wait_until_ready())
+        self.input_processor.set_ready(self.ready)
+        for stat_logger in self._stat_loggers:
+            stat_logger.log_engine_initialized(self.ready)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        args: EngineArgs,
+        usage_context: UsageContext = UsageContext.LLM_CLASS,
+        *,
+        multiprocess: bool = False,
+        stat_loggers: Sequence[StatLogger] = (),
+        event_hooks: Sequence[EventHook] = (),
+    ) -> LLMEngine:
+        """Builds the engine core in this process, or in one of its own, and waits until it is ready.
+
+        `event_hooks`: Receive states and steps; only in this process.
+
+        Raises:
+            EngineArgsError, ModelConfigError, ModelFilesError, TokenizerError, EngineStartError: It cannot be built.
+        """
+        from llmstack_engine_core.client import InprocClient, SyncMPClient
+
+        if args.data_parallel_size > 1:
+            raise EngineArgsError("data_parallel_size: plain code steps one engine core; AsyncLLM balances several")
+        if multiprocess and event_hooks:
+            raise EngineArgsError("event_hooks: they run beside the engine core, which multiprocess moves elsewhere")
+        model_config, engine_config = args.create_engine_config(usage_context)
+        check_model_runs(engine_config)
+        tokenizer = None if model_config.tokenizer_path is None else load_tokenizer(model_config.tokenizer_path)
+        chat_template = load_chat_template(
+            model_config, tokenizer, args.chat_template
+        )  # refused before anything is built
+        client: SyncEngineCoreClient = (
+            SyncMPClient(engine_config) if multiprocess else InprocClient(engine_config, event_hooks)
+        )
+        try:
+            return cls(
+                model_config,
+                client,
+                tokenizer,
+                seed=args.seed,
+                chat_template=chat_template,
+                stat_loggers=stat_loggers,
+                trace=args.trace,
+                structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
+            )
+        except LLMStackError:
+            client.shutdown()
+            raise
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptInput | AdmittedRequest,
+        sampling_params: SamplingParams,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queues a request; `step` returns its outputs.
+
+        Raises:
+            InvalidRequestError: It cannot be served, or the id is in use.
+        """
+        if not isinstance(prompt, AdmittedRequest):
+            prompt = self.input_processor.admit(prompt, self.input_processor.check_params(sampling_params))
+        requests = self.input_processor.process_inputs(request_id, prompt, priority=priority)
+        collector = self.output_processor.new_collector(prompt.sampling_params.output_kind)
+        self.output_processor.add_request(request_id, prompt, requests, collector)
+        self._request_id_to_collector[request_id] = collector
+        self._send(request_id, requests)
+
+    def add_pooling_request(
+        self,
+        request_id: str,
+        prompt: PromptInput | AdmittedPooling,
+        pooling_params: PoolingParams,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queues a prompt to pool; `step` returns its one output.
+
+        Raises:
+            InvalidRequestError: It cannot be served, or the id is in use.
+        """
+        if not isinstance(prompt, AdmittedPooling):
+            prompt = self.input_processor.admit_pooling(prompt, pooling_params)
+        request = self.input_processor.process_pooling(request_id, prompt, priority=priority)
+        self._request_id_to_collector[request_id] = self.output_processor.add_pooling_request(prompt.prompt, request)
+        self._send(request_id, [request])
+
+    def _send(self, request_id: str, requests: Sequence[EngineCoreRequest]) -> None:
+        try:
+            for request in requests:
+                self.client.add_request(request)
+        except LLMStackError:
+            self.client.abort_requests(self.output_processor.abort_requests([request_id], is_silent=True))
+            del self._request_id_to_collector[request_id]
+            raise
+
+    def step(self) -> list[RequestOutput | PoolingRequestOutput]:
+        """Runs one step and returns its outputs; does nothing while no request is unfinished.
+
+        A request that fails inside the engine has the finish reason `error`; the others continue.
+        """
+        ended, self._ended = self._ended, []
+        if not self.output_processor.num_unfinished_requests:
+            return ended
+        outputs = self.client.get_outputs()
+        processed = self.output_processor.process_outputs(
+            outputs.outputs, outputs.timestamp_s, outputs.events, outputs.phases
+        )
+        processed.iteration_stats.block_evictions = outputs.evictions
+        if processed.request_ids_to_abort:
+            self.client.abort_requests(processed.request_ids_to_abort)
+        record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)
+        found = (self._take(request_id) for request_id in processed.request_ids)
+        return ended + [output for output in found if output is not None]
+
+    def has_unfinished_requests(self) -> bool:
+        """True while `step` has something to do or to return."""
+        return bool(self.output_processor.num_unfinished_requests or self._ended)
+
+    def abort_request(self, request_ids: str | Sequence[str]) -> None:
+        """Ends requests; the next `step` returns them with finish reason `abort`. Unknown ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        aborted = self.output_processor.abort_requests(ids)
+        if aborted:
+            self.client.abort_requests(aborted)
+        found = (self._take(request_id) for request_id in ids if request_id in self._request_id_to_collector)
+        self._ended += [output for output in found if output is not None]
+
+    def sleep(self, level: int = 1) -> bool:
+        """Gives the KV storage back, and with level 2 the weights too; False while requests are running."""
+        return self.client.call(Control.SLEEP, level)
+
+    def wake_up(self) -> None:
+        """Allocates and loads what `sleep` freed; requests are refused before."""
+        self.client.call(Control.WAKE_UP)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while requests are running."""
+        return self.client.call(Control.RESET_PREFIX_CACHE)
+
+    def recent_steps(self, after_step: int = 0) -> StepRecording:
+        """The last steps after number `after_step` and the last events, as far as the engine core keeps them."""
+        return self.client.call(Control.RECENT_STEPS, after_step)
+
+    def shutdown(self) -> None:
+        """Stops the engine core. Idempotent."""
+        self.client.shutdown()
+
+    def _take(self, request_id: str) -> RequestOutput | PoolingRequestOutput | None:
+        collector = self._request_id_to_collector[request_id]
+        output: RequestOutput | PoolingRequestOutput | None
+        try:
+            output = collector.get_nowait()
+        except RequestFailedError as error:
+            logger.error("request %s failed: %s", request_id, error)
+            is_pooling = not isinstance(collector, RequestOutputCollector)
+            output = _failed_pooling(request_id) if is_pooling else _failed(request_id)
+        if output is not None and output.finished:
+            del self._request_id_to_collector[request_id]
+        return output
+
+
+def _failed_pooling(request_id: str) -> PoolingRequestOutput:
+    return PoolingRequestOutput(request_id, None, [], PoolingOutput(array("f")), FinishReason.ERROR.value)
+
+
+def _failed(request_id: str) -> RequestOutput:
+    completion = CompletionOutput(0, finish_reason=FinishReason.ERROR.value)
+    return RequestOutput(request_id, None, [], outputs=[completion], finished=True)

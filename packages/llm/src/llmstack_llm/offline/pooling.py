@@ -1,0 +1,139 @@
+"""What `LLM` does with prompts that are pooled: vectors, labels and scores."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_llm.offline.llm_engine import LLMEngine
+from llmstack_llm.offline.requests import UseTqdm, prompt_list
+from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_llm.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from llmstack_llm.pooling.scoring import plan_scores
+from llmstack_llm.requests import PromptInput
+from llmstack_types import PoolingParams, PoolingTask, RequestFailedError
+
+PoolingParamsInput = PoolingParams | Sequence[PoolingParams] | None
+
+
+class OfflinePooling(ABC):
+    """The methods, over a way to run admitted prompts.
+
+    In all of them `pooling_params` is one for all prompts, or one each, and `truncate_prompt_tokens` cuts longer
+    prompts to that many tokens (-1: to what the model takes). They raise InvalidRequestError for any prompt before the
+    first is computed, and RequestFailedError where a prompt has no result.
+    """
+
+    llm_engine: LLMEngine
+
+    @abstractmethod
+    def _run_pooling(self, admitted: Sequence[AdmittedPooling], use_tqdm: UseTqdm) -> list[PoolingRequestOutput]:
+        """Outputs in the prompts' order, whatever has become of them."""
+
+    def encode(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParamsInput = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_task: PoolingTask | str | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The raw numbers of each prompt, in the prompts' order.
+
+        `pooling_task`: `embed`, `classify`, `score` or `token_embed`; None does what the model is for.
+        """
+        all_prompts = prompt_list(prompts)
+        params = _one_each(pooling_params, len(all_prompts), truncate_prompt_tokens, pooling_task)
+        admit = self.llm_engine.input_processor.admit_pooling
+        admitted = [
+            admit(prompt, one, param=f"prompts[{index}]")
+            for index, (prompt, one) in enumerate(zip(all_prompts, params, strict=True))
+        ]
+        return _checked(self._run_pooling(admitted, use_tqdm))
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParamsInput = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, pooled as the model was trained for, or else as is usual for its kind."""
+        outputs = self.encode(
+            prompts, pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, use_tqdm=use_tqdm,
+            pooling_task=PoolingTask.EMBED,
+        )  # fmt: skip
+        return [EmbeddingRequestOutput.from_base(output) for output in outputs]
+
+    def classify(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParamsInput = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[ClassificationRequestOutput]:
+        """A number for each label of a classifier, for each prompt."""
+        outputs = self.encode(
+            prompts, pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, use_tqdm=use_tqdm,
+            pooling_task=PoolingTask.CLASSIFY,
+        )  # fmt: skip
+        return [ClassificationRequestOutput.from_base(output) for output in outputs]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well one text fits each of `data_2`, or texts fit one by one.
+
+        A model of one label reads each pair; any other model gives the cosine of the texts' vectors.
+        """
+        (params,) = _one_each(pooling_params, 1, truncate_prompt_tokens, None)
+        processor = self.llm_engine.input_processor
+        plan = plan_scores(_texts(data_1, "data_1"), _texts(data_2, "data_2"), processor.limits, params)
+        admitted = [processor.admit_pooling(one.prompt, plan.pooling_params, param=one.param) for one in plan.prompts]
+        outputs = _checked(self._run_pooling(admitted, use_tqdm))
+        return [ScoringRequestOutput.from_parts([outputs[index] for index in pair]) for pair in plan.pairs]
+
+
+def _texts(value: str | Sequence[str], param: str) -> list[str]:
+    texts: list[Any] = [value] if isinstance(value, str) else list(value)
+    wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise request_errors.invalid_type(f"{param}[{wrong}]", "a string", texts[wrong])
+    return texts
+
+
+def _one_each(
+    params: PoolingParamsInput, num_prompts: int, truncate_prompt_tokens: int | None, task: PoolingTask | str | None
+) -> list[PoolingParams]:
+    given = PoolingParams() if params is None else params
+    each = [given] * num_prompts if isinstance(given, PoolingParams) else list(given)
+    if len(each) != num_prompts:
+        reason = f"{len(each)} pooling parameters for {num_prompts} prompts"
+        raise request_errors.invalid_value("pooling_params", reason)
+    changes: dict[str, Any] = {"truncate_prompt_tokens": truncate_prompt_tokens, "task": task}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return [dataclasses.replace(one, **changes) for one in each]
+
+
+def _checked(outputs: list[PoolingRequestOutput]) -> list[PoolingRequestOutput]:
+    failed = next((index for index, output in enumerate(outputs) if output.finish_reason != "stop"), None)
+    if failed is not None:
+        raise RequestFailedError(f"prompts[{failed}] gave no numbers: {outputs[failed].finish_reason}")
+    return outputs

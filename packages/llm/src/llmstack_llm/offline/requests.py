@@ -1,0 +1,147 @@
+"""The requests of an `LLM` in its engine."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from llmstack_llm import request_errors
+from llmstack_llm.offline.llm_engine import LLMEngine
+from llmstack_llm.outputs.request_output import RequestOutput
+from llmstack_llm.pooling.admission import AdmittedPooling
+from llmstack_llm.pooling.outputs import PoolingRequestOutput
+from llmstack_llm.requests import AdmittedRequest, PromptInput
+
+UseTqdm = bool | Callable[..., "tqdm[Any]"]
+Output = RequestOutput | PoolingRequestOutput
+INT32_MAX = 2**31 - 1
+
+
+class OfflineRequests:
+    """What one `LLM` has in its engine.
+
+    Requests that are queued wait until `wait` takes their outputs; a `run` in between computes them too, and keeps
+    their outputs for it.
+    """
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._numbers = itertools.count()
+        self._queued_id_to_output: dict[str, Output | None] = {}
+
+    def run(
+        self, admitted: Sequence[AdmittedRequest | AdmittedPooling], priorities: Sequence[int], use_tqdm: UseTqdm
+    ) -> list[Output]:
+        """Outputs of requests in their order; interrupted, it leaves none of them behind."""
+        return self._finish(self._add(admitted, priorities), use_tqdm)
+
+    def enqueue(self, admitted: Sequence[AdmittedRequest | AdmittedPooling], priorities: Sequence[int]) -> list[str]:
+        """Adds requests and computes nothing yet; their ids."""
+        request_ids = self._add(admitted, priorities)
+        self._queued_id_to_output |= dict.fromkeys(request_ids)
+        return request_ids
+
+    def wait(self, use_tqdm: UseTqdm) -> list[Output]:
+        """Outputs of all that is queued, in the order in which it was; afterwards nothing is."""
+        queued, self._queued_id_to_output = self._queued_id_to_output, {}
+        done = {request_id: output for request_id, output in queued.items() if output is not None}
+        waited_for = [request_id for request_id in queued if request_id not in done]
+        for output in self._finish(waited_for, use_tqdm):
+            done[output.request_id] = output
+        return [done[request_id] for request_id in queued]
+
+    def _add(self, admitted: Sequence[AdmittedRequest | AdmittedPooling], priorities: Sequence[int]) -> list[str]:
+        request_ids: list[str] = []
+        try:
+            for request, priority in zip(admitted, priorities, strict=True):
+                request_ids.append(str(next(self._numbers)))
+                self._add_one(request_ids[-1], request, priority)
+        except BaseException:
+            self._engine.abort_request(request_ids)
+            raise
+        return request_ids
+
+    def _add_one(self, request_id: str, request: AdmittedRequest | AdmittedPooling, priority: int) -> None:
+        if isinstance(request, AdmittedRequest):
+            self._engine.add_request(request_id, request, request.sampling_params, priority=priority)
+        else:
+            self._engine.add_pooling_request(request_id, request, request.pooling_params, priority=priority)
+
+    def _finish(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[Output]:
+        request_id_to_output: dict[str, Output | None] = dict.fromkeys(request_ids)
+        num_left = len(request_ids)
+        try:
+            with contextlib.ExitStack() as stack:
+                bar = _Progress(stack.enter_context(_bar(use_tqdm, num_left))) if use_tqdm else None
+                while num_left and self._engine.has_unfinished_requests():
+                    for output in self._step():
+                        if output.request_id not in request_id_to_output:
+                            continue
+                        request_id_to_output[output.request_id] = output
+                        num_left -= 1
+                        if bar is not None:
+                            bar.update(output)
+        finally:  # interrupted: leave nothing behind that the next call would go on with
+            self._engine.abort_request([one for one, output in request_id_to_output.items() if output is None])
+        return [output for output in request_id_to_output.values() if output is not None]
+
+    def _step(self) -> list[Output]:
+        """What one step has finished; that of queued requests is kept as well."""
+        finished = [output for output in self._engine.step() if output.finished]
+        for output in finished:
+            if output.request_id in self._queued_id_to_output:
+                self._queued_id_to_output[output.request_id] = output
+        return finished
+
+
+def priority_list(priority: Sequence[int] | None, num_prompts: int) -> list[int]:
+    """One priority per prompt, lower ones first; None is 0 for all.
+
+    Raises:
+        InvalidRequestError: There are more or fewer, or one is no integer of 32 bits.
+    """
+    if priority is None:
+        return [0] * num_prompts
+    if len(priority) != num_prompts:
+        raise request_errors.invalid_value("priority", f"{len(priority)} priorities for {num_prompts} prompts")
+    for index, one in enumerate(priority):
+        if type(one) is not int or not -INT32_MAX <= one <= INT32_MAX:
+            raise request_errors.invalid_value(f"priority[{index}]", "expected an integer of 32 bits")
+    return list(priority)
+
+
+class _Progress:
+    """Counts prompts; shows tokens per second of both directions beside the bar."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self._bar = bar
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+
+    def update(self, output: Output) -> None:
+        """One prompt is done."""
+        self._num_prompt_tokens += len(output.prompt_token_ids)
+        if isinstance(output, RequestOutput):
+            self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        elapsed_s = self._bar.format_dict.get("elapsed") or 1e-9
+        rates = (self._num_prompt_tokens / elapsed_s, self._num_output_tokens / elapsed_s)
+        self._bar.set_postfix_str("input {:.2f} toks/s, output {:.2f} toks/s".format(*rates), refresh=False)
+        self._bar.update(1)
+
+
+def _bar(use_tqdm: UseTqdm, total: int) -> tqdm[Any]:
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    return make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+
+
+def prompt_list(prompts: Any) -> list[PromptInput]:
+    """One prompt becomes a list of one; a list of integers is one prompt of token ids."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
+        return [prompts]
+    if prompts and all(isinstance(entry, int) for entry in prompts):
+        return [list(prompts)]
+    return list(prompts)

@@ -1,0 +1,265 @@
+"""Effective options and their sources."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+from llmstack_llm.options.command_line import FOREIGN, given_in, positional_dest
+from llmstack_llm.options.foreign import ForeignFlag
+from llmstack_llm.options.option import REQUIRED, Option, OptionGroup, options_of
+from llmstack_llm.options.problem import OptionsError, Problem
+from llmstack_llm.options.value_type import as_text
+
+DEFAULT = "default"
+COMMAND_LINE = "command line"
+HIDDEN = "(hidden)"
+_Group = TypeVar("_Group", bound=OptionGroup)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A file of options as it was read: flag such as `--port`, or `--x.key` for a key of JSON, to its value."""
+
+    path: str
+    flag_to_value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The effective value of an option, and its source in words."""
+
+    option: Option
+    value: Any
+    source: str = DEFAULT
+
+
+class Settings:
+    """All effective options of a command.
+
+    `problems`: A sentence for each option at fault. The setting of such an option is its default.
+    `warnings`: Sentences about what has no effect.
+    """
+
+    def __init__(self, settings: Iterable[Setting], problems: Sequence[str] = (), faulty: Iterable[str] = ()) -> None:
+        self._key_to_setting = {setting.option.key: setting for setting in settings}
+        self.problems = list(problems)
+        self.warnings: list[str] = []
+        self._faulty = set(faulty)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._key_to_setting[key].value
+
+    def all(self) -> list[Setting]:
+        """In the order of their declaration."""
+        return list(self._key_to_setting.values())
+
+    def is_given(self, key: str) -> bool:
+        """Whether the option has another source than its default."""
+        return self._key_to_setting[key].source != DEFAULT
+
+    def source(self, key: str) -> str:
+        """Where the option's value comes from."""
+        return self._key_to_setting[key].source
+
+    def add_problems(self, problems: Iterable[Problem]) -> None:
+        """Adds problems under the names of flags, except for those that follow from an option at fault."""
+        self.problems += [problem.named(self.flag) for problem in problems if not self._is_known(problem)]
+
+    def build(self, group: type[_Group], **more: Any) -> _Group | None:
+        """A group of options with these values; None, and problems, where its options contradict each other.
+
+        `more`: Fields that are no options, or take the place of options.
+        """
+        values = {option.name: self[option.key] for option in options_of(group) if option.key in self._key_to_setting}
+        try:
+            return group(**values | more)
+        except OptionsError as error:
+            self.add_problems(error.problems)
+            return None
+
+    def flag(self, name: str) -> str:
+        """The flag of a field, for sentences."""
+        options = (setting.option for setting in self._key_to_setting.values())
+        return next((option.declared.flag for option in options if option.name == name), name) or name
+
+    def with_defaults(self, options: Iterable[Option]) -> Settings:
+        """These settings, and the defaults of the options that they lack."""
+        rest = [Setting(option, _default(option)) for option in options if option.key not in self._key_to_setting]
+        whole = Settings([*self.all(), *rest], self.problems, self._faulty)
+        whole.warnings = self.warnings
+        return whole
+
+    def replaced(self, **values: Any) -> Settings:
+        """The same settings with other values, under the keys of their options."""
+        changed = {
+            key: dataclasses.replace(setting, value=values.get(key, setting.value))
+            for key, setting in self._key_to_setting.items()
+        }
+        replaced = Settings(changed.values(), self.problems, self._faulty)
+        replaced.warnings = self.warnings
+        return replaced
+
+    def to_plain(self) -> dict[str, Any]:
+        """Key to value and source, for another process; secrets are among them."""
+        return {key: [setting.value, setting.source] for key, setting in self._key_to_setting.items()}
+
+    @classmethod
+    def from_plain(cls, options: Sequence[Option], plain: Mapping[str, Any]) -> Settings:
+        """The inverse of `to_plain`, whose values have been checked."""
+        return cls([Setting(option, *plain[option.key]) for option in options if option.key in plain])
+
+    def table(self) -> str:
+        """A line for each option: flag, value and source."""
+        rows = [(setting.option.declared.flag, _shown(setting), setting.source) for setting in self.all()]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{flag:<{widths[0]}}  {value:<{widths[1]}}  {source}" for flag, value, source in rows)
+
+    def _is_known(self, problem: Problem) -> bool:
+        return any(f"{{{name}}}" in problem.text for name in self._faulty)
+
+
+def resolve(
+    options: Sequence[Option],
+    namespace: argparse.Namespace,
+    environment: Mapping[str, str],
+    file: ConfigFile | None = None,
+    foreign: Mapping[str, ForeignFlag] | None = None,
+) -> Settings:
+    """The effective options of a parsed command line; errors are collected, not raised.
+
+    `foreign`: Flags of other engines, which are refused on the line and in the file.
+    """
+    foreign = foreign or {}
+    found = _Resolution(namespace, environment, *_file_values(options, file, foreign))
+    for given in given_in(namespace, FOREIGN) if foreign else ():
+        found.problems += _foreign_problems(given.flag, foreign[given.flag], given.words)
+    settings = [found.setting(option) for option in options if option.declared.flag]
+    return Settings(settings, found.problems, found.faulty)
+
+
+class _Resolution:
+    """One pass over the options."""
+
+    def __init__(
+        self,
+        namespace: argparse.Namespace,
+        environment: Mapping[str, str],
+        in_file: Mapping[str, tuple[str, str, list[str]]],
+        problems: list[str],
+    ) -> None:
+        self._namespace = namespace
+        self._environment = environment
+        self._in_file = in_file
+        self.problems = problems
+        self.faulty: set[str] = set()
+
+    def setting(self, option: Option) -> Setting:
+        """The option's effective value; its default where that is at fault."""
+        found = self._from_line(option) or self._from_environment(option) or self._in_file.get(option.key)
+        if found is None:
+            return Setting(option, _default(option))
+        where, source, words = found
+        try:
+            return Setting(option, _value(option, words), source)
+        except ValueError as error:
+            self.problems.append(f"{where}: {error}")
+            self.faulty.add(option.name)
+            return Setting(option, _default(option))
+
+    def _from_line(self, option: Option) -> tuple[str, str, list[str]] | None:
+        positional = given_in(self._namespace, positional_dest(option)) if option.declared.positional else ()
+        given = positional or given_in(self._namespace, option.key)
+        if not given:
+            return None
+        words = [word for entry in given for word in entry.words] if option.type.is_list else given[-1].words
+        flag = given[-1].flag
+        return option.declared.flag if flag == option.declared.short else flag, COMMAND_LINE, list(words)
+
+    def _from_environment(self, option: Option) -> tuple[str, str, list[str]] | None:
+        for name in option.variables:
+            if text := self._environment.get(name):
+                return name, f"environment {name}", [text]
+        return None
+
+
+def _default(option: Option) -> Any:
+    return None if option.command_default is REQUIRED else option.command_default
+
+
+def _value(option: Option, words: Sequence[str]) -> Any:
+    if option.type.is_list:
+        return tuple(entry for word in words for entry in option.from_text(word))
+    return option.from_text(words[-1])
+
+
+def _file_values(
+    options: Sequence[Option], file: ConfigFile | None, foreign: Mapping[str, ForeignFlag]
+) -> tuple[dict[str, tuple[str, str, list[str]]], list[str]]:
+    """Key to what the file says of the option, and the file's problems."""
+    if file is None:
+        return {}, []
+    flag_to_option = {flag: option for option in options for flag in (*option.flags, *option.negative_flags)}
+    found: dict[str, tuple[str, str, list[str]]] = {}
+    problems: list[str] = []
+    source = f"--config {PurePath(file.path).name}"
+    for flag, value in _joined(file.flag_to_value).items():
+        key = flag.removeprefix("--")
+        where = f"--config {file.path}: {key}"
+        option = flag_to_option.get(flag)
+        if flag in foreign:
+            problems += _foreign_problems(where, foreign[flag], [as_text(value)])
+        elif option is None or option.key == "config":
+            problems.append(f"--config {file.path}: unknown key '{key}'{_nearest(key, flag_to_option)}")
+        elif value is not None:
+            negated = flag in option.negative_flags
+            if not (negated and value is False):
+                found[option.key] = (where, source, ["false"] if negated else _words(value, option.type.is_list))
+    return found, problems
+
+
+def _joined(flag_to_value: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys with dots put into the objects that they belong into."""
+    joined: dict[str, Any] = {}
+    for flag, value in flag_to_value.items():
+        base, *keys = flag.split(".")
+        if not keys:
+            joined[base] = {**value, **joined.get(base, {})} if isinstance(value, Mapping) else value
+            continue
+        inner = joined.setdefault(base, {})
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner
+        if isinstance(inner, dict):
+            inner[keys[-1]] = value
+    return joined
+
+
+def _words(value: Any, is_list: bool) -> list[str]:
+    return [as_text(entry) for entry in value] if is_list and isinstance(value, list) else [as_text(value)]
+
+
+def _foreign_problems(where: str, flag: ForeignFlag, words: Sequence[str]) -> list[str]:
+    return [] if flag.accepts("".join(words)) else [f"{where}: {flag.reason}"]
+
+
+def _nearest(key: str, flags: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(key, [flag.removeprefix("--") for flag in flags], n=1)
+    return f"; did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def _shown(setting: Setting) -> str:
+    if setting.value is None:
+        return "-"
+    said = setting.option.declared
+    if said.secret:
+        return HIDDEN if setting.value else "-"
+    if said.show is not None:
+        return said.show(setting.value)
+    if setting.option.is_switch:
+        return as_text(setting.value is said.sets)
+    return " ".join(map(as_text, setting.value)) if isinstance(setting.value, tuple) else as_text(setting.value)

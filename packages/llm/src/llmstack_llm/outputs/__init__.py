@@ -1,0 +1,1 @@
+"""State, output and statistics of requests in flight."""

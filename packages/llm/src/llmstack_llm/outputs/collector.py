@@ -1,0 +1,150 @@
+"""Buffer of outputs between the output loop and one consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
+from llmstack_types import RequestOutputKind
+
+
+class HasRequestId(Protocol):
+    """An output of one request."""
+
+    request_id: str
+
+
+Output = TypeVar("Output", bound=HasRequestId)
+
+
+class OutputCollector(Generic[Output]):
+    """Outputs that a consumer has not taken yet; bounded by the size of the requests themselves.
+
+    One producer, one consumer, one event loop (or none, with `get_nowait` alone).
+    """
+
+    def __init__(self) -> None:
+        self._id_to_output: dict[str, Output] = {}
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: Output) -> None:
+        """Adds an output, merged with the one of the same request that waits."""
+        waiting = self._id_to_output.get(output.request_id)
+        self._id_to_output[output.request_id] = output if waiting is None else self._merge(waiting, output)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def put_error(self, error: Exception) -> None:
+        """Ends the stream with an error; outputs that wait are still returned first."""
+        self._error = self._error or error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def get_nowait(self) -> Output | None:
+        """The output that waits longest, or None.
+
+        Raises:
+            Exception: The error that ended the stream, once no output waits.
+        """
+        for request_id in self._id_to_output:
+            return self._id_to_output.pop(request_id)
+        if self._error is not None:
+            raise self._error
+        return None
+
+    async def get(self) -> Output:
+        """Waits for the next output.
+
+        Raises:
+            Exception: The error that ended the stream.
+        """
+        while not self._id_to_output and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        for request_id in self._id_to_output:
+            return self._id_to_output.pop(request_id)
+        raise self._error or RuntimeError("no output and no error")
+
+    def _merge(self, old: Output, new: Output) -> Output:
+        """One output for both; here the newer one, which holds everything."""
+        return new
+
+
+class RequestOutputCollector(OutputCollector[RequestOutput]):
+    """Collector of requests with completions."""
+
+    def __init__(self, output_kind: RequestOutputKind) -> None:
+        super().__init__()
+        self._is_delta = output_kind is RequestOutputKind.DELTA
+
+    def _merge(self, old: RequestOutput, new: RequestOutput) -> RequestOutput:
+        return _merged(old, new, self._is_delta)
+
+    def close(self, request_ids: Sequence[str]) -> None:
+        """The consumer has left these requests."""
+
+
+class ObservedCollector(RequestOutputCollector):
+    """Collector that reports outputs and ends to observers."""
+
+    def __init__(self, output_kind: RequestOutputKind, observers: Sequence[RequestObserver]) -> None:
+        super().__init__(output_kind)
+        self._observers = observers
+        self._open_ids: dict[str, None] = {}
+
+    def open(self, request: SubmittedRequest) -> None:
+        """Reports a request, whose outputs follow."""
+        self._open_ids[request.request_id] = None
+        for observer in self._observers:
+            observer.on_submitted(request)
+
+    def put(self, output: RequestOutput) -> None:
+        """Reports the output before it is merged."""
+        for observer in self._observers:
+            observer.on_output(output)
+        if output.finished:
+            self._finish(output.request_id, None)
+        super().put(output)
+
+    def put_error(self, error: Exception) -> None:
+        """Reports the error for every request that has not ended."""
+        for request_id in list(self._open_ids):
+            self._finish(request_id, error)
+        super().put_error(error)
+
+    def close(self, request_ids: Sequence[str]) -> None:
+        """Reports the end of requests that the consumer has left."""
+        for request_id in request_ids:
+            self._finish(request_id, None)
+
+    def _finish(self, request_id: str, error: Exception | None) -> None:
+        if request_id in self._open_ids:
+            del self._open_ids[request_id]
+            for observer in self._observers:
+                observer.on_finished(request_id, error)
+
+
+def _merged(old: RequestOutput, new: RequestOutput, is_delta: bool) -> RequestOutput:
+    by_index = {completion.index: completion for completion in old.outputs}
+    for completion in new.outputs:
+        before = by_index.get(completion.index)
+        by_index[completion.index] = _joined(before, completion) if is_delta and before else completion
+    new.outputs = [by_index[index] for index in sorted(by_index)]
+    if new.prompt_logprobs is None:
+        new.prompt_logprobs = old.prompt_logprobs
+    return new
+
+
+def _joined(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
+    new.text = old.text + new.text
+    new.token_ids = old.token_ids + new.token_ids
+    if old.logprobs is not None:
+        new.logprobs = old.logprobs + (new.logprobs or [])
+    return new

@@ -1,0 +1,287 @@
+"""State of requests in flight and of their completions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from llmstack_llm.outputs.collector import RequestOutputCollector
+from llmstack_llm.outputs.request_output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from llmstack_llm.requests import AdmittedRequest
+from llmstack_llm.text.detokenizer import Detokenizer
+from llmstack_llm.text.stop_strings import StopStringStream
+from llmstack_llm.text.tokenizer import Tokenizer
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    RequestOutputKind,
+    RequestStatus,
+    StepPhases,
+    TokenLogprobs,
+)
+
+LOWEST_LOGPROB = -9999.0
+"""JSON has no negative infinity; vLLM cuts here too."""
+
+
+def logprobs_dict(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """The chosen token first, then the most likely ones with ranks 1, 2, 3 and so on."""
+    chosen_id = entry.token_ids[0]
+    found: dict[int, Logprob] = {chosen_id: _logprob(chosen_id, entry.logprobs[0], entry.rank, tokenizer)}
+    for rank, (token_id, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1):
+        if token_id != chosen_id:
+            found[token_id] = _logprob(token_id, logprob, rank, tokenizer)
+    return found
+
+
+def _logprob(token_id: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -> Logprob:
+    text = None if tokenizer is None else tokenizer.text_of(token_id)
+    return Logprob(max(logprob, LOWEST_LOGPROB), rank, text)
+
+
+class StepTimes:
+    """What all steps so far have taken, in seconds.
+
+    Attributes:
+        scheduler_s: Choosing batches and applying their results.
+        model_s: Computing them.
+    """
+
+    def __init__(self) -> None:
+        self.scheduler_s = 0.0
+        self.model_s = 0.0
+
+    def add(self, phases: StepPhases) -> None:
+        """Takes in one step."""
+        self.scheduler_s += phases.schedule_s + phases.update_s
+        self.model_s += phases.execute_s
+
+
+class RequestState:
+    """One request as the user sees it: its prompt, its stream, and how many of its completions go on.
+
+    Attributes:
+        completion_ids: Engine request ids of its completions, by index.
+        max_num_generation_tokens: Tokens of the longest of its completions that have ended.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        admitted: AdmittedRequest,
+        requests: Sequence[EngineCoreRequest],
+        collector: RequestOutputCollector,
+        step_times: StepTimes | None = None,
+        prompt_index: int = 0,
+    ) -> None:
+        """`prompt_index`: The request's place among those of the collector."""
+        self.request_id = request_id
+        self.prompt = admitted.prompt
+        self.prompt_token_ids = requests[0].prompt_token_ids
+        self.sampling_params = admitted.sampling_params
+        self.output_kind = self.sampling_params.output_kind
+        self.collector = collector
+        self.completion_ids = [request.request_id for request in requests]
+        self.metrics = RequestMetrics(requests[0].arrival_time_s)
+        self.num_unfinished = len(requests)
+        self.num_cached_tokens: int | None = None
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.has_new_prompt_logprobs = False
+        self.max_num_generation_tokens = 0
+        self._step_times = step_times or StepTimes()
+        self._scheduler_base_s = self._model_base_s = 0.0
+        self._prompt_index = prompt_index
+        self.finished_completions: dict[int, CompletionOutput] = {}
+
+    def deliver(self, completion: CompletionOutput) -> bool:
+        """Puts an output of one completion into the stream; False where `FINAL_ONLY` waits for the others."""
+        if self.output_kind is not RequestOutputKind.FINAL_ONLY:
+            self._put([completion])
+            return True
+        if not completion.finished():
+            return False
+        self.finished_completions[completion.index] = completion
+        if self.num_unfinished:
+            return False
+        completions = [self.finished_completions[index] for index in sorted(self.finished_completions)]
+        best = _best(completions, self.sampling_params.n)
+        self._put(best, _num_tokens(completions) - _num_tokens(best))
+        return True
+
+    @property
+    def last_progress_s(self) -> float:
+        """When something last happened to it."""
+        metrics = self.metrics
+        return max(metrics.arrival_time_s, metrics.scheduled_time_s or 0.0, metrics.last_token_time_s or 0.0)
+
+    def note_scheduled(self, time_s: float) -> None:
+        """The first of its completions got a place in a step."""
+        if self.metrics.scheduled_time_s is None:
+            self.metrics.scheduled_time_s = time_s
+            self._scheduler_base_s = self._step_times.scheduler_s
+            self._model_base_s = self._step_times.model_s
+
+    def _put(self, completions: list[CompletionOutput], num_dropped_tokens: int = 0) -> None:
+        is_delta = self.output_kind is RequestOutputKind.DELTA
+        if self.num_unfinished == 0:
+            self.metrics.scheduler_time_s = self._step_times.scheduler_s - self._scheduler_base_s
+            self.metrics.model_time_s = self._step_times.model_s - self._model_base_s
+        prompt_logprobs = self.prompt_logprobs if not is_delta or self.has_new_prompt_logprobs else None
+        self.has_new_prompt_logprobs = False
+        self.collector.put(
+            RequestOutput(
+                request_id=self.request_id,
+                prompt=self.prompt,
+                prompt_token_ids=self.prompt_token_ids,
+                prompt_logprobs=prompt_logprobs,
+                outputs=completions,
+                finished=self.num_unfinished == 0,
+                metrics=self.metrics,
+                num_cached_tokens=self.num_cached_tokens,
+                num_dropped_tokens=num_dropped_tokens,
+                prompt_index=self._prompt_index,
+            )
+        )
+
+
+def _num_tokens(completions: Sequence[CompletionOutput]) -> int:
+    return sum(len(completion.token_ids) for completion in completions)
+
+
+def _best(completions: list[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The `n` completions of the highest mean log-probability, best first, if there are more than `n`."""
+    if len(completions) <= n:
+        return completions
+
+    def negative_mean_logprob(completion: CompletionOutput) -> float:
+        return -(completion.cumulative_logprob or 0.0) / max(len(completion.token_ids), 1)
+
+    best = sorted(completions, key=negative_mean_logprob)[:n]
+    return [dataclasses.replace(completion, index=index) for index, completion in enumerate(best)]
+
+
+class CompletionState:
+    """One completion: its tokens, its text on the way out, and what has been delivered of both."""
+
+    def __init__(
+        self,
+        parent: RequestState,
+        index: int,
+        request_id: str,
+        tokenizer: Tokenizer | None,
+        detokenizer: Detokenizer | None,
+        stop: StopStringStream | None,
+    ) -> None:
+        self.parent = parent
+        self.index = index
+        self.request_id = request_id
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] | None = None
+        self.cumulative_logprob: float | None = None
+        if parent.sampling_params.logprobs is not None:
+            self.logprobs, self.cumulative_logprob = [], 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.first_token_time_s: float | None = None
+        self.last_token_time_s: float | None = None
+        self.scheduled_time_s: float | None = None
+        self.num_preemptions = 0
+        self._tokenizer = tokenizer
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self._text_parts: list[str] = []
+        self._num_delivered_tokens = 0
+        params = parent.sampling_params
+        # Nothing is generated: the step computes the prompt, and its token is dropped.
+        self.is_prompt_only = params.max_tokens == 0
+        self._min_tokens = params.min_tokens
+        self._stream_interval = params.stream_interval
+        self._is_end_shown = params.include_stop_str_in_output
+
+    def note_status(self, status: RequestStatus, time_s: float) -> None:
+        """The engine core says that it entered a state."""
+        parent = self.parent
+        if status is RequestStatus.RUNNING:
+            if self.scheduled_time_s is None:
+                self.scheduled_time_s = time_s
+                parent.note_scheduled(time_s)
+        elif status in (RequestStatus.PREEMPTED, RequestStatus.SWAPPED):
+            self.num_preemptions += 1
+            parent.metrics.num_preemptions += 1
+        elif status is RequestStatus.WAITING and parent.metrics.queued_time_s is None:
+            parent.metrics.queued_time_s = time_s
+
+    def append_all(self, output: EngineCoreOutput) -> bool:
+        """Appends the tokens of a step; True if a stop string ends the completion, and tokens after it are dropped."""
+        last = len(output.new_token_ids) - 1
+        hidden = last if output.finish_reason is FinishReason.STOP and not self._is_end_shown else -1
+        for position, token_id in enumerate(output.new_token_ids):
+            self.token_ids.append(token_id)
+            if output.logprobs is not None:  # asked for, or needed to choose the best completions
+                self._append_logprobs(output.logprobs[position])
+            if self._detokenizer is not None and position != hidden:
+                text = self._detokenizer.append(token_id)
+                if self._stop is None:
+                    self._text_parts.append(text)
+                elif text and self._show(text, self._stop):
+                    return True
+        return False
+
+    def _append_logprobs(self, logprobs: TokenLogprobs | None) -> None:
+        if logprobs is None:
+            return
+        logprob = max(logprobs.logprobs[0], LOWEST_LOGPROB)
+        self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprob
+        if self.logprobs is not None:
+            self.logprobs.append(logprobs_dict(logprobs, self._tokenizer))
+
+    def finish(self, finish_reason: str, stop_reason: int | str | None) -> None:
+        """Ends it, and lets out what was held back: part of a character, then what looked like a stop string."""
+        self.finish_reason, self.stop_reason = finish_reason, stop_reason
+        if self._detokenizer is None:
+            return
+        text, stop = self._detokenizer.finish(), self._stop
+        if stop is None:
+            self._text_parts.append(text)
+        elif text and self._show(text, stop):
+            self.finish_reason, self.stop_reason = "stop", stop.matched
+        else:
+            self._text_parts.append(stop.finish())
+
+    def finish_with_stop_string(self) -> None:
+        """Ends it at the stop string just found."""
+        self.finish_reason, self.stop_reason = "stop", self._stop.matched if self._stop else None
+
+    def output(self) -> CompletionOutput | None:
+        """The output to deliver now; None where a delta is too short."""
+        if self.parent.output_kind is not RequestOutputKind.DELTA:
+            self._join()
+            token_ids, logprobs, text = list(self.token_ids), self.logprobs, "".join(self._text_parts)
+        else:
+            start = self._num_delivered_tokens
+            token_ids, logprobs = self.token_ids[start:], self.logprobs
+            if start and self.finish_reason is None and len(token_ids) < self._stream_interval:
+                return None
+            if not token_ids and self.finish_reason is None:
+                return None
+            logprobs = None if logprobs is None else logprobs[start:]
+            text = "".join(self._text_parts)
+            self._text_parts.clear()
+            self._num_delivered_tokens = len(self.token_ids)
+        return CompletionOutput(
+            self.index, text, token_ids, self.cumulative_logprob, logprobs and list(logprobs),
+            self.finish_reason, self.stop_reason,
+        )  # fmt: skip
+
+    def _join(self) -> None:
+        if len(self._text_parts) > 1:
+            self._text_parts[:] = ["".join(self._text_parts)]
+
+    def _show(self, text: str, stop: StopStringStream) -> bool:
+        """Adds text as far as it cannot begin a stop string; True if one is complete."""
+        if len(self.token_ids) <= self._min_tokens:
+            self._text_parts.append(stop.append_unsearched(text))
+            return False
+        self._text_parts.append(stop.append(text))
+        return stop.matched is not None

@@ -1,0 +1,1 @@
+"""Requests that return vectors, labels or scores."""

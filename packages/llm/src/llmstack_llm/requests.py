@@ -1,0 +1,107 @@
+"""Requests of the engine front ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmstack_llm import request_errors
+from llmstack_llm.admission.sampling import CheckedSampling
+from llmstack_types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation to render.
+
+    Attributes:
+        add_generation_prompt: Whether the prompt ends where an assistant's message begins.
+        continue_final_message: Whether the answer continues the last message instead.
+        chat_template: Text of a template that replaces the model's.
+        template_kwargs: Further variables of the template.
+        is_cut: Whether the prompt's tokens are cut afterwards, so that it may be longer than the context.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    template_kwargs: Mapping[str, Any] | None = None
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A rendered conversation, as text and as token ids."""
+
+    text: str
+    token_ids: list[int]
+
+
+PromptInput = str | Sequence[int] | Mapping[str, Any] | RenderedPrompt
+"""Text, token ids, a rendered conversation, or vLLM's dict with `prompt` or `prompt_token_ids`.
+
+With both keys the token ids count, and the text is only shown.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to complete, with checked sampling fields.
+
+    Attributes:
+        request_id: Unique among the requests in flight.
+        sampling: The fields as `AsyncLLM.check_sampling` returns them.
+        param: The request's name of the prompt, for errors.
+        priority: Lower ones run first, under the scheduling policy `priority`.
+        cache_salt: Only requests with the same salt share cached prefixes.
+        default_max_tokens: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
+        add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
+    """
+
+    request_id: str
+    prompt: PromptInput
+    sampling: CheckedSampling
+    param: str = "prompt"
+    priority: int = 0
+    cache_salt: str = ""
+    default_max_tokens: int | None = None
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRequest:
+    """A prompt and its parameters after every check; `InputProcessor.admit` makes them.
+
+    Attributes:
+        prompt: The text, or None where token ids were given.
+        sampling_params: With `max_tokens` and `seed`; `max_tokens` 0 means that nothing is generated.
+        param: The request's name of the prompt.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    param: str = field(default="prompt", compare=False)
+
+
+def text_and_ids_of(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:
+    """The text and the token ids of a prompt in vLLM's form, each None where it is not given.
+
+    Raises:
+        InvalidRequestError: A key or a type is wrong.
+    """
+    for key in prompt:
+        if key not in ("prompt", "prompt_token_ids"):
+            raise request_errors.unsupported_parameter(request_errors.echo(key), f"'{request_errors.echo(key)}'")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise request_errors.invalid_type(param, "a string", text)
+    if token_ids is None and text is None:
+        raise request_errors.invalid_type(param, "a string or an array of token ids", None)
+    if token_ids is not None and not isinstance(token_ids, list | tuple):
+        raise request_errors.invalid_type(param, "an array of token ids", token_ids)
+    return text, None if token_ids is None else list(token_ids)

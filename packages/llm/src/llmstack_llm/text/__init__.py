@@ -1,0 +1,1 @@
+"""Tokenization, detokenization, stop strings and bad words."""

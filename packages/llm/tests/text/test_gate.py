@@ -1,0 +1,197 @@
+"""Order and bounds of work on long texts."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from llmstack_llm.text import gate
+from llmstack_llm.text.gate import MAX_LARGE_CHARS, MAX_SMALL_CHARS, TextGate
+from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP
+from llmstack_types import ServerOverloadedError
+
+SMALL, LARGE = MAX_SMALL_CHARS, MAX_LARGE_CHARS
+
+
+class Work:
+    """Work in threads that ends when the test says so.
+
+    Attributes:
+        started: Names in the order in which the work began.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self._name_to_end: dict[str, threading.Event] = {}
+
+    def run(self, name: str) -> str:
+        self.started.append(name)
+        self.end_of(name).wait(10)
+        return name
+
+    def end_of(self, name: str) -> threading.Event:
+        return self._name_to_end.setdefault(name, threading.Event())
+
+    def end_all(self, *names: str) -> None:
+        for name in names:
+            self.end_of(name).set()
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come")
+
+
+def begin(texts: TextGate, work: Work, name: str, num_chars: int) -> asyncio.Task[str]:
+    return asyncio.ensure_future(texts.run(num_chars, work.run, name))
+
+
+async def begin_all(texts: TextGate, work: Work, sizes: dict[str, int]) -> list[asyncio.Task[str]]:
+    tasks = []
+    for name, num_chars in sizes.items():
+        tasks.append(begin(texts, work, name, num_chars))
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def ended(tasks: list[asyncio.Task[str]]) -> None:
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+
+
+async def test_a_short_text_needs_no_thread():
+    threads = [await TextGate().run(size, threading.get_ident) for size in (MAX_CHARS_ON_LOOP, MAX_CHARS_ON_LOOP + 1)]
+    assert threads[0] == threading.get_ident() != threads[1]
+
+
+async def test_a_small_text_does_not_wait_for_large_ones():
+    texts, work = TextGate(), Work()
+    tasks = await begin_all(texts, work, {f"large {index}": 4 * LARGE for index in range(7)})
+    small = begin(texts, work, "small", 10_000)
+    work.end_all("small")
+    assert await asyncio.wait_for(small, 10) == "small"
+    assert work.started == ["large 0", "small"]
+    assert texts.num_waiting == 6
+    work.end_all(*(f"large {index}" for index in range(7)))
+    await ended(tasks)
+    assert texts.num_waiting == 0
+
+
+async def test_the_characters_in_work_are_bounded():
+    texts, work = TextGate(), Work()
+    tasks = await begin_all(texts, work, dict.fromkeys("abc", LARGE // 2))
+    await wait_for(lambda: len(work.started) == 2)
+    assert texts.num_waiting == 1
+    work.end_all("a")
+    await wait_for(lambda: len(work.started) == 3)
+    work.end_all(*"bc")
+    await ended(tasks)
+
+
+async def test_shorter_texts_overtake_but_none_waits_for_more_than_its_own_length():
+    texts, work = TextGate(), Work()
+    sizes = {"first": LARGE, "long": LARGE, **{f"short {index}": LARGE // 4 for index in range(3)}}
+    tasks = await begin_all(texts, work, sizes)
+    work.end_all("first")
+    await wait_for(lambda: len(work.started) == 4)
+    assert work.started[1:] == ["short 0", "short 1", "short 2"]
+    tasks += await begin_all(texts, work, {f"late {index}": LARGE // 4 for index in range(8)})
+    work.end_all("long", *(f"short {index}" for index in range(3)), *(f"late {index}" for index in range(8)))
+    await ended(tasks)
+    assert work.started.index("long") < work.started.index("late 7")
+
+
+async def test_a_cancelled_caller_leaves_the_queue_to_the_others():
+    texts, work = TextGate(), Work()
+    working, waiting, next_one = await begin_all(texts, work, {"a": LARGE // 2, "b": LARGE - 1, "c": LARGE // 2})
+    waiting.cancel()
+    third = begin(texts, work, "d", LARGE)
+    await wait_for(lambda: work.started == ["a", "c"])
+    third.cancel()
+    await ended([waiting, third])
+    assert texts.num_waiting == 0
+    work.end_all("a", "c")
+    await ended([working, next_one])
+    assert work.started == ["a", "c"]
+
+
+async def test_work_of_a_caller_that_left_still_counts_until_its_thread_ends():
+    texts, work = TextGate(), Work()
+    left = begin(texts, work, "left", LARGE)
+    await wait_for(lambda: work.started == ["left"])
+    left.cancel()
+    await ended([left])
+    second = begin(texts, work, "second", LARGE)
+    await asyncio.sleep(0.02)
+    assert work.started == ["left"]
+    work.end_all("left", "second")
+    assert await asyncio.wait_for(second, 10) == "second"
+
+
+async def test_who_leaves_at_the_moment_of_the_start_gives_the_place_back():
+    texts, work = TextGate(), Work()
+    tasks = await begin_all(texts, work, {"a": LARGE, "b": LARGE, "c": LARGE})
+    await wait_for(lambda: work.started == ["a"])
+    texts._large.leave(LARGE)  # "b" may start, and its task has not run since
+    tasks[1].cancel()
+    await wait_for(lambda: "c" in work.started)
+    assert work.started == ["a", "c"]
+    work.end_all("a", "c")
+    texts._large._working_chars += LARGE  # what was given back above
+    await ended(tasks)
+
+
+async def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    texts, work = TextGate(), Work()
+    monkeypatch.setattr(gate, "MAX_WAITING_CHARS", 3 * LARGE)
+    tasks = await begin_all(texts, work, {"a": LARGE, "b": 4 * LARGE})  # alone in the queue, so never refused
+    with pytest.raises(ServerOverloadedError) as caught:
+        await texts.run(LARGE, work.run, "c")
+    assert caught.value.reason == "tokenization"
+    monkeypatch.setattr(gate, "MAX_WAITERS", 1)
+    with pytest.raises(ServerOverloadedError):
+        await texts.run(SMALL + 1, work.run, "d")
+    work.end_all("a", "b", "e")
+    await ended([*tasks, begin(texts, work, "e", SMALL)])
+    assert sorted(work.started) == ["a", "b", "e"]
+
+
+async def test_an_error_reaches_the_caller_and_frees_the_place():
+    texts = TextGate()
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            await texts.run(2 * LARGE, lambda: 1 / 0)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc")
+def test_memory_returns_after_large_texts():
+    source = (
+        "import asyncio; from pathlib import Path\n"
+        "from tokenizers.pre_tokenizers import ByteLevel\n"
+        "from llmstack_llm.testing import byte_tokenizer\n"
+        "from llmstack_llm.text.gate import TextGate\n"
+        "from llmstack_llm.text.tokenizer import Tokenizer\n"
+        "def rss(): return int(Path('/proc/self/statm').read_text().split()[1]) * 4096 >> 20\n"
+        "async def run():\n"
+        "    backend = byte_tokenizer()\n"
+        "    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)  # words, as in a real vocabulary\n"
+        "    texts, tokenizer = TextGate(), Tokenizer(backend)\n"
+        "    count = lambda text: len(tokenizer.encode(text))\n"
+        "    before = rss()\n"
+        "    sizes = [1 << 20] * 3\n"
+        "    found = await asyncio.gather(*[texts.run(size, count, 'x y' * (size // 3)) for size in sizes])\n"
+        "    assert found == [size // 3 * 3 for size in sizes]\n"
+        "    print(before, rss())\n"
+        "asyncio.run(run())\n"
+    )
+    out = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True).stdout
+    before, after = map(int, out.split())
+    assert after - before < 32

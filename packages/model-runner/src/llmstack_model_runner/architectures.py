@@ -1,0 +1,71 @@
+"""The table of architectures, which installed packages may extend; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+ENTRY_POINT_GROUP = "llmstack.architectures"
+OLD_GROUP = "llmstack.models_out_of_tree"
+"""Name of the group before 0.2. Its entries are read until 0.3, with a deprecation line in the log."""
+
+ARCHITECTURES: Mapping[str, str] = {
+    "BloomForCausalLM": "llmstack_model_runner.models.bloom:Bloom",
+    "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
+    "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
+    "GPTJForCausalLM": "llmstack_model_runner.models.gptj:GPTJ",
+    "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
+    "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
+    "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",
+    "Gemma3ForConditionalGeneration": "llmstack_model_runner.models.gemma:Gemma3WithVision",
+    "GemmaForCausalLM": "llmstack_model_runner.models.gemma:Gemma",
+    "LlamaForCausalLM": "llmstack_model_runner.models.llama:Llama",
+    "MistralForCausalLM": "llmstack_model_runner.models.llama:Mistral",
+    "MixtralForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Mixtral",
+    "OPTForCausalLM": "llmstack_model_runner.models.opt:OPT",
+    "Phi3ForCausalLM": "llmstack_model_runner.models.phi:Phi3",
+    "PhiForCausalLM": "llmstack_model_runner.models.phi:Phi",
+    "Qwen2ForCausalLM": "llmstack_model_runner.models.llama:Qwen2",
+    "Qwen3ForCausalLM": "llmstack_model_runner.models.llama:Qwen3",
+    "Qwen3MoeForCausalLM": "llmstack_model_runner.models.mixture_of_experts:Qwen3Moe",
+    "StableLmForCausalLM": "llmstack_model_runner.models.stablelm:StableLM",
+}
+
+# The head of a masked language model is not loaded.
+ENCODERS: Mapping[str, str] = {
+    "BertForMaskedLM": "llmstack_model_runner.models.bert:Bert",
+    "BertForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:BertClassifier",
+    "BertModel": "llmstack_model_runner.models.bert:Bert",
+    "DistilBertForMaskedLM": "llmstack_model_runner.models.distilbert:DistilBert",
+    "DistilBertForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:DistilBertClassifier",
+    "DistilBertModel": "llmstack_model_runner.models.distilbert:DistilBert",
+    "RobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
+    "RobertaForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:RobertaClassifier",
+    "RobertaModel": "llmstack_model_runner.models.bert:Roberta",
+    "XLMRobertaForMaskedLM": "llmstack_model_runner.models.bert:Roberta",
+    "XLMRobertaForSequenceClassification": "llmstack_model_runner.models.encoder_classifier:RobertaClassifier",
+    "XLMRobertaModel": "llmstack_model_runner.models.bert:Roberta",
+}
+
+# Decoders for pooling: architecture to the causal language model it is built from, and the class that wraps it.
+POOLING_DECODERS: Mapping[str, tuple[str, str]] = {
+    f"{family}{suffix}": (decoder, base)
+    for family, decoder in {
+        "GPT2": "GPT2LMHeadModel",
+        "Llama": "LlamaForCausalLM",
+        "Mistral": "MistralForCausalLM",
+        "Qwen2": "Qwen2ForCausalLM",
+        "Qwen3": "Qwen3ForCausalLM",
+    }.items()
+    for suffix, base in {"Model": "PoolingDecoder", "ForSequenceClassification": "DecoderClassifier"}.items()
+}
+
+
+def supported_architectures() -> list[str]:
+    """Names that `load_model_class` knows, including those of installed packages."""
+    return sorted({*ARCHITECTURES, *ENCODERS, *POOLING_DECODERS, *installed_architectures()})
+
+
+def installed_architectures() -> dict[str, EntryPoint]:
+    """Architecture to the entry point of the package that adds it; the current group wins over the old one."""
+    return {entry.name: entry for group in (OLD_GROUP, ENTRY_POINT_GROUP) for entry in entry_points(group=group)}

@@ -1,0 +1,59 @@
+"""Checks of device and model configuration before weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from llmstack_types.vocabulary import Device, words_of
+
+_LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores, and copies that a kernel does not wait for
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device for `auto`, `cpu` or `cuda`; `auto` prefers a GPU.
+
+    Raises:
+        ValueError: The name is unknown, there is no GPU, or the kernels do not support it.
+    """
+    if name not in words_of(Device):
+        *others, last = words_of(Device)
+        raise ValueError(f"device {name!r} is unknown; use {', '.join(others)} or {last}")
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ValueError("device cuda is not available: torch finds no GPU")
+    if name == "cpu" or not has_gpu:
+        return torch.device("cpu")
+    _check_capability(torch.cuda.get_device_capability())
+    return torch.device("cuda")
+
+
+def _check_capability(capability: tuple[int, int]) -> None:
+    if capability < _LEAST_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (_LEAST_CAPABILITY, capability))
+        raise ValueError(
+            f"the GPU has compute capability {found}, and {needed} is needed; "
+            "set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
+        )
+
+
+def check_max_model_len(max_model_len: int, num_positions: int) -> None:
+    """Raises ValueError if requests could grow beyond the model's positions."""
+    if max_model_len > num_positions:
+        raise ValueError(
+            f"max_model_len {max_model_len} is more than the {num_positions} positions that the model supports"
+        )
+
+
+def architecture(model_config: Mapping[str, Any]) -> str:
+    """The name of the model's architecture; `model_config` is the parsed config.json.
+
+    Raises:
+        ValueError: The configuration names no architecture.
+    """
+    architectures = model_config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ValueError("config.json names no architecture: the list `architectures` is missing or empty")
+    return architectures[0]

@@ -1,0 +1,56 @@
+"""Attention metadata: rows of a flat batch, and slots of their keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTables:
+    """What differs from group to group of layers."""
+
+    block_tables: torch.Tensor  # [num_rows, max_blocks_per_row]
+    slot_mapping: torch.Tensor  # [num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Layout of one step, shared by all layers.
+
+    Rows are requests and tokens are flat. Row i owns the tokens [query_start_loc[i], query_start_loc[i + 1]), which are
+    the last ones of its context of seq_lens[i] tokens.
+
+    Attributes:
+        query_start_loc: Prefix sums of the rows' scheduled tokens; int32.
+        seq_lens: Context length of each row including this step's tokens; int32.
+        block_tables: Block ids of each row, padded with 0; int32.
+        slot_mapping: Where each token's KV is written: block_id * block_size + offset; int64.
+        query_start_loc_list: `query_start_loc` as Python integers, so that CPU kernels need not read the tensor; None
+            if only the device has the values.
+        seq_lens_list: `seq_lens` as Python integers, or None.
+        max_query_len: Largest number of tokens of a row in this step; 1 means that every row decodes.
+        max_seq_len: Longest context, or an upper bound if only the device has the values.
+        groups: The same step for each group of layers with block tables of its own; empty where all layers share one.
+        layer_to_group: By layer, its place in `groups`.
+    """
+
+    query_start_loc: torch.Tensor  # [num_rows + 1]
+    seq_lens: torch.Tensor  # [num_rows]
+    block_tables: torch.Tensor  # [num_rows, max_blocks_per_row]
+    slot_mapping: torch.Tensor  # [num_tokens]
+    query_start_loc_list: list[int] | None
+    seq_lens_list: list[int] | None
+    max_query_len: int
+    max_seq_len: int
+    groups: tuple[AttentionMetadata, ...] = ()
+    layer_to_group: tuple[int, ...] = ()
+
+    def with_groups(self, tables: Sequence[GroupTables], layer_to_group: tuple[int, ...]) -> AttentionMetadata:
+        """The same step for layers in groups; the tables here are those of the first group."""
+        if not layer_to_group:
+            return self
+        groups = tuple(replace(self, block_tables=own.block_tables, slot_mapping=own.slot_mapping) for own in tables)
+        return replace(self, groups=groups, layer_to_group=layer_to_group)

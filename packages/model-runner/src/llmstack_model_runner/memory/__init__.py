@@ -1,0 +1,1 @@
+"""Memory of the KV cache: data type, size, and copies of blocks."""

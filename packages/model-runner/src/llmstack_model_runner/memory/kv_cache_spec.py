@@ -1,0 +1,56 @@
+"""KV cache spec: the facts about a loaded model that the engine core receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from llmstack_model_runner.memory.kv_cache_dtype import dtype_name
+from llmstack_model_runner.models import CausalLM, Classifier, Encoder, Model
+from llmstack_model_runner.models.config_values import embedding_size
+from llmstack_types import KVCacheGroupSpec, KVCacheSpec
+
+
+def make_kv_cache_spec(
+    model: Model,
+    model_config: Mapping[str, Any],
+    dtype: torch.dtype,
+    block_size: int,
+    device: torch.device,
+    kv_cache_dtype: torch.dtype | None = None,
+    groups: tuple[KVCacheGroupSpec, ...] = (),
+) -> KVCacheSpec:
+    """Shape of the KV storage, and what the model can do.
+
+    Args:
+        model: The model; after `load_weights`, since only then all of its facts are certain.
+        model_config: The parsed config.json.
+        dtype: What the model computes in.
+        block_size: Tokens per block.
+        device: Where it computes.
+        kv_cache_dtype: Data type of keys and values; None means `dtype`.
+        groups: Layers with block tables of their own, from `group_layers`; none if all layers share one.
+    """
+    spec = model.kv_spec
+    stored_as = dtype if kv_cache_dtype is None else kv_cache_dtype
+    num_layers = max((len(group.layers) for group in groups), default=spec.num_layers)
+    token_bytes = 2 * num_layers * spec.num_kv_heads * spec.head_dim * stored_as.itemsize
+    return KVCacheSpec(
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=block_size,
+        dtype=dtype_name(dtype),
+        # Without KV the blocks only bound the tokens in flight; one byte each accounts for the block tables.
+        bytes_per_block=token_bytes * block_size or 1,
+        vocab_size=spec.vocab_size,
+        device=device.type,
+        embedding_size=embedding_size(model_config),
+        is_generative=isinstance(model, CausalLM),
+        is_causal=not isinstance(model, Encoder),
+        num_labels=model.num_labels if isinstance(model, Classifier) else 0,
+        kv_cache_dtype=dtype_name(stored_as),
+        groups=groups,
+    )

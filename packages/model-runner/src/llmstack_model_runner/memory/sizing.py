@@ -1,0 +1,58 @@
+"""Memory sizes on a CPU, and release of freed memory on any device."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+import torch
+
+from llmstack_model_runner.device.host_limits import available_memory_bytes
+
+_MAX_HOST_KV_BYTES = 4 << 30
+_HOST_SHARE = 0.4
+_LOGITS_COPIES = 4
+"""Number of float32 tensors of the size of the logits that the sampler holds at once."""
+
+
+def host_kv_bytes(available_bytes: int | None) -> int:
+    """Default size of the KV cache on a CPU, whose memory is shared: 40 % of what is available, at most 4 GiB."""
+    if available_bytes is None:
+        return _MAX_HOST_KV_BYTES
+    return min(_MAX_HOST_KV_BYTES, int(available_bytes * _HOST_SHARE))
+
+
+def available_host_kv_bytes() -> int:
+    """Default size of the KV cache, measured after the weights are loaded."""
+    return host_kv_bytes(available_memory_bytes())
+
+
+def obtainable_host_kv_bytes(working_bytes: int) -> int:
+    """The most memory that the KV cache could use now; `sys.maxsize` if the system reports no limit.
+
+    `working_bytes`: Memory that a step needs besides weights and KV cache.
+    """
+    available_bytes = available_memory_bytes()
+    return sys.maxsize if available_bytes is None else max(0, available_bytes - working_bytes)
+
+
+def return_freed_memory(device: torch.device) -> None:
+    """Returns freed memory to the system instead of keeping it in allocators."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc's
+        libc.malloc_trim(0)
+
+
+def working_bytes(max_num_batched_tokens: int, max_num_logits: int, vocab_size: int, token_bytes: int) -> int:
+    """Upper estimate of a step's activations and logits in bytes.
+
+    Args:
+        max_num_batched_tokens: Tokens in a step.
+        max_num_logits: Tokens with logits in a step.
+        vocab_size: Width of the logits.
+        token_bytes: Bytes of one token's keys and values in all layers, also the estimate for a layer's activations.
+    """
+    return max_num_batched_tokens * token_bytes + _LOGITS_COPIES * max_num_logits * vocab_size * 4

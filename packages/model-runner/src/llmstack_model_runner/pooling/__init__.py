@@ -1,1 +1,0 @@
-"""From the hidden states of a prompt to one vector."""

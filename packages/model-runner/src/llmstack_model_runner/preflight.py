@@ -1,0 +1,158 @@
+"""Checks of a model before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from llmstack_model_files import (
+    ModelFilesError,
+    TensorInfo,
+    check_safetensors,
+    overridden,
+    read_json,
+    safetensors_files,
+)
+from llmstack_model_runner.architectures import supported_architectures
+from llmstack_model_runner.device.host_limits import memory_limit_bytes
+from llmstack_types import ModelRunnerConfig
+from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES, QuantizationScheme, words_of
+
+_INSTALL = "pip install 'llmstack-model-runner[transformers]'"
+_QUANTIZED_FIELDS = ("quantization_config", "compression_config")
+_SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4}
+_DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8}
+_LEAST_KV_BITS = 16
+_GIB = 1 << 30
+
+
+def find_problems(
+    config: ModelRunnerConfig,
+    *,
+    num_blocks: int | None = None,
+    kv_cache_bytes: int | None = None,
+    is_max_model_len_explicit: bool = False,
+    root: Path = Path("/"),
+) -> list[str]:
+    """Reasons why the model cannot run on this machine, a sentence each; empty if none is known.
+
+    `num_blocks`, `kv_cache_bytes`: The size of the KV cache, where it is given.
+    `is_max_model_len_explicit`: Whether one request of `max_model_len` must fit; else one block must.
+    `root`: Where `proc`, `sys` and `dev` are found.
+    """
+    folder = Path(config.model_path)
+    try:
+        model_config = overridden(read_json(folder, "config.json"), json.loads(config.hf_overrides or "{}"))
+    except ModelFilesError as error:
+        return [str(error)]
+    problems = [*_architecture_problems(model_config, config.model_impl)]
+    try:
+        refuse_quantized_checkpoint(model_config)
+    except ValueError as error:
+        problems.append(str(error))
+    weight_bytes = 0
+    if config.load_format != "dummy":
+        try:
+            weight_bytes = _least_weight_bytes(folder, config)
+        except ModelFilesError as error:
+            problems.append(str(error))
+    num_tokens = config.max_model_len if is_max_model_len_explicit else config.block_size
+    token_bytes = _least_token_bytes(model_config, config.kv_cache_dtype)
+    if model_config.get("sliding_window") or model_config.get("layer_types"):
+        num_tokens, num_blocks = min(num_tokens, config.block_size), 1  # layers may hold less than the whole request
+    kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or num_tokens * token_bytes
+    return [*problems, *_memory_problems(weight_bytes, kv_bytes, config.device, root)]
+
+
+def refuse_quantized_checkpoint(config: Mapping[str, Any]) -> None:
+    """Raises ValueError if the checkpoint's weights are quantized already, by any method."""
+    for name in _QUANTIZED_FIELDS:
+        found = config.get(name)
+        if found:
+            method = found.get("quant_method") if isinstance(found, Mapping) else None
+            *schemes, last = words_of(QuantizationScheme)
+            raise ValueError(
+                f"config.json: {name}: the weights are quantized already (by {str(method)[:64]}); only weights in full "
+                f"precision are supported, which the option `quantization` rounds to {', '.join(schemes)} or {last}."
+            )
+
+
+def _architecture_problems(model_config: Mapping[str, Any], model_impl: str) -> Iterator[str]:
+    architectures = model_config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    transformers = find_spec("transformers")
+    if not isinstance(name, str):
+        yield "config.json names no architecture: the list `architectures` is missing or empty."
+    elif model_impl == "transformers":
+        if transformers is None:
+            yield f"model_impl transformers needs the package transformers: {_INSTALL}."
+    elif name not in supported_architectures():
+        unsupported = f"config.json: the architecture {name[:64]!r} is not supported"
+        if model_impl == "llmstack":
+            yield f"{unsupported} by model_impl llmstack; use another model, or model_impl auto."
+        elif transformers is None:
+            yield f"{unsupported}, and the package transformers is not installed, which may support it: {_INSTALL}."
+        elif not _may_be_known_to_transformers(name, transformers.origin):
+            yield f"{unsupported}, nor is it by transformers; docs/models.md lists those that are."
+
+
+def _may_be_known_to_transformers(name: str, origin: str | None) -> bool:
+    """Whether the table of transformers names the architecture; its text is searched, since importing takes torch."""
+    if origin is None:
+        return True
+    try:
+        table = (Path(origin).parent / "models/auto/modeling_auto.py").read_text(encoding="utf-8")
+    except OSError:
+        return True  # another layout, which the runner knows better
+    return f'"{name}"' in table
+
+
+def _least_weight_bytes(folder: Path, config: ModelRunnerConfig) -> int:
+    """A lower bound of the weights in memory."""
+    tensors = [info for path in safetensors_files(folder) for info in check_safetensors(path).values()]
+    return sum(_least_bytes(info, config) for info in tensors)
+
+
+def _least_bytes(info: TensorInfo, config: ModelRunnerConfig) -> int:
+    stored = info.end - info.start
+    if config.quantization is not None and len(info.shape) > 1:
+        return min(stored, math.prod(info.shape) * _SCHEME_TO_BITS.get(config.quantization, 4) // 8)
+    bits = _DTYPE_TO_BITS.get(DTYPE_ALIASES.get(config.dtype, config.dtype))
+    return stored if bits is None else math.prod(info.shape) * bits // 8
+
+
+def _least_token_bytes(model_config: Mapping[str, Any], kv_cache_dtype: str) -> int:
+    """A lower bound of the keys and values of a token in all layers; 0 where the configuration does not say."""
+    text = model_config.get("text_config") or model_config
+    num_layers = _first_int(text, "num_hidden_layers", "n_layer")
+    num_heads = _first_int(text, "num_attention_heads", "n_head")
+    hidden_size = _first_int(text, "hidden_size", "n_embd")
+    if not (num_layers and num_heads and hidden_size):
+        return 0
+    is_multi_query = bool(text.get("multi_query"))
+    num_kv_heads = _first_int(text, "num_key_value_heads", "num_kv_heads") or (1 if is_multi_query else num_heads)
+    head_dim = _first_int(text, "head_dim") or hidden_size // num_heads
+    bits = _DTYPE_TO_BITS.get(KV_CACHE_DTYPE_ALIASES.get(kv_cache_dtype, kv_cache_dtype), _LEAST_KV_BITS)
+    return 2 * num_layers * min(num_kv_heads, num_heads) * head_dim * bits // 8
+
+
+def _first_int(config: Mapping[str, Any], *names: str) -> int:
+    found = (config.get(name) for name in names)
+    return next((value for value in found if type(value) is int and value > 0), 0)
+
+
+def _memory_problems(weight_bytes: int, kv_bytes: int, device: str, root: Path) -> Iterator[str]:
+    """Nothing is known of a GPU's memory without torch, so this is about CPUs."""
+    has_gpu = any((root / "dev").glob("nvidia[0-9]*"))
+    limit = memory_limit_bytes(root)
+    if device == "cuda" or (device == "auto" and has_gpu) or limit is None or weight_bytes + kv_bytes <= limit:
+        return
+    weights, kv, memory = (f"{size / _GIB:.1f} GiB" for size in (weight_bytes, kv_bytes, limit))
+    yield (
+        f"the model needs at least {weights} for weights and {kv} for the KV cache, and the memory limit is {memory}; "
+        "use a smaller model, --quantization int8, a smaller --max-model-len or a smaller KV cache."
+    )

@@ -1,0 +1,1 @@
+"""Steps: input batch, inputs, forward pass, sampling, and results."""

@@ -1,0 +1,90 @@
+"""Computation of a step: hidden states, logits, and sampling on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from llmstack_model_runner.models import CausalLM, Encoder, Model
+from llmstack_model_runner.models.base import KVCaches
+from llmstack_model_runner.models.label_head import LabelHead
+from llmstack_model_runner.ragged import IntArray, ragged_aranges
+from llmstack_model_runner.sampling import Sampler, SamplerOutput, TokenBitmask
+from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError, StepRows
+from llmstack_model_runner.steps.pooling import PooledRows, pool
+from llmstack_model_runner.steps.prepare_inputs import ModelInputs
+from llmstack_model_runner.steps.prompt_logprobs import PromptLogprobs, compute_prompt_logprobs
+from llmstack_types import TokenMasks
+
+MakeTokenMasks = Callable[[], TokenMasks]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Results of a step's forward pass."""
+
+    logits: torch.Tensor | None  # [num_logits, vocab_size] float32; None if no row samples
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
+    pooled: Sequence[PooledRows] = ()
+
+
+def compute(
+    model: Model,
+    batch: InputBatch,
+    step: StepRows,
+    inputs: ModelInputs,
+    kv_caches: KVCaches,
+    label_head: LabelHead | None,
+) -> Computed:
+    """Runs the model, and all computations that need its hidden states."""
+    hidden = _forward(model, inputs, kv_caches)
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
+    if batch.num_prompt_logprobs and isinstance(model, CausalLM):
+        prompt_logprobs = list(compute_prompt_logprobs(batch, step, inputs, hidden, model.compute_logits))
+    pooled = pool(batch, step, inputs, hidden, label_head) if len(batch.pooling) else ()
+    return Computed(_compute_logits(model, inputs, hidden), prompt_logprobs, pooled)
+
+
+def sample_on_host(
+    sampler: Sampler,
+    batch: InputBatch,
+    step: StepRows,
+    sampling_indices: IntArray,
+    logits: torch.Tensor,
+    bitmask: TokenBitmask | None,
+) -> SamplerOutput:
+    """Samples a token for each row of the logits, with parameters and tokens on the host.
+
+    `sampling_indices` are the rows of the step that the logits belong to.
+    """
+    rows = step.rows[sampling_indices]
+    num_places = step.num_drafts[sampling_indices] + 1
+    output_indices = ragged_aranges(batch.num_tokens[rows] - batch.num_prompt_tokens[rows], num_places)
+    metadata = batch.sampling.metadata(np.repeat(rows, num_places), output_indices, bitmask)
+    return sampler.sample(logits, metadata)
+
+
+def make_bitmask(step: StepRows, sampling_indices: IntArray, token_masks: MakeTokenMasks) -> TokenBitmask | None:
+    """Fetches the masks of a step whose forward pass is launched; None if no row that samples is constrained."""
+    masks = token_masks()
+    if not masks.request_ids:
+        return None
+    request_ids = [step.request_ids[index] for index in sampling_indices.tolist()]
+    return TokenBitmask.of(masks, request_ids, step.num_drafts[sampling_indices] + 1)
+
+
+def _forward(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> torch.Tensor:
+    """Hidden states of all tokens: [num_tokens, hidden_size]."""
+    arguments = (inputs.token_ids, inputs.positions, inputs.attention_metadata, kv_caches)
+    return model.forward(*arguments, inputs.token_types) if isinstance(model, Encoder) else model.forward(*arguments)
+
+
+def _compute_logits(model: Model, inputs: ModelInputs, hidden: torch.Tensor) -> torch.Tensor | None:
+    if not len(inputs.logits_indices):
+        return None
+    if not isinstance(model, CausalLM):
+        raise InputBatchError("a row is to sample, but the model has no output head")
+    return model.compute_logits(hidden[inputs.logits_indices])

@@ -1,0 +1,1 @@
+"""Steps on a GPU: rows on the device, captured decodes, asynchronous results."""

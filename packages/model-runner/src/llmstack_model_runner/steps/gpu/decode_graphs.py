@@ -1,0 +1,222 @@
+"""Captured decode steps at padded numbers of rows, from row state to tokens."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from llmstack_kernels.decode_inputs import FIRST_BLOCK, DecodeInputs, decode_inputs
+from llmstack_model_runner.device.runtime import DeviceRuntime, Graph, GraphCaptureError
+from llmstack_model_runner.device.staging import Staging
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
+from llmstack_model_runner.models.base import CausalLM, KVCaches
+from llmstack_model_runner.ragged import IntArray
+from llmstack_model_runner.steps.gpu.rows import DeviceRows
+from llmstack_model_runner.steps.gpu.sampling_rows import DeviceSamplingRows, SamplingVariant
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEFAULT_SIZE = 512
+_COMMON_SIZES = tuple(2**power for power in range(9))
+_COMMON_VARIANTS = (SamplingVariant.RANDOM, SamplingVariant.GREEDY)
+
+_Key = tuple[int, SamplingVariant | None]
+
+
+def decode_sizes(max_num_seqs: int, given: Sequence[int] = ()) -> list[int]:
+    """Numbers of rows to capture, ascending.
+
+    These are the given ones up to `max_num_seqs`, by default 1, 2, 4, then multiples of 8 or 16. Other steps are padded
+    to the next number: by at most a quarter from 32 rows on, where a row costs little besides reading the weights.
+    """
+    if given:
+        return sorted({size for size in given if 1 <= size <= max_num_seqs})
+    most = min(max_num_seqs, _MAX_DEFAULT_SIZE)
+    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16), most}
+    return sorted(size for size in sizes if size <= most)
+
+
+class DecodeGraphs:
+    """Replays decode steps, which are captured when they are first needed.
+
+    A graph contains inputs, model, sampler and the update of the rows. If the host takes part in sampling (grammars,
+    log-probabilities, rare parameters), it contains inputs and model only.
+
+    Capturing all sizes at the start would take some seconds (35 sizes in two variants, 50 to 100 ms each), also for
+    sizes that never occur. So the start captures the largest size, whose memory the others share, and the powers of
+    two, between which kernels change their shapes. Any other size delays its first step, with kernels already
+    compiled. Sizes listed by the user (`cuda_graph_sizes`) are all captured at the start.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: KVCaches,
+        rows: DeviceRows,
+        sampling: DeviceSamplingRows,
+        runtime: DeviceRuntime,
+        staging: Staging,
+        sizes: Sequence[int],
+        block_size: int,
+        layer_to_group: tuple[int, ...] = (),
+    ) -> None:
+        """`sizes`: Numbers of rows to capture, ascending; `layer_to_group`: as in `AttentionMetadata`."""
+        self._model = model
+        self._kv_caches = kv_caches
+        self._rows = rows
+        self._sampling = sampling
+        self._runtime = runtime
+        self._staging = staging
+        self._sizes = list(sizes)
+        self._block_size = block_size
+        self._graphs: dict[_Key, Graph] = {}
+        self._refused: set[_Key] = set()
+        self._reason_for_none = ""
+        self._layer_to_group = layer_to_group
+        num_rows, num_blocks = self._sizes[-1], rows.states[0].shape[1] - FIRST_BLOCK
+        device = runtime.device
+        self._max_seq_len = num_blocks * block_size
+        self._row_numbers = torch.full((num_rows,), rows.scratch_row, dtype=torch.int32, device=device)
+        self._known_row_numbers = np.full(num_rows, rows.scratch_row, dtype=np.int32)
+        self._inputs = [_empty_inputs(num_rows, num_blocks, device) for _ in rows.states]  # of each group of layers
+        self._query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        self._results = torch.empty(num_rows, dtype=torch.int32, device=device)
+        self._logits: torch.Tensor | None = None
+
+    def capture_common(self, *, all_sizes: bool) -> None:
+        """Captures common sizes, the largest first, so that the others share its memory."""
+        sizes = self._sizes if all_sizes else sorted({*_COMMON_SIZES, self._sizes[-1]} & set(self._sizes))
+        for size in reversed(sizes):
+            for variant in _COMMON_VARIANTS:
+                self._graph(size, variant)
+        logger.info("decode steps: %s", self.describe())
+
+    def sample(self, rows: IntArray, variant: SamplingVariant) -> torch.Tensor | None:
+        """Decodes, samples and advances the given rows of the state; None if no graph is available.
+
+        Returns the tokens in newly allocated memory, -1 for invalid ones: int32 [num_rows].
+        """
+        if not self._launch(rows, variant):
+            return None
+        self._rows.note_advance(rows)
+        return self._results[: len(rows)].clone()
+
+    def compute_logits(self, rows: IntArray) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Decodes the given rows, which the caller samples and advances; None if no graph is available.
+
+        Returns logits and row numbers, both overwritten by the next call: float32 [num_rows, vocab_size], int32
+        [num_rows].
+        """
+        if not self._launch(rows, None) or self._logits is None:
+            return None
+        return self._logits[: len(rows)], self._row_numbers[: len(rows)]
+
+    def drop(self) -> None:
+        """Frees the graphs, which are captured again when needed. No step may be in flight."""
+        self._graphs.clear()
+        self._refused.clear()
+        self._logits = None
+        self._runtime.graph_bytes = 0
+
+    def describe(self) -> str:
+        if self._reason_for_none:
+            return f"not captured: {self._reason_for_none}"
+        megabytes = self._runtime.graph_bytes / 1e6
+        captured = f"{len(self._graphs)} captured graphs of up to {self._sizes[-1]} rows use {megabytes:.0f} MB"
+        return f"{captured}; no memory for {len(self._refused)} more" if self._refused else captured
+
+    def _launch(self, rows: IntArray, variant: SamplingVariant | None) -> bool:
+        if len(rows) > self._sizes[-1] or self._reason_for_none:
+            return False
+        size = self._sizes[bisect_left(self._sizes, len(rows))]
+        graph = self._graph(size, variant)
+        if graph is None:
+            return False
+        padded = np.full(size, self._rows.scratch_row, dtype=np.int32)
+        padded[: len(rows)] = rows
+        self._place(padded)
+        graph.replay()
+        return True
+
+    def _place(self, row_numbers: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+        size = len(row_numbers)
+        if not np.array_equal(self._known_row_numbers[:size], row_numbers):
+            (sent,) = self._staging.send([row_numbers])
+            self._row_numbers[:size].copy_(sent)
+            self._known_row_numbers[:size] = row_numbers
+
+    def _graph(self, size: int, variant: SamplingVariant | None) -> Graph | None:
+        key = (size, variant)
+        if key not in self._graphs and key not in self._refused and not self._reason_for_none:
+            self._capture(key)
+        return self._graphs.get(key)
+
+    def _capture(self, key: _Key) -> None:
+        size, variant = key
+        # The capture executes the work once, on the scratch row.
+        self._place(np.full(size, self._rows.scratch_row, dtype=np.int32))
+        try:
+            if variant is None and self._logits is None:
+                shape = (self._sizes[-1], self._model.kv_spec.vocab_size)
+                self._logits = torch.empty(shape, dtype=torch.float32, device=self._runtime.device)
+            self._graphs[key] = self._runtime.capture(lambda: self._compute(size, variant))
+        except torch.OutOfMemoryError:
+            logger.warning("no memory to capture decode steps of %d rows: they run without a graph", size)
+            self._refused.add(key)
+        except GraphCaptureError as error:
+            logger.warning("decode steps cannot be captured and run without graphs: %s", error)
+            self._reason_for_none, self._graphs = str(error), {}
+
+    def _compute(self, size: int, variant: SamplingVariant | None) -> None:
+        rows, of_groups = self._row_numbers[:size], [_first(inputs, size) for inputs in self._inputs]
+        for state, of_group in zip(self._rows.states, of_groups, strict=True):
+            decode_inputs(state, rows, self._block_size, of_group)
+        inputs = of_groups[0]
+        metadata = AttentionMetadata(
+            query_start_loc=self._query_start_loc[: size + 1],
+            seq_lens=inputs.seq_lens,
+            block_tables=inputs.block_tables,
+            slot_mapping=inputs.slot_mapping,
+            query_start_loc_list=None,
+            seq_lens_list=None,
+            max_query_len=1,
+            max_seq_len=self._max_seq_len,
+        )
+        tables = [GroupTables(of_group.block_tables, of_group.slot_mapping) for of_group in of_groups]
+        metadata = metadata.with_groups(tables, self._layer_to_group)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, metadata, self._kv_caches)
+        logits = self._model.compute_logits(hidden)
+        if variant is not None:
+            sample = self._sampling.sample(logits, rows, variant)
+            self._rows.advance_states(rows, sample.token_ids, sample.is_good, self._results[:size])
+        elif self._logits is not None:
+            # Out of the graphs' shared memory, which the next replay overwrites.
+            self._logits[:size].copy_(logits)
+
+
+def _empty_inputs(num_rows: int, num_blocks: int, device: torch.device) -> DecodeInputs:
+    def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return DecodeInputs(
+        token_ids=empty(torch.int64, num_rows),
+        positions=empty(torch.int64, num_rows),
+        seq_lens=empty(torch.int32, num_rows),
+        slot_mapping=empty(torch.int64, num_rows),
+        # Zeros, since entries beyond a context are never read but must be valid block ids.
+        block_tables=empty(torch.int32, num_rows, num_blocks),
+    )
+
+
+def _first(inputs: DecodeInputs, size: int) -> DecodeInputs:
+    return DecodeInputs(
+        inputs.token_ids[:size],
+        inputs.positions[:size],
+        inputs.seq_lens[:size],
+        inputs.slot_mapping[:size],
+        inputs.block_tables[:size],
+    )

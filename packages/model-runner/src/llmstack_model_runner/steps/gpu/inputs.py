@@ -1,0 +1,77 @@
+"""Inputs of a step on a GPU, gathered from rows on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llmstack_kernels.decode_inputs import FIRST_BLOCK, LAST_TOKEN
+from llmstack_model_runner.device.staging import Staging
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
+from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
+from llmstack_model_runner.steps.prepare_inputs import ModelInputs, lay_out
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInputs:
+    """Tensors of one step, and the rows of the batch that sample."""
+
+    model: ModelInputs
+    sampling_rows: torch.Tensor  # [num_sampling_rows] int32
+
+
+def prepare_device_inputs(
+    batch: InputBatch, step: StepRows, states: Sequence[torch.Tensor], staging: Staging
+) -> DeviceInputs:
+    """Sends the layout of a step of at least one row; block tables and last tokens are gathered on the device.
+
+    `states` are those of `DeviceRows` after its `update`.
+    """
+    layout = lay_out(batch, step)
+    sampling_rows = step.rows[layout.sampling_indices]
+    arrays: list[npt.NDArray[Any]] = [
+        layout.token_ids,
+        layout.positions,
+        layout.query_start_loc.astype(np.int32),
+        layout.seq_lens.astype(np.int32),
+        layout.logits_indices,
+        step.rows,
+        sampling_rows,
+        layout.last_known,
+        sampling_rows.astype(np.int32),
+        layout.positions[:0] if layout.token_types is None else layout.token_types,
+        *layout.slot_mappings,
+    ]
+    token_ids, positions, starts, seq_lens, logits_indices, rows, *rest = staging.send(arrays)
+    sampling_index, last_known, device_rows, token_types, *slot_mappings = rest
+    token_ids.index_copy_(0, last_known, states[0][:, LAST_TOKEN].index_select(0, sampling_index).long())
+    max_blocks = -(-int(layout.seq_lens.max()) // batch.block_size)
+    tables = [
+        GroupTables(state[:, FIRST_BLOCK : FIRST_BLOCK + max_blocks].index_select(0, rows), slot_mapping)
+        for state, slot_mapping in zip(states, slot_mappings, strict=True)
+    ]
+    metadata = AttentionMetadata(
+        query_start_loc=starts,
+        seq_lens=seq_lens,
+        block_tables=tables[0].block_tables,
+        slot_mapping=tables[0].slot_mapping,
+        query_start_loc_list=layout.query_start_loc.tolist(),
+        seq_lens_list=layout.seq_lens.tolist(),
+        max_query_len=int(step.num_scheduled_tokens.max()),
+        max_seq_len=int(layout.seq_lens.max()),
+    )
+    model = ModelInputs(
+        token_ids=token_ids,
+        positions=positions,
+        attention_metadata=metadata.with_groups(tables, batch.layer_to_group),
+        logits_indices=logits_indices,
+        sampling_indices=layout.sampling_indices,
+        query_start_loc=layout.query_start_loc,
+        token_types=None if layout.token_types is None else token_types,
+    )
+    return DeviceInputs(model, device_rows)

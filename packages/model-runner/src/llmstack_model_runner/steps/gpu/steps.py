@@ -1,0 +1,267 @@
+"""Asynchronous steps on a device, with the last step's tokens as inputs."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llmstack_model_runner.device.runtime import DeviceRuntime, Fetched
+from llmstack_model_runner.device.staging import Staging
+from llmstack_model_runner.models import CausalLM
+from llmstack_model_runner.models.base import KVCaches
+from llmstack_model_runner.ragged import IntArray
+from llmstack_model_runner.sampling import LogprobsTensors, Sampler, SamplerOutput, TokenBitmask
+from llmstack_model_runner.steps.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
+from llmstack_model_runner.steps.gpu.decode_graphs import DecodeGraphs, decode_sizes
+from llmstack_model_runner.steps.gpu.inputs import prepare_device_inputs
+from llmstack_model_runner.steps.gpu.rows import DeviceRows
+from llmstack_model_runner.steps.gpu.sampler import DeviceSampler, merge
+from llmstack_model_runner.steps.gpu.sampling_rows import DeviceSamplingRows
+from llmstack_model_runner.steps.input_batch import InputBatch, InputBatchError, StepRows
+from llmstack_model_runner.steps.output import PendingOutput, PendingStep
+from llmstack_model_runner.steps.prepare_inputs import find_sampling_rows
+from llmstack_model_runner.steps.timing import StepTiming
+from llmstack_types import ModelRunnerConfig, SchedulerOutput
+
+_MAX_NUM_UNREAD = 1
+"""Unread steps when another one begins: the host is at most one step ahead of the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedSample:
+    """Sampled tokens and their log-probabilities, with started copies to the host."""
+
+    fetched: Fetched
+    timing: StepTiming
+    logprob_rows: tuple[int, ...] = ()
+    logprobs: LogprobsTensors | None = None  # on the device
+
+    def on_host(self) -> SamplerOutput:
+        """Blocks until this step's results are on the host; later work continues."""
+        with self.timing.phase("wait"):
+            results, *tensors = self.fetched.wait()
+        logprobs = None if self.logprobs is None else self.logprobs.elsewhere(tensors)
+        return SamplerOutput(results.long(), results >= 0, self.logprob_rows, logprobs)
+
+
+class DeviceSteps:
+    """Steps of a language model whose rows are on the device.
+
+    Steps in which every row decodes are captured and replayed; all others are launched operation by operation. The host
+    waits for the last step only if it needs its tokens: for drafts, and for rows with parameters that the device's
+    sampler does not support.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        batch: InputBatch,
+        kv_caches: KVCaches,
+        sampler: Sampler,
+        runtime: DeviceRuntime,
+        config: ModelRunnerConfig,
+        timing: StepTiming,
+    ) -> None:
+        """The last block of `kv_caches` is the scratch block, which padding rows write to.
+
+        `timing`: Counters of the host's time; `wait` is the time spent waiting for the device.
+        """
+        self._model = model
+        self._batch = batch
+        self._kv_caches = kv_caches
+        self._sampler = sampler
+        self._runtime = runtime
+        self._timing = timing
+        self._staging = Staging(runtime)
+        self._rows = DeviceRows(batch, len(kv_caches[0][0]) - 1, runtime, self._staging)
+        sampling_rows = DeviceSamplingRows(config.max_num_seqs, model.kv_spec.vocab_size, runtime.device)
+        self._device_sampler = DeviceSampler(
+            batch,
+            sampling_rows,
+            self._staging,
+            has_processors=bool(config.logits_processors),
+            is_raw=config.logprobs_mode == "raw_logprobs",
+            has_drafts=bool(config.max_num_drafts),
+        )
+        self._unread: deque[PendingOutput] = deque()
+        self._max_num_drafts = config.max_num_drafts
+        self._lists_sizes = bool(config.cuda_graph_sizes)
+        self._graphs, self._reason_for_none = None, _reason_against_graphs(model, config)
+        sizes = decode_sizes(config.max_num_seqs, config.cuda_graph_sizes)
+        if not self._reason_for_none and sizes:
+            parts = (model, kv_caches, self._rows, sampling_rows, runtime, self._staging)
+            self._graphs = DecodeGraphs(*parts, sizes, batch.block_size, batch.layer_to_group)
+
+    def settle(self, scheduled: SchedulerOutput) -> None:
+        """Waits for the step before the last one, and for the last one too if the next step depends on its tokens.
+
+        Raises:
+            InputBatchError: There are drafts although `max_num_drafts` is 0, and the device cannot verify them.
+        """
+        has_drafts = any(row.draft_token_ids for row in scheduled.scheduled_requests)
+        if has_drafts and not self._max_num_drafts:
+            raise InputBatchError("a step has draft tokens, but max_num_drafts is 0")
+        self._read(0 if has_drafts or self._is_length_unknown() else _MAX_NUM_UNREAD)
+
+    def follow(self, pending: PendingOutput) -> None:
+        """Notes a started step whose results are not read yet."""
+        self._unread.append(pending)
+
+    def run(self, step: StepRows, token_masks: MakeTokenMasks | None = None) -> PendingStep:
+        """Starts rows that the batch contains.
+
+        If that fails, the rows are unchanged, and their state on the device is sent again.
+        """
+        try:
+            return self._run(step, token_masks)
+        except BaseException:
+            self._read(0)
+            self._rows.forget(step.rows)
+            self._device_sampler.forget(step.rows)
+            raise
+
+    @torch.inference_mode()
+    def finish_warm_up(self) -> None:
+        """Captures the common sizes of decode steps."""
+        if self._graphs is not None:
+            self._graphs.capture_common(all_sizes=self._lists_sizes)
+
+    def make_room(self) -> None:
+        """Frees the memory of captured graphs."""
+        self._read(0)
+        if self._graphs is not None:
+            self._graphs.drop()
+
+    def describe(self) -> str:
+        """Description of how decode steps are run."""
+        return f"not captured: {self._reason_for_none}" if self._graphs is None else self._graphs.describe()
+
+    def _is_length_unknown(self) -> bool:
+        """Whether a row's length depends on drafts that are not verified yet."""
+        return any(isinstance(pending, PendingStep) and pending.step.num_drafts.any() for pending in self._unread)
+
+    def _read(self, num_left: int) -> None:
+        while len(self._unread) > num_left:
+            self._unread.popleft().result()
+
+    def _run(self, step: StepRows, token_masks: MakeTokenMasks | None) -> PendingStep:
+        indices = find_sampling_rows(self._batch, step)
+        rows = step.rows[indices]
+        with self._timing.phase("prepare"):
+            is_refused = self._device_sampler.refused(rows)
+            if is_refused.any():
+                self._read(0)  # the host's sampler needs all earlier tokens
+            self._rows.update(step.rows, rows)
+        self._timing.note_step(int(step.num_scheduled_tokens.sum()))
+        is_decode = len(indices) == len(step.rows) and int(step.num_scheduled_tokens.max()) == 1
+        if is_decode and self._graphs is not None:
+            pending = self._repeat_decode(self._graphs, step, is_refused, token_masks)
+            if pending is not None:
+                return pending
+        return self._run_eagerly(step, is_refused, token_masks)
+
+    def _repeat_decode(
+        self,
+        graphs: DecodeGraphs,
+        step: StepRows,
+        is_refused: npt.NDArray[np.bool_],
+        token_masks: MakeTokenMasks | None,
+    ) -> PendingStep | None:
+        rows, indices = step.rows, np.arange(len(step.rows))
+        if token_masks is None and not is_refused.any() and not self._device_sampler.has_logprobs(rows):
+            with self._timing.phase("forward"):
+                results = graphs.sample(rows, self._device_sampler.update(rows))
+            return None if results is None else self._finish(step, indices, results)
+        with self._timing.phase("forward"):
+            decoded = graphs.compute_logits(rows)
+        if decoded is None:
+            return None
+        return self._sample(step, indices, Computed(decoded[0]), decoded[1], is_refused, token_masks)
+
+    def _run_eagerly(
+        self, step: StepRows, is_refused: npt.NDArray[np.bool_], token_masks: MakeTokenMasks | None
+    ) -> PendingStep:
+        with self._timing.phase("prepare"):
+            inputs = prepare_device_inputs(self._batch, step, self._rows.states, self._staging)
+        with self._timing.phase("forward"):
+            computed = compute(self._model, self._batch, step, inputs.model, self._kv_caches, None)
+        indices = inputs.model.sampling_indices
+        return self._sample(step, indices, computed, inputs.sampling_rows, is_refused, token_masks)
+
+    def _sample(
+        self,
+        step: StepRows,
+        indices: IntArray,
+        computed: Computed,
+        device_rows: torch.Tensor,
+        is_refused: npt.NDArray[np.bool_],
+        token_masks: MakeTokenMasks | None,
+    ) -> PendingStep:
+        """Samples for the rows of the step that `indices` name; `device_rows` are their numbers on the device."""
+        if computed.logits is None:
+            empty = np.zeros(0, dtype=np.int64)
+            return PendingStep(self._batch, step, empty, None, computed.prompt_logprobs, computed.pooled)
+        with self._timing.phase("sample"):
+            bitmask = None if token_masks is None else make_bitmask(step, indices, token_masks)
+            choice = self._choose(step, indices, computed.logits, device_rows, is_refused, bitmask)
+            if step.num_drafts.any():
+                results = torch.where(choice.is_good, choice.token_ids, -1).int()
+            else:
+                results = self._rows.advance(step.rows[indices], device_rows, choice.token_ids, choice.is_good)
+        return self._finish(step, indices, results, choice, computed)
+
+    def _choose(
+        self,
+        step: StepRows,
+        indices: IntArray,
+        logits: torch.Tensor,
+        device_rows: torch.Tensor,
+        is_refused: npt.NDArray[np.bool_],
+        bitmask: TokenBitmask | None,
+    ) -> SamplerOutput:
+        """Samples each row on the device, or on the host if the device's sampler refuses it."""
+        rows = step.rows[indices]
+        if is_refused.all():
+            return sample_on_host(self._sampler, self._batch, step, indices, logits, bitmask)
+        if not is_refused.any():
+            return self._device_sampler.sample(logits, rows, device_rows, bitmask)
+        on_host, on_device = np.flatnonzero(is_refused), np.flatnonzero(~is_refused)
+        host_index, device_index = self._staging.send([on_host, on_device])
+        masks = [None if bitmask is None else bitmask.select(part) for part in (on_host, on_device)]
+        host_logits, device_logits = logits.index_select(0, host_index), logits.index_select(0, device_index)
+        by_host = sample_on_host(self._sampler, self._batch, step, indices[on_host], host_logits, masks[0])
+        part_rows = device_rows.index_select(0, device_index)
+        by_device = self._device_sampler.sample(device_logits, rows[on_device], part_rows, masks[1])
+        return merge([(on_host, host_index, by_host), (on_device, device_index, by_device)])
+
+    def _finish(
+        self,
+        step: StepRows,
+        indices: IntArray,
+        results: torch.Tensor,
+        choice: SamplerOutput | None = None,
+        computed: Computed | None = None,
+    ) -> PendingStep:
+        """Starts the copy of the results to the host, and reserves their places in the batch."""
+        if choice is None or choice.logprobs is None:
+            sampled = FetchedSample(self._runtime.fetch([results]), self._timing)
+        else:
+            fetched = self._runtime.fetch([results, *choice.logprobs.tensors])
+            sampled = FetchedSample(fetched, self._timing, choice.logprob_rows, choice.logprobs)
+        # With drafts the number of a row's tokens is not known yet, so they are appended later.
+        reservation = None if step.num_drafts.any() else self._batch.reserve(step.rows[indices])
+        prompt_logprobs, pooled = ((), ()) if computed is None else (computed.prompt_logprobs, computed.pooled)
+        return PendingStep(self._batch, step, indices, sampled, prompt_logprobs, pooled, reservation)
+
+
+def _reason_against_graphs(model: CausalLM, config: ModelRunnerConfig) -> str:
+    """The reason why decode steps are not captured; empty if they are."""
+    if config.enforce_eager:
+        return "eager steps are asked for"
+    if not model.kv_spec.num_layers:
+        return "the model has no KV storage"
+    return "" if model.implementation == "llmstack" else f"modelling code of {model.implementation}"

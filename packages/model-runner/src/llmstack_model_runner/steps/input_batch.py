@@ -1,0 +1,274 @@
+"""Input batch: persistent rows of all requests, updated by each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmstack_model_runner.ragged import IntArray, ragged_aranges
+from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
+from llmstack_model_runner.steps.pooling_rows import PoolingRows
+from llmstack_types import KVCacheGroupSpec, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+
+
+class InputBatchError(ValueError):
+    """A step is inconsistent with the runner's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one step, in scheduled order.
+
+    Attributes:
+        rows: Row of each request in the batch's arrays.
+        num_computed_tokens: Tokens of each row whose KV exists before the step.
+        num_scheduled_tokens: Tokens of each row in this step, drafts included; at least 1.
+        num_drafts: Draft tokens of each row, stored in the batch after the known tokens.
+    """
+
+    request_ids: list[str]
+    rows: IntArray  # [num_rows]
+    num_computed_tokens: IntArray  # [num_rows]
+    num_scheduled_tokens: IntArray  # [num_rows]
+    num_drafts: IntArray  # [num_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Places of tokens that a step in flight samples: one for each of some rows, as of the start of the step."""
+
+    rows: IntArray  # [num_rows]
+    columns: IntArray  # [num_rows]
+    generations: IntArray  # [num_rows]
+
+
+class InputBatch:
+    """Persistent rows: tokens, block tables, counts and sampling parameters as arrays.
+
+    A request keeps its row from arrival to removal, and a freed row is reused by the next request, so rows are never
+    moved. A step gathers the rows it needs by index. The token array is virtual memory until rows grow into it.
+
+    Attributes:
+        block_tables: Block ids of each group of layers, row and block of tokens.
+        num_row_blocks: Blocks of tokens that each row's tables reach over.
+        group_windows: Sliding window of each group of layers; None for full attention.
+        layer_to_group: By layer, its group; empty where all layers share one block table.
+        num_tokens: Number of prompt and output tokens, including those with a reserved place.
+        generations: Incremented when a row gets another request.
+    """
+
+    def __init__(
+        self,
+        max_num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int,
+        logits_processors: LogitsProcessors | None = None,
+        groups: Sequence[KVCacheGroupSpec] = (),
+    ) -> None:
+        """Allocates rows for `max_num_rows` requests of up to `max_model_len` tokens.
+
+        `groups` of layers have block tables of their own; without any, all layers share one.
+        """
+        max_blocks_per_row = -(-max_model_len // block_size) + 1
+        self.block_size = block_size
+        # One column more than the longest request: a full prompt may sample a token that is then dropped.
+        self.token_ids = np.zeros((max_num_rows, max_model_len + 1), dtype=np.int32)
+        self.num_tokens = np.zeros(max_num_rows, dtype=np.int64)
+        self.num_prompt_tokens = np.zeros(max_num_rows, dtype=np.int64)
+        self.group_windows = tuple(group.sliding_window for group in groups) or (None,)
+        layers = sorted((layer, number) for number, group in enumerate(groups) for layer in group.layers)
+        self.layer_to_group = tuple(number for _, number in layers)
+        self.block_tables = np.zeros((len(self.group_windows), max_num_rows, max_blocks_per_row), dtype=np.int32)
+        self.num_row_blocks = np.zeros(max_num_rows, dtype=np.int64)
+        self.generations = np.zeros(max_num_rows, dtype=np.int64)
+        self.row_to_params: dict[int, tuple[SamplingParams, tuple[int, ...]]] = {}  # with end-of-sequence tokens
+        self.num_prompt_logprobs: dict[int, int] = {}
+        self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
+        self.pooling = PoolingRows(max_num_rows)
+        self._max_model_len = max_model_len
+        self._num_blocks = num_blocks
+        self._vocab_size = vocab_size
+        self._request_id_to_row: dict[str, int] = {}
+        # Popped from the end: low rows first.
+        self._free_rows = list(range(max_num_rows - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._request_id_to_row)
+
+    def update(self, scheduled: SchedulerOutput) -> StepRows:
+        """Applies a step's removals, arrivals and new blocks, in this order.
+
+        Raises:
+            InputBatchError: The step contains an unknown request, or needs tokens or blocks that do not exist.
+        """
+        for request_id in scheduled.removed_request_ids:
+            self.remove(request_id)
+        for request in scheduled.new_requests:
+            self.add(request)
+        return self._schedule(scheduled.scheduled_requests)
+
+    def add(self, request: NewRequest) -> None:
+        """Adds a request in a free row.
+
+        Raises:
+            InputBatchError: The request does not fit into a row, or no row is free.
+        """
+        token_ids = self._checked_token_ids(request)
+        row = self._free_rows.pop()
+        self._request_id_to_row[request.request_id] = row
+        self.token_ids[row, : len(token_ids)] = token_ids
+        self.num_tokens[row] = len(token_ids)
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self.num_row_blocks[row] = 0
+        self.generations[row] += 1
+        self.row_to_params[row] = (request.sampling_params, request.eos_token_ids)
+        if request.pooling_params is not None:
+            self.pooling.set_row(row, request.pooling_params)
+        if request.sampling_params.prompt_logprobs is not None:
+            self.num_prompt_logprobs[row] = request.sampling_params.prompt_logprobs
+        self.sampling.set_row(row, request.sampling_params, token_ids, request.num_prompt_tokens, request.eos_token_ids)
+
+    def remove(self, request_id: str) -> None:
+        """Frees a request's row.
+
+        Raises:
+            InputBatchError: No such request.
+        """
+        row = self._request_id_to_row.pop(request_id, None)
+        if row is None:
+            raise InputBatchError(f"request {request_id!r} cannot be removed: the runner has no row for it")
+        self.sampling.clear_row(row)
+        self.pooling.clear_row(row)
+        self.generations[row] += 1
+        del self.row_to_params[row]
+        self.num_prompt_logprobs.pop(row, None)
+        self._free_rows.append(row)
+
+    def append_tokens(self, rows: IntArray, token_ids: IntArray, num_appended: IntArray | None = None) -> None:
+        """Appends `num_appended` tokens to each of the rows, which are distinct, in order; one to each if None."""
+        columns, token_rows = self.num_tokens[rows], rows
+        if num_appended is not None:
+            columns, token_rows = ragged_aranges(columns, num_appended), np.repeat(rows, num_appended)
+        self.token_ids[token_rows, columns] = token_ids
+        self.num_tokens[rows] += 1 if num_appended is None else num_appended
+        self.sampling.count_tokens(token_rows, token_ids)
+
+    def reserve(self, rows: IntArray) -> Reservation:
+        """Extends each of the distinct rows by a place for a token that only the device has yet."""
+        columns = self.num_tokens[rows]
+        self.token_ids[rows, columns] = 0
+        self.num_tokens[rows] += 1
+        return Reservation(rows, columns, self.generations[rows])
+
+    def fill(self, reservation: Reservation, token_ids: IntArray) -> None:
+        """Writes tokens to their reserved places; rows that have another request by now are skipped."""
+        is_same = self.generations[reservation.rows] == reservation.generations
+        rows, token_ids = reservation.rows[is_same], token_ids[is_same]
+        self.token_ids[rows, reservation.columns[is_same]] = token_ids
+        self.sampling.count_tokens(rows, token_ids)
+
+    def request_token_ids(self, request_id: str) -> list[int]:
+        """All tokens of a request, prompt then output.
+
+        Raises:
+            InputBatchError: No such request.
+        """
+        row = self._row(request_id)
+        return [int(token_id) for token_id in self.token_ids[row, : self.num_tokens[row]]]
+
+    def _row(self, request_id: str) -> int:
+        row = self._request_id_to_row.get(request_id)
+        if row is None:
+            raise InputBatchError(f"request {request_id!r} is scheduled, but the runner has no row for it")
+        return row
+
+    def _checked_token_ids(self, request: NewRequest) -> IntArray:
+        request_id, num_tokens = request.request_id, len(request.token_ids)
+        if request_id in self._request_id_to_row:
+            raise InputBatchError(f"request {request_id!r} is new, but the runner has a row for it already")
+        if not self._free_rows:
+            raise InputBatchError(f"request {request_id!r} does not fit: all {len(self)} rows are in use")
+        if not 1 <= request.num_prompt_tokens <= num_tokens <= self._max_model_len:
+            raise InputBatchError(
+                f"request {request_id!r} has {num_tokens} tokens, {request.num_prompt_tokens} of them prompt;"
+                f" the runner takes 1 to {self._max_model_len}"
+            )
+        if request.lora_name is not None:
+            raise InputBatchError(f"request {request_id!r} names adapter {request.lora_name!r}, but none is loaded")
+        token_ids = np.asarray(request.token_ids, dtype=np.int64)
+        # A single id out of range would fail the whole step in the embedding.
+        if int(token_ids.min()) < 0 or int(token_ids.max()) >= self._vocab_size:
+            raise InputBatchError(f"request {request_id!r} has a token id outside [0, {self._vocab_size})")
+        return token_ids
+
+    def _schedule(self, scheduled: Sequence[ScheduledRequest]) -> StepRows:
+        step = StepRows(
+            request_ids=[request.request_id for request in scheduled],
+            rows=np.array([self._row(request.request_id) for request in scheduled], dtype=np.int64),
+            num_computed_tokens=np.array([request.num_computed_tokens for request in scheduled], dtype=np.int64),
+            num_scheduled_tokens=np.array([request.num_scheduled_tokens for request in scheduled], dtype=np.int64),
+            num_drafts=np.array([len(request.draft_token_ids) for request in scheduled], dtype=np.int64),
+        )
+        if len(set(step.request_ids)) != len(step.request_ids):
+            raise InputBatchError("a request is scheduled twice in one step")
+        for row, request in zip(step.rows.tolist(), scheduled, strict=True):
+            if request.new_block_ids:
+                self._append_blocks(row, request)
+            if request.draft_token_ids:
+                self._place_drafts(row, request)
+        self._check_extent(step)
+        return step
+
+    def _append_blocks(self, row: int, request: ScheduledRequest) -> None:
+        block_ids, num_groups = request.new_block_ids, len(self.group_windows)
+        start = int(self.num_row_blocks[row])
+        num_new_blocks, num_left_over = divmod(len(block_ids), num_groups)
+        if num_left_over:
+            raise InputBatchError(
+                f"request {request.request_id!r} has blocks that {num_groups} groups cannot share out"
+            )
+        end = start + num_new_blocks
+        if end > self.block_tables.shape[2]:
+            raise InputBatchError(f"request {request.request_id!r} has {end} blocks, more than its length needs")
+        # A block outside the storage would be written outside its memory.
+        if min(block_ids) < 0 or max(block_ids) >= self._num_blocks:
+            raise InputBatchError(f"request {request.request_id!r} has a block id outside [0, {self._num_blocks})")
+        if num_groups == 1:
+            self.block_tables[0, row, start:end] = block_ids
+        else:
+            self.block_tables[:, row, start:end] = np.reshape(block_ids, (-1, num_groups)).T
+        self.num_row_blocks[row] = end
+
+    def _place_drafts(self, row: int, request: ScheduledRequest) -> None:
+        """Writes drafts to the places of the tokens that they predict."""
+        drafts = request.draft_token_ids
+        start = int(self.num_tokens[row])
+        if start + len(drafts) > self._max_model_len:
+            raise InputBatchError(f"request {request.request_id!r} has drafts beyond {self._max_model_len} tokens")
+        if min(drafts) < 0 or max(drafts) >= self._vocab_size:
+            raise InputBatchError(f"request {request.request_id!r} has a draft outside [0, {self._vocab_size})")
+        self.token_ids[row, start : start + len(drafts)] = drafts
+
+    def _check_extent(self, step: StepRows) -> None:
+        ends = step.num_computed_tokens + step.num_scheduled_tokens
+        known_ends = self.num_tokens[step.rows] + step.num_drafts
+        is_bad = (
+            (step.num_scheduled_tokens <= step.num_drafts)
+            | (step.num_computed_tokens < 0)
+            | (ends > known_ends)
+            | ((step.num_drafts > 0) & (ends < known_ends))
+            | (ends > self.num_row_blocks[step.rows] * self.block_size)
+        )
+        if not is_bad.any():
+            return
+        index = int(is_bad.argmax())
+        row = int(step.rows[index])
+        raise InputBatchError(
+            f"request {step.request_ids[index]!r} is scheduled for {int(step.num_scheduled_tokens[index])} tokens from"
+            f" {int(step.num_computed_tokens[index])} on, but has {int(self.num_tokens[row])} tokens and blocks for"
+            f" {int(self.num_row_blocks[row]) * self.block_size}"
+        )

@@ -1,0 +1,102 @@
+"""Warm-up steps, which compile kernels and allocate memory at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from llmstack_types import (
+    EngineStartError,
+    KVCacheGroupSpec,
+    ModelRunnerOutput,
+    NewRequest,
+    PoolingParams,
+    PoolingTask,
+    PoolingType,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenMasks,
+)
+
+_PREFIX = "warm-up-"
+_MAX_PREFILL_TOKENS = 64
+_NUM_DECODES = 2
+_POOLING_ID = "warm-up"
+
+MASKED_STEP = 2
+"""The second decode, which is computed with masks, so that their kernels are compiled before the first request."""
+
+
+def warm_up_steps(
+    num_blocks: int, block_size: int, max_num_tokens: int, max_num_rows: int
+) -> Iterator[SchedulerOutput]:
+    """A prefill of up to two rows, greedy and random, two decodes of both, and a step that removes them.
+
+    The first blocks of the storage are overwritten. `max_num_tokens` bounds a step as well as a request.
+    """
+    num_rows = min(2, max_num_rows, num_blocks, max_num_tokens // 2)
+    if num_rows < 1:
+        return
+    blocks_per_row = num_blocks // num_rows
+    room = min(max_num_tokens // num_rows, blocks_per_row * block_size) - _NUM_DECODES
+    num_tokens = min(_MAX_PREFILL_TOKENS, room)
+    if num_tokens < 1:
+        return
+    request_ids = [f"{_PREFIX}{index}" for index in range(num_rows)]
+    params = [SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_p=0.9, seed=0)]
+    num_row_blocks = -(-(num_tokens + _NUM_DECODES) // block_size)
+    block_ids = [list(range(index * num_row_blocks, (index + 1) * num_row_blocks)) for index in range(num_rows)]
+    yield SchedulerOutput(
+        step=0,
+        new_requests=[
+            NewRequest(request_id, [0] * num_tokens, num_tokens, params[index])
+            for index, request_id in enumerate(request_ids)
+        ],
+        scheduled_requests=[
+            ScheduledRequest(request_id, 0, num_tokens, block_ids[index])
+            for index, request_id in enumerate(request_ids)
+        ],
+        total_num_scheduled_tokens=num_rows * num_tokens,
+    )
+    for index in range(_NUM_DECODES):
+        rows = [ScheduledRequest(request_id, num_tokens + index, 1, []) for request_id in request_ids]
+        yield SchedulerOutput(step=1 + index, scheduled_requests=rows, total_num_scheduled_tokens=num_rows)
+    yield SchedulerOutput(step=1 + _NUM_DECODES, removed_request_ids=request_ids)
+
+
+def pooling_warm_up_steps(num_blocks: int, block_size: int, max_num_tokens: int) -> Iterator[SchedulerOutput]:
+    """One prompt that is pooled, and the step that removes it. `max_num_tokens` bounds a step as well as a request."""
+    num_tokens = min(_MAX_PREFILL_TOKENS, max_num_tokens, num_blocks * block_size)
+    no_tokens = SamplingParams(temperature=0.0, max_tokens=0, seed=0)
+    pooling_params = PoolingParams(PoolingType.MEAN, normalize=True, task=PoolingTask.EMBED)
+    request = NewRequest(_POOLING_ID, [0] * num_tokens, num_tokens, no_tokens, pooling_params=pooling_params)
+    block_ids = list(range(-(-num_tokens // block_size)))
+    yield SchedulerOutput(0, [request], [ScheduledRequest(_POOLING_ID, 0, num_tokens, block_ids)], [], num_tokens)
+    yield SchedulerOutput(1, removed_request_ids=[_POOLING_ID])
+
+
+def for_groups(steps: Iterable[SchedulerOutput], groups: Sequence[KVCacheGroupSpec]) -> Iterator[SchedulerOutput]:
+    """The same made-up steps for groups of layers; all write to the same blocks, whose content means nothing."""
+    for step in steps:
+        rows = [
+            row._replace(new_block_ids=[block_id for block_id in row.new_block_ids for _ in groups or (None,)])
+            for row in step.scheduled_requests
+        ]
+        yield replace(step, scheduled_requests=rows)
+
+
+def allow_all(step: SchedulerOutput, vocab_size: int) -> TokenMasks:
+    """Masks of a step's rows that allow all tokens."""
+    request_ids = [row.request_id for row in step.scheduled_requests]
+    return TokenMasks(request_ids, bytearray(b"\xff" * (-(-vocab_size // 32) * 4 * len(request_ids))))
+
+
+def check_warm_up(output: ModelRunnerOutput) -> None:
+    """Raises EngineStartError if a warm-up request failed; the log has the reason."""
+    if output.errors:
+        error = next(iter(output.errors.values()))
+        raise EngineStartError(
+            f"the model cannot compute its first step: {error}; if memory is short, lower --gpu-memory-utilization, "
+            "--kv-cache-memory-bytes, --num-kv-blocks or --max-num-batched-tokens"
+        )

@@ -1,0 +1,1 @@
+"""Helpers of the model runner's tests: drivers, simulated devices, made-up inputs."""

@@ -1,0 +1,72 @@
+"""Harness that runs a model step by step over a small paged KV storage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.models.base import CausalLM
+
+
+class PagedHarness:
+    """Holds block tables and KV storage; the storage starts full of NaN, so that a read of an unwritten slot shows."""
+
+    def __init__(self, model: CausalLM, dtype: torch.dtype, *, num_blocks: int = 64, block_size: int = 4) -> None:
+        spec = model.kv_spec
+        shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        self._model = model
+        self._block_size = block_size
+        self._kv_caches = [
+            (torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
+            for _ in range(spec.num_layers)
+        ]
+        generator = torch.Generator().manual_seed(0)
+        self._free_block_ids: list[int] = torch.randperm(num_blocks, generator=generator).tolist()
+        self._block_tables: dict[str, list[int]] = {}
+        self._num_computed: dict[str, int] = {}
+
+    def step(self, rows: Sequence[tuple[str, Sequence[int]]]) -> torch.Tensor:
+        """Compute the next tokens of each named request; logits of every token, float32 [num_tokens, vocab_size]."""
+        token_ids = [token_id for _, tokens in rows for token_id in tokens]
+        positions = [self._num_computed.get(name, 0) + i for name, tokens in rows for i in range(len(tokens))]
+        metadata = self._metadata(rows)
+        hidden = self._model.forward(torch.tensor(token_ids), torch.tensor(positions), metadata, self._kv_caches)
+        return self._model.compute_logits(hidden)
+
+    def greedy(self, prompt: Sequence[int], num_tokens: int, name: str = "greedy") -> list[int]:
+        """Prefill a new request, then decode `num_tokens` tokens by highest logit."""
+        output = [int(self.step([(name, prompt)])[-1].argmax())]
+        while len(output) < num_tokens:
+            output.append(int(self.step([(name, output[-1:])])[-1].argmax()))
+        return output
+
+    def _metadata(self, rows: Sequence[tuple[str, Sequence[int]]]) -> AttentionMetadata:
+        starts, seq_lens, slots = [0], [], []
+        for name, tokens in rows:
+            first = self._num_computed.get(name, 0)
+            seq_lens.append(first + len(tokens))
+            starts.append(starts[-1] + len(tokens))
+            slots += [self._slot(name, position) for position in range(first, seq_lens[-1])]
+            self._num_computed[name] = seq_lens[-1]
+        tables = [self._block_tables[name] for name, _ in rows]
+        width = max(map(len, tables))
+        padded = [table + [0] * (width - len(table)) for table in tables]
+        return AttentionMetadata(
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            block_tables=torch.tensor(padded, dtype=torch.int32),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64),
+            query_start_loc_list=starts,
+            seq_lens_list=seq_lens,
+            max_query_len=max(len(tokens) for _, tokens in rows),
+            max_seq_len=max(seq_lens),
+        )
+
+    def _slot(self, name: str, position: int) -> int:
+        table = self._block_tables.setdefault(name, [])
+        index, offset = divmod(position, self._block_size)
+        if index == len(table):
+            table.append(self._free_block_ids.pop())
+        return table[index] * self._block_size + offset

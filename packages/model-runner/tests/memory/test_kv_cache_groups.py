@@ -1,0 +1,67 @@
+"""Layers with equal windows share block tables, and all groups share one storage."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmstack_model_runner.memory.kv_cache_groups import by_layer, describe_groups, group_layers, num_blocks_needed
+from llmstack_types import KVCacheGroupSpec, KVCacheSpec
+
+SIZES = {"num_kv_heads": 1, "head_dim": 16, "block_size": 16, "dtype": "float32", "bytes_per_block": 1, "vocab_size": 9}
+
+
+@pytest.mark.parametrize(
+    ("sliding_windows", "sizes"),
+    [
+        ((), []),
+        ((None, None), []),
+        ((4096,) * 4, []),  # no request outgrows them
+        ((32,) * 32, [32]),
+        ((32, None) * 13, [13, 13]),
+        (((32,) * 5 + (None,)) * 4 + (32, 32), [4, 4, 4, 4, 4, 2, 4]),
+        ((None,) * 21 + (32,) * 7, [7, 7, 7, 7]),
+        ((16, 32, None), [1, 1, 1]),
+    ],
+)
+def test_groups_have_equal_sizes_and_windows(sliding_windows, sizes):
+    groups = group_layers(sliding_windows, max_model_len=1024)
+    assert [len(group.layers) for group in groups] == sizes
+    for group in groups:
+        assert {sliding_windows[layer] for layer in group.layers} == {group.sliding_window}
+
+
+@given(st.lists(st.sampled_from([None, 8, 16, 5000]), min_size=1, max_size=80))
+def test_every_layer_is_in_one_group_and_no_two_of_a_group_share_a_tensor(sliding_windows):
+    groups = group_layers(sliding_windows, max_model_len=1024)
+    assert len(groups) <= 8
+    if not groups:
+        assert not {8, 16} & set(sliding_windows)
+        return
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(len(sliding_windows)))
+    spec = KVCacheSpec(num_layers=len(sliding_windows), groups=groups, **SIZES)
+    storage = [(torch.tensor(place), torch.tensor(place)) for place in range(max(len(g.layers) for g in groups))]
+    caches = by_layer(storage, spec)
+    for group in groups:
+        places = [int(caches[layer][0]) for layer in group.layers]
+        assert places == list(range(len(group.layers)))
+
+
+def test_a_model_without_groups_has_a_tensor_for_each_layer():
+    spec = KVCacheSpec(num_layers=2, **SIZES)
+    storage = [(torch.tensor(place), torch.tensor(place)) for place in range(2)]
+    assert by_layer(storage, spec) is storage
+    assert num_blocks_needed(spec, 402, 64) == 26
+
+
+def test_needs_are_summed_over_the_groups():
+    groups = (KVCacheGroupSpec((0,)), KVCacheGroupSpec((1,), 32))
+    assert num_blocks_needed(KVCacheSpec(num_layers=2, groups=groups, **SIZES), 402, 1) == 26 + 3
+
+
+def test_the_log_says_which_layers_free_blocks_and_if_not_why():
+    groups = group_layers((32, None, 32), max_model_len=1024)
+    expected = "layers: 2 with a window of 32, 1 with full attention; 3 block tables"
+    assert describe_groups(groups, is_enabled=True) == expected
+    assert describe_groups(groups, is_enabled=False).endswith("--disable-hybrid-kv-cache-manager")
+    assert describe_groups((), is_enabled=True) == ""

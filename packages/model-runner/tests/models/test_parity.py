@@ -1,0 +1,295 @@
+"""Every architecture and variant computes what transformers computes, however the tokens are cut into steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_runner_helpers.paged_harness import PagedHarness
+
+from llmstack_model_runner.models import CausalLM, load_model_class
+from llmstack_model_runner.weights import load_weights, resolve_dtype
+
+transformers = pytest.importorskip("transformers")
+
+VOCAB_SIZE = 97
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 19, 71]
+FLOAT32_TOLERANCE = 2e-5
+BFLOAT16_TOLERANCE = 0.15  # logits of about 1 in size, through two layers rounded to 8 bits each time
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+}
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "initializer_range": 0.3,
+}
+OPT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "init_std": 0.3,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 8.0,
+}
+GEMMA: dict[str, Any] = LLAMA | {
+    "head_dim": 12,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.1,  # the embedding is scaled up
+}
+GEMMA2 = GEMMA | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+GEMMA3 = GEMMA | {"query_pre_attn_scalar": 5, "sliding_window": 7, "num_hidden_layers": 3, "head_dim": 256}
+QWEN3_MOE = LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": 0}
+NEOX = LLAMA | {"hidden_size": 64}
+FALCON = LLAMA | {"num_attention_heads": 6, "hidden_size": 48, "tie_word_embeddings": True}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+# For heads of 16 with RoPE over half of the dimensions.
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 1.5, 3.0, 6.0],
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", GPT2),
+    "gpt2 with inner size and exact gelu": ("GPT2", GPT2 | {"n_inner": 40, "activation_function": "gelu"}),
+    "gpt2 scaled by layer": ("GPT2", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt2 with its own head": ("GPT2", GPT2 | {"tie_word_embeddings": False}),
+    "opt": ("OPT", OPT),
+    "opt with projections and norms after": ("OPT", OPT | {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
+    "opt without biases": ("OPT", OPT | {"enable_bias": False}),
+    "llama 2": ("Llama", LLAMA | {"num_key_value_heads": 4}),
+    "llama with shared kv heads": ("Llama", LLAMA),
+    "llama tied with one kv head": ("Llama", LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama with biases and head size": ("Llama", LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "llama with linear rope": ("Llama", LLAMA | {"rope_parameters": LINEAR_ROPE}),
+    "llama with llama3 rope": ("Llama", LLAMA | {"rope_parameters": LLAMA3_ROPE}),
+    "llama with yarn rope": ("Llama", LLAMA | {"rope_parameters": YARN_ROPE}),
+    "mistral": ("Mistral", LLAMA | {"sliding_window": None, "head_dim": 8}),
+    "mistral with sliding window": ("Mistral", LLAMA | {"sliding_window": 7, "head_dim": 8}),
+    "qwen2": ("Qwen2", LLAMA),
+    "qwen2 with sliding window on the second layer": (
+        "Qwen2",
+        LLAMA | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", LLAMA | {"head_dim": 16}),
+    "qwen3 tied with biases": ("Qwen3", LLAMA | {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral with sliding window": ("Mixtral", LLAMA | {"num_local_experts": 3, "sliding_window": 7}),
+    "qwen3 with experts": ("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3 with experts in some layers, whose shares do not sum to 1": (
+        "Qwen3Moe",
+        QWEN3_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
+    ),
+    "gemma": ("Gemma", GEMMA | {"head_dim": 256}),
+    "gemma 2": ("Gemma2", GEMMA2 | {"sliding_window": 7}),
+    "gemma 2 without soft caps and with biases": (
+        "Gemma2",
+        GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "gemma 3": ("Gemma3Text", GEMMA3 | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "gemma 3 with linear rope and a soft cap": (
+        "Gemma3Text",
+        GEMMA3
+        | {"sliding_window_pattern": 3, "final_logit_softcapping": 2.0}
+        | {"rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": {"rope_type": "default"}}},
+    ),
+    "gemma 3 with vision": ("Gemma3", {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4}),
+    "phi 3": ("Phi3", PHI3),
+    "phi 3 with sliding window": ("Phi3", PHI3 | {"sliding_window": 7}),
+    "phi 3 with a part of each head turned": (
+        "Phi3",
+        PHI3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}},
+    ),
+    "phi 3 with long rope": ("Phi3", PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 16}),
+    "gpt neox": ("GPTNeoX", NEOX),
+    "gpt neox one after the other, without biases, turned whole": (
+        "GPTNeoX",
+        NEOX
+        | {"use_parallel_residual": False, "attention_bias": False}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+    ),
+    "phi": ("Phi", NEOX | {"num_key_value_heads": 4}),
+    "phi with shared kv heads and linear rope": ("Phi", NEOX | {"rope_parameters": LINEAR_ROPE}),
+    "stablelm": ("StableLm", NEOX),
+    "stablelm parallel with biases and linear rope": (
+        "StableLm",
+        NEOX | {"use_parallel_residual": True, "use_qkv_bias": True, "rope_parameters": LINEAR_ROPE},
+    ),
+    "falcon with one kv head": ("Falcon", FALCON),
+    "falcon with groups and two norms": ("Falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon with groups and one norm": (
+        "Falcon",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon with alibi and biases, one after the other": (
+        "Falcon",
+        FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+    ),
+    "bloom": (
+        "Bloom",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3},
+    ),
+    "bloom with six heads": (
+        "Bloom",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 6, "initializer_range": 0.3},
+    ),
+    "gpt j": ("GPTJ", GPT2 | {"rotary_dim": 4}),
+    "gpt j turned whole": ("GPTJ", GPT2 | {"rotary_dim": 8, "n_inner": 40}),
+}
+CLASSES = {
+    "GPT2": "GPT2LMHeadModel",
+    "Gemma3": "Gemma3ForConditionalGeneration",
+    "Gemma3Text": "Gemma3ForCausalLM",
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A random checkpoint, and transformers' logits at every position of the prompt and 8 greedy tokens after it."""
+    family, values = CASES[request.param]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**values)
+    model = getattr(transformers, CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight", "ln_f.weight")):
+                parameter.add_(torch.randn_like(parameter) * 0.1)  # zeros and ones would hide a tensor that is not used
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        tokens = list(PROMPT)
+        for _ in range(8):
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
+            tokens.append(int(logits[-1].argmax()))
+    return folder, logits
+
+
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, max_model_len: int | None = None, **changes: Any
+) -> CausalLM:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    model = load_model_class(config["architectures"][0])(config, dtype, torch.device("cpu"))
+    if max_model_len is not None:
+        model.limit_context(max_model_len)
+    load_weights(model, folder)
+    return model
+
+
+def expected_tokens(logits: torch.Tensor) -> list[int]:
+    return logits[len(PROMPT) - 1 :].argmax(-1).tolist()
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = FLOAT32_TOLERANCE) -> None:
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(scale, 1.0))
+
+
+def test_long_rope_is_that_of_short_contexts_while_no_longer_ones_are_served(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    values = PHI3 | {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 32}
+    model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**values)).eval()
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    short = load(tmp_path, max_model_len=32)
+    close(PagedHarness(short, torch.float32).step([("short", PROMPT)]), expected)
+    long = PagedHarness(load(tmp_path, max_model_len=33), torch.float32).step([("long", PROMPT)])
+    assert not torch.allclose(long, expected, atol=0.01)
+
+
+def test_a_whole_prefill_and_greedy_decodes_equal_transformers(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    harness = PagedHarness(load(folder), torch.float32)
+    close(harness.step([("whole", PROMPT)]), expected[: len(PROMPT)])
+    assert harness.greedy(PROMPT, 8) == expected_tokens(expected)
+
+
+def test_chunks_decodes_and_neighbours_in_one_batch_change_nothing(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    tokens = PROMPT + expected_tokens(expected)[:-1]
+    harness = PagedHarness(load(folder), torch.float32)
+    close(harness.step([("a", tokens[:1]), ("b", tokens[:11])]), torch.cat((expected[:1], expected[:11])))
+    close(
+        harness.step([("b", tokens[11:12]), ("a", tokens[1:8]), ("c", tokens)]),
+        torch.cat((expected[11:12], expected[1:8], expected)),
+    )
+    for position in range(12, len(tokens)):
+        rows = [("a", [tokens[position - 4]]), ("b", [tokens[position]])]
+        close(harness.step(rows), expected[[position - 4, position]])
+
+
+def test_bfloat16_stays_within_its_tolerance(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    harness = PagedHarness(load(folder, torch.bfloat16), torch.bfloat16)
+    close(harness.step([("whole", PROMPT)]), expected[: len(PROMPT)], BFLOAT16_TOLERANCE)
+
+
+def test_older_configurations_mean_the_same(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters", None)
+    if rope is None:
+        pytest.skip("no rotary embedding")
+    older: dict[str, Any] = {"rope_parameters": None}
+    if "full_attention" in rope:
+        older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    older |= {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    if "original_max_position_embeddings" in config:  # as Phi-3's do
+        rope.pop("original_max_position_embeddings", None)
+    if rope["rope_type"] != "default":
+        older["rope_scaling"] = {"type" if key == "rope_type" else key: value for key, value in rope.items()}
+    close(PagedHarness(load(folder, **older), torch.float32).step([("a", PROMPT)]), expected[: len(PROMPT)])
+
+
+def test_the_type_is_the_checkpoints_unless_named(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, _ = checkpoint
+    config = json.loads((folder / "config.json").read_text())
+    assert resolve_dtype("auto", config, folder) is torch.float32
+    assert resolve_dtype("auto", {"torch_dtype": "bfloat16"}, folder) is torch.bfloat16
+    assert resolve_dtype("auto", {}, folder) is torch.float32
+    assert resolve_dtype("float16", config, folder) is torch.float16

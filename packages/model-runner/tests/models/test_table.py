@@ -1,0 +1,66 @@
+"""The documentation's table of models and the code's are the same, and every parity test it names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from llmstack_model_runner.architectures import ARCHITECTURES
+
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "models.md"
+PARITY = Path(__file__).with_name("test_parity.py")
+pytestmark = pytest.mark.skipif(not DOCUMENT.is_file(), reason="the documentation is not part of the distribution")
+
+
+def native_rows() -> dict[str, tuple[str, set[str]]]:
+    """Architecture to the implementation's file and the names of its parity tests."""
+    rows = {}
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if len(cells) == 4 and cells[2].startswith("native, "):
+            file = re.search(r"\((.*)\)", cells[2])
+            assert file is not None, line
+            rows[cells[0].strip("` ")] = file.group(1), set(re.findall(r"`([^`]+)`", cells[3]))
+    return rows
+
+
+def parity_cases() -> dict[str, str]:
+    """Test name to family, as the parity tests' source has them: reading it needs no transformers."""
+    for node in ast.walk(ast.parse(PARITY.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "CASES":
+            assert isinstance(node.value, ast.Dict)
+            return {
+                ast.literal_eval(name).replace(" ", "-"): ast.literal_eval(value.elts[0])
+                for name, value in zip(node.value.keys, node.value.values, strict=True)
+                if name is not None and isinstance(value, ast.Tuple)
+            }
+    raise AssertionError("the parity tests have no table of cases")
+
+
+def test_the_table_names_exactly_the_architectures_of_the_code() -> None:
+    assert set(native_rows()) == set(ARCHITECTURES)
+
+
+def test_each_row_names_the_file_that_implements_it() -> None:
+    for architecture, (file, _) in native_rows().items():
+        module = ARCHITECTURES[architecture].partition(":")[0].rpartition(".")[2]
+        assert (DOCUMENT.parent / file).resolve().is_file()
+        assert Path(file).name == f"{module}.py"
+
+
+def test_every_parity_test_is_named_once_by_the_architecture_it_proves() -> None:
+    cases = parity_cases()
+    named = [name for _, names in native_rows().values() for name in names]
+    assert sorted(named) == sorted(cases)
+    for architecture, (_, names) in native_rows().items():
+        families = {cases[name] for name in names}
+        assert len(families) == 1, f"{architecture} is proved by tests of {families}"
+
+
+def test_the_parity_test_is_called_what_the_table_says() -> None:
+    function = re.search(r"test_parity\.py\)`::(\w+)`", DOCUMENT.read_text(encoding="utf-8"))
+    assert function is not None
+    assert f"def {function.group(1)}(checkpoint:" in PARITY.read_text(encoding="utf-8")

@@ -1,0 +1,209 @@
+"""Decoders of transformers over blocks compute what they compute over their own cache, however tokens are cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_runner_helpers.paged_harness import PagedHarness
+from safetensors.torch import load_file, save_file
+
+from llmstack_model_runner.models import CausalLM, load_model_class
+from llmstack_model_runner.weights import load_weights
+
+transformers = pytest.importorskip("transformers")
+
+from llmstack_model_runner.models.transformers_backend.model import TransformersModel  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # some families' at import
+
+VOCAB_SIZE = 97
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 19, 71]
+NUM_OUTPUT_TOKENS = 8
+TOLERANCE = 2e-5  # of the largest logit, in float32
+CPU = torch.device("cpu")
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "models.md"
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": None,
+}
+OPT = {"ffn_dim": 40, "word_embed_proj_dim": 32, "init_std": 0.3}
+GPT2 = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
+HEAD_DIM = {"head_dim": 12}
+WINDOW = {"sliding_window": 7}
+EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+
+# Architecture to its configuration: what is special about it stands beside it.
+CASES: dict[str, dict[str, Any]] = {
+    "ApertusForCausalLM": SMALL,  # an activation with parameters of its own
+    "BioGptForCausalLM": SMALL | {"num_key_value_heads": 4},  # learned positions
+    "BitNetForCausalLM": SMALL,
+    "CohereForCausalLM": SMALL | {"logit_scale": 0.25},  # parallel blocks
+    "Cohere2ForCausalLM": SMALL | WINDOW | {"layer_types": ["sliding_attention", "full_attention"]},  # no angles
+    "Ernie4_5ForCausalLM": SMALL,
+    "Exaone4ForCausalLM": SMALL | WINDOW | {"layer_types": ["sliding_attention", "full_attention"]},
+    "GPT2LMHeadModel": GPT2,  # Conv1D in place of linear layers
+    "GPTBigCodeForCausalLM": GPT2 | {"multi_query": True},  # one KV head, which no field counts
+    "GPTNeoXForCausalLM": SMALL | {"use_parallel_residual": True},
+    "Gemma2ForCausalLM": SMALL | HEAD_DIM | WINDOW | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "Gemma3ForCausalLM": SMALL | HEAD_DIM | WINDOW | {"layer_types": ["sliding_attention", "full_attention"]},
+    "Glm4ForCausalLM": SMALL | HEAD_DIM,
+    "GraniteForCausalLM": SMALL | {"logits_scaling": 4.0, "attention_multiplier": 0.1, "residual_multiplier": 0.5},
+    "HeliumForCausalLM": SMALL | {"head_dim": 8},
+    "LlamaForCausalLM": SMALL | {"tie_word_embeddings": True},
+    "MixtralForCausalLM": SMALL | {"num_local_experts": 4},  # experts in separate tensors in the checkpoint
+    "NemotronForCausalLM": SMALL | {"head_dim": 8},
+    "Olmo2ForCausalLM": SMALL,
+    "Olmo3ForCausalLM": SMALL | WINDOW | {"layer_types": ["sliding_attention", "full_attention"]},
+    "OPTForCausalLM": SMALL | OPT,  # the decoder lies deeper
+    "PhiForCausalLM": SMALL,  # a head with a bias
+    "Phi3ForCausalLM": SMALL | WINDOW,
+    "Qwen3MoeForCausalLM": SMALL | HEAD_DIM | EXPERTS,
+    "SmolLM3ForCausalLM": SMALL | {"no_rope_layers": [1, 0]},
+    "StableLmForCausalLM": SMALL | {"use_parallel_residual": True},
+    "Starcoder2ForCausalLM": SMALL | WINDOW,
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A random checkpoint, and the logits of its prompt and greedy continuation."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_checkpoint(folder, request.param, CASES[request.param])
+    with torch.no_grad():
+        tokens = model.generate(
+            torch.tensor([PROMPT]),
+            attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+            max_new_tokens=NUM_OUTPUT_TOKENS,
+            min_new_tokens=NUM_OUTPUT_TOKENS,
+            do_sample=False,
+        )
+        return folder, model(tokens[:, :-1], use_cache=False).logits[0]
+
+
+def make_checkpoint(folder: Path, architecture: str, values: dict[str, Any]) -> Any:
+    """Writes a random checkpoint in transformers' own way; the model, with its obvious attention."""
+    torch.manual_seed(0)
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**{"bos_token_id": None, "eos_token_id": None, **values})
+    model = model_class._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)  # zeros and ones would hide a tensor that is not used
+    model.save_pretrained(folder)
+    return model
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, load_format: str = "auto", **changes: Any) -> CausalLM:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    model = TransformersModel(config, dtype, CPU)
+    load_weights(model, folder, load_format)
+    return model
+
+
+def expected_tokens(logits: torch.Tensor) -> list[int]:
+    return logits[len(PROMPT) - 1 :].argmax(-1).tolist()
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    scale = max(float(expected.abs().max()), 1.0)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE * scale)
+
+
+def test_greedy_tokens_and_logits_equal_transformers_in_any_cut(checkpoint: tuple[Path, torch.Tensor]) -> None:
+    folder, expected = checkpoint
+    harness = PagedHarness(load(folder), torch.float32)
+    close(harness.step([("whole", PROMPT)]), expected[: len(PROMPT)])
+    assert harness.greedy(PROMPT, NUM_OUTPUT_TOKENS) == expected_tokens(expected)
+    tokens = PROMPT + expected_tokens(expected)[:-1]
+    close(harness.step([("a", tokens[:1]), ("b", tokens[:11])]), torch.cat((expected[:1], expected[:11])))
+    close(
+        harness.step([("b", tokens[11:12]), ("a", tokens[1:8]), ("c", tokens)]),
+        torch.cat((expected[11:12], expected[1:8], expected)),
+    )
+    for position in range(12, len(tokens)):
+        rows = [("a", [tokens[position - 4]]), ("b", [tokens[position]])]
+        close(harness.step(rows), expected[[position - 4, position]])
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "MixtralForCausalLM", "OPTForCausalLM"])
+def test_made_up_weights_need_no_file_and_are_equal_for_equal_seeds(architecture: str) -> None:
+    config = getattr(transformers, architecture).config_class(**CASES[architecture]).to_dict()
+    logits = []
+    for _ in range(2):
+        model = TransformersModel(config | {"architectures": [architecture]}, torch.bfloat16, CPU)
+        load_weights(model, "", "dummy", seed=3)
+        logits.append(PagedHarness(model, torch.bfloat16).step([("a", PROMPT)]))
+    assert logits[0].isfinite().all()
+    assert torch.equal(*logits)
+
+
+@pytest.mark.skipif(not DOCUMENT.is_file(), reason="the documentation is not part of the distribution")
+def test_the_documentations_table_names_every_parity_test() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| transformers \| `(\w+)` \|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert dict(rows) == {name: name for name in CASES}
+
+
+def test_native_code_and_transformers_generate_the_same_text(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "LlamaForCausalLM", CASES["LlamaForCausalLM"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    ours = load_model_class("LlamaForCausalLM")(config, torch.float32, CPU)
+    load_weights(ours, tmp_path)
+    theirs = load(tmp_path)
+    assert theirs.kv_spec == ours.kv_spec
+    texts = [PagedHarness(model, torch.float32).greedy(PROMPT, 30) for model in (ours, theirs)]
+    assert texts[0] == texts[1]
+
+
+def test_weights_stay_in_the_mapped_file_where_types_agree(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "Olmo2ForCausalLM", CASES["Olmo2ForCausalLM"])
+    given = load_file(tmp_path / "model.safetensors")
+    model = TransformersModel(json.loads((tmp_path / "config.json").read_text()), torch.float32, CPU)
+    model.load_weights(given.items())
+    addresses = {tensor.data_ptr() for tensor in given.values()}
+    assert {parameter.data_ptr() for parameter in model._model.parameters()} == addresses
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_by_tensor(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "Olmo2ForCausalLM", CASES["Olmo2ForCausalLM"])
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(5)
+    weights["extra.weight"] = torch.ones(1)
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.norm\.weight \[5\].*missing: lm_head\.weight.*extra\.weight"):
+        load(tmp_path)
+    model = TransformersModel(json.loads((tmp_path / "config.json").read_text()), torch.float32, CPU)
+    with pytest.raises(ValueError, match="unexpected: model"):
+        model.load_weights([("model.a", torch.ones(1)), ("model.a", torch.ones(1))])
+
+
+@pytest.mark.parametrize("replacement", [None, torch.ones(3, 3)], ids=["missing", "of a wrong shape"])
+def test_an_expert_that_does_not_fit_is_refused(tmp_path: Path, replacement: torch.Tensor | None) -> None:
+    make_checkpoint(tmp_path, "MixtralForCausalLM", CASES["MixtralForCausalLM"])
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if "experts.1.w1" in name)
+    del weights[name]
+    save_file(weights | ({} if replacement is None else {name: replacement}), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="tensors that transformers joins are missing or of a wrong shape"):
+        load(tmp_path)
+
+
+def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_checkpoint(tmp_path, "MixtralForCausalLM", CASES["MixtralForCausalLM"])
+    capfd.readouterr()
+    load(tmp_path)
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,319 @@
+"""A runner with rows on a device gives the output of the one on the host, one step ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_runner_helpers.ahead_driver import AheadDriver, play
+from model_runner_helpers.cpu_stand_in import CpuStandIn
+
+from llmstack_kernels.testing import runs_native_kernels
+from llmstack_model_runner.device.runtime import DeviceRuntime
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.steps.input_batch import InputBatchError
+from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
+from llmstack_types import ModelRunnerConfig, NumericalError, SamplingParams, TokenMasks
+
+NUM_BLOCKS = 96
+MAX_NUM_SEQS = 6
+VOCAB_SIZE = 97
+GREEDY = SamplingParams(temperature=0.0)
+
+pytestmark = pytest.mark.skipif(
+    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gpt2_checkpoint(tmp_path_factory.mktemp("gpt2"), n_embd=64)
+
+
+def start(folder: Path, runtime: DeviceRuntime | None, **changes: Any) -> ModelRunner:
+    values: dict[str, Any] = {"max_model_len": 64, "max_num_batched_tokens": 128, "max_num_seqs": MAX_NUM_SEQS}
+    runner = ModelRunner(ModelRunnerConfig(str(folder), block_size=4, device="cpu", **{**values, **changes}), runtime)
+    runner.load_model()
+    torch.set_num_threads(1)
+    runner.initialize_kv_cache(NUM_BLOCKS)
+    return runner
+
+
+@pytest.fixture(scope="module")
+def host(folder: Path) -> ModelRunner:
+    return start(folder, None)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> ModelRunner:
+    return start(folder, CpuStandIn())
+
+
+@pytest.fixture
+def device(loaded: ModelRunner) -> Iterator[ModelRunner]:
+    """The shared runner, whose rows are removed again by what each test leaves."""
+    yield loaded
+    loaded.initialize_kv_cache(NUM_BLOCKS)
+
+
+class Judge:
+    """Compares requests with their output alone on the host."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._known: dict[str, tuple[list[int], list[object]]] = {}
+
+    def check(self, driver: AheadDriver) -> None:
+        for name, request in driver.requests.items():
+            outputs, logprobs = self._alone(request.prompt, request.params)
+            assert request.outputs == outputs[: len(request.outputs)], (name, request.params)
+            assert len(request.logprobs) in (0, len(request.outputs))
+            assert request.logprobs == logprobs[: len(request.logprobs)]
+            assert not request.error
+
+    def _alone(self, prompt: list[int], params: SamplingParams) -> tuple[list[int], list[object]]:
+        key = f"{prompt} {params}"
+        if key not in self._known:
+            self._known[key] = self._run(prompt, params)
+        return self._known[key]
+
+    def _run(self, prompt: list[int], params: SamplingParams) -> tuple[list[int], list[object]]:
+        driver = StepDriver(self._runner, NUM_BLOCKS)
+        driver.add("alone", prompt, params)
+        logprobs: list[object] = []
+        for _ in range(24):
+            output = driver.step({"alone": driver.num_left("alone")})
+            logprobs += output.logprobs.get("alone", [])
+        driver.remove("alone")
+        driver.step({})
+        return driver.outputs["alone"], logprobs
+
+
+@pytest.fixture(scope="module")
+def judge(host: ModelRunner) -> Judge:
+    return Judge(host)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_schedule_gives_the_output_of_each_request_alone(device: ModelRunner, judge: Judge, seed: int) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    play(seed, driver, MAX_NUM_SEQS)
+    judge.check(driver)
+    assert sum(len(request.outputs) for request in driver.requests.values()) > 20
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_any_schedule_gives_the_output_of_each_request_alone_in_many_plays(
+    device: ModelRunner, judge: Judge, seed: int
+) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    play(seed, driver, MAX_NUM_SEQS, num_steps=60)
+    judge.check(driver)
+
+
+@pytest.mark.parametrize("changes", [{"enforce_eager": True}, {"cuda_graph_sizes": (3,)}], ids=str)
+def test_steps_without_graphs_give_the_same_output(folder: Path, judge: Judge, changes: dict[str, Any]) -> None:
+    runner = start(folder, CpuStandIn(), **changes)
+    driver = AheadDriver(runner, NUM_BLOCKS)
+    play(7, driver, MAX_NUM_SEQS)
+    judge.check(driver)
+
+
+def decodes(driver: AheadDriver, names: list[str], num_steps: int) -> None:
+    for _ in range(num_steps):
+        driver.step({name: driver.requests[name].num_left for name in names})
+
+
+def test_a_steady_decode_sends_no_more_than_new_block_ids(
+    device: ModelRunner, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    for index in range(3):
+        driver.add(f"{index}", [index + 1] * 4, GREEDY)
+    decodes(driver, ["0", "1", "2"], 2)
+    sent: list[list[int]] = []
+    staging: Any = device._steps._staging  # type: ignore[union-attr]  # what is sent is the point
+    send = staging.send
+
+    def note_and_send(arrays: list[Any]) -> Any:
+        sent.append([len(array) for array in arrays])
+        return send(arrays)
+
+    monkeypatch.setattr(staging, "send", note_and_send)
+    decodes(driver, ["0", "1", "2"], 8)
+    driver.land()
+    assert sent == [[3], [3]]  # two of eight steps begin a block, of each row
+    judge.check(driver)
+
+
+def test_results_come_a_step_later_without_the_host_having_waited(device: ModelRunner) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    driver.add("a", [1, 2, 3], GREEDY)
+    waits: list[float] = []
+    for _ in range(5):
+        device.timing.reset()
+        driver.step({"a": driver.requests["a"].num_left})
+        waits.append(device.timing.phases_s["wait"])
+        assert driver.requests["a"].num_under_way == 1
+    assert waits[0] == 0.0  # nothing to read yet
+
+
+def test_drafts_that_were_not_announced_are_refused(device: ModelRunner) -> None:
+    driver = StepDriver(device, NUM_BLOCKS)
+    driver.add("a", [1, 2, 3], GREEDY)
+    driver.step({"a": 3})
+    with pytest.raises(InputBatchError, match="max_num_drafts is 0"):
+        driver.step({"a": 1}, {"a": [5]})
+
+
+def test_drafts_are_verified_before_anything_follows(folder: Path, host: ModelRunner) -> None:
+    outputs = []
+    for runner in (host, start(folder, CpuStandIn(), max_num_drafts=2)):
+        driver = StepDriver(runner, NUM_BLOCKS)
+        driver.add("a", [1, 2, 3], SamplingParams(temperature=1.0, seed=3, presence_penalty=0.5))
+        driver.add("b", [4, 5], GREEDY)
+        driver.step({"a": 3, "b": 2})
+        first = driver.step({"a": 1, "b": 1}).sampled_token_ids
+        for draft in (first[0][0], 17, 20):
+            driver.step({"a": 1, "b": 1}, {"a": [draft, 30]})
+            driver.step({"a": driver.num_left("a"), "b": 1})
+        outputs.append(driver.outputs)
+        for name in ("a", "b"):
+            driver.remove(name)
+        driver.step({})
+    assert outputs[0] == outputs[1]
+
+
+def test_the_host_samples_from_all_tokens_that_came_before(device: ModelRunner, judge: Judge) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    # 6 is the best token by far, and masked after itself.
+    driver.add("a", [1, 2, 3], SamplingParams(temperature=0.0, logit_bias={6: 1e3}, bad_words_token_ids=((6, 6),)))
+    decodes(driver, ["a"], 12)
+    driver.land()
+    assert driver.requests["a"].outputs.count(6) == 6
+    judge.check(driver)
+
+
+def test_the_sampler_depends_on_the_request_alone(
+    device: ModelRunner, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    driver.add("host", [1, 2, 3], SamplingParams(temperature=1.0, seed=1, typical_p=0.9, logprobs=3))
+    driver.add("device", [4, 5, 6], SamplingParams(temperature=1.0, seed=2, logprobs=1))
+    sizes: list[int] = []
+    sampler: Any = device._steps._device_sampler  # type: ignore[union-attr]  # who samples is the point
+    sample = sampler.sample
+
+    def note_and_sample(logits: torch.Tensor, *arguments: Any) -> Any:
+        sizes.append(len(logits))
+        return sample(logits, *arguments)
+
+    monkeypatch.setattr(sampler, "sample", note_and_sample)
+    decodes(driver, ["device", "host"], 6)
+    driver.land()
+    assert sizes == [1] * 6
+    judge.check(driver)
+    assert all(len(request.logprobs) == 6 for request in driver.requests.values())
+
+
+@pytest.mark.parametrize("changes", [{}, {"typical_p": 0.9}], ids=["by the device", "by the host"])
+def test_masks_are_fetched_once_and_applied(device: ModelRunner, judge: Judge, changes: dict[str, Any]) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    driver.add("free", [1, 2, 3], GREEDY)
+    driver.add("bound", [1, 2, 3], SamplingParams(temperature=1.0, seed=1, **changes))
+    num_calls = 0
+
+    def masks() -> TokenMasks:
+        nonlocal num_calls
+        num_calls += 1
+        bits = bytearray(4 * -(-VOCAB_SIZE // 32))
+        bits[11 // 8] |= 1 << 11 % 8
+        return TokenMasks(["bound"], bits)
+
+    execute = device.execute_model
+    driver._runner = type("Masked", (), {"execute_model": staticmethod(lambda step: execute(step, masks))})()
+    decodes(driver, ["free", "bound"], 4)
+    driver.land()
+    assert driver.requests.pop("bound").outputs == [11] * 4
+    assert num_calls == 4
+    judge.check(driver)
+
+
+def test_a_row_whose_logits_are_no_numbers_ends_alone(folder: Path, judge: Judge) -> None:
+    runner = start(folder, CpuStandIn())
+    model: Any = runner._model
+    with torch.inference_mode():
+        model._positions.weight[30] = torch.nan
+    driver = AheadDriver(runner, NUM_BLOCKS)
+    driver.add("bad", [1] * 29, GREEDY)
+    driver.add("good", [3, 4, 5], GREEDY)
+    decodes(driver, ["good", "bad"], 4)  # the fourth was started before the third was known to have failed
+    driver.take_row("bad")
+    decodes(driver, ["good"], 3)
+    driver.land()
+    bad = driver.requests.pop("bad")
+    assert bad.error == NumericalError.TEXT
+    assert len(bad.outputs) == 2  # positions 28 and 29
+    judge.check(driver)
+
+
+def test_prompts_with_logprobs_and_pooling_rows_are_what_they_are_on_the_host(
+    device: ModelRunner, host: ModelRunner
+) -> None:
+    found = []
+    for runner in (host, device):
+        driver = StepDriver(runner, NUM_BLOCKS)
+        driver.add("a", [1, 2, 3, 4, 5], SamplingParams(temperature=0.0, prompt_logprobs=2, logprobs=1))
+        driver.add("b", [7, 8], GREEDY)
+        outputs = [driver.step({"a": 3, "b": 2}), driver.step({"a": 2, "b": 1}), driver.step({"a": 1, "b": 1})]
+        found.append([(one.sampled_token_ids, one.logprobs, one.prompt_logprobs) for one in outputs])
+        for name in ("a", "b"):
+            driver.remove(name)
+        driver.step({})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("place", ["send", "fetch"])
+def test_a_step_that_fails_half_way_is_computed_again_from_what_the_host_knows(
+    device: ModelRunner, judge: Judge, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    driver.add("a", [1, 2, 3], SamplingParams(temperature=1.0, seed=4, presence_penalty=0.3))
+    driver.add("b", [4, 5, 6], GREEDY)  # both need their next block in one step
+    decodes(driver, ["a", "b"], 3)
+    steps: Any = device._steps
+    with torch.inference_mode():
+        steps._rows.states[0][:2, 4:] = 0  # a block id that is not sent is that of both
+    runtime = steps._runtime
+    go_on, failures = getattr(runtime, place), iter([True])
+
+    def fail_once(*arguments: object) -> object:
+        if next(failures, False):  # the rows are marked as updated, or the device has advanced them
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return go_on(*arguments)
+
+    monkeypatch.setattr(runtime, place, fail_once)
+    decodes(driver, ["a", "b"], 16)
+    driver.land()
+    assert next(failures, None) is None
+    judge.check(driver)
+
+
+def test_padding_rows_change_nothing(device: ModelRunner) -> None:
+    driver = AheadDriver(device, NUM_BLOCKS)
+    for index in range(3):
+        driver.add(f"{index}", [index + 1] * 4, GREEDY)
+    decodes(driver, ["0", "1", "2"], 2)
+    steps: Any = device._steps
+    before = steps._rows.states[0].clone(), [keys.clone() for keys, _ in device._kv_caches]
+    decodes(driver, ["0", "1", "2"], 1)  # as four
+    driver.land()
+    assert sorted(steps._graphs._row_numbers[:4].tolist()) == [0, 1, 2, MAX_NUM_SEQS]
+    assert torch.equal(steps._rows.states[0][3:], before[0][3:])
+    for (keys, _), former in zip(device._kv_caches, before[1], strict=True):
+        changed = (keys != former).flatten(1).any(1).nonzero().flatten().tolist()
+        assert set(changed) <= {request.blocks[-1] for request in driver.requests.values()} | {NUM_BLOCKS}

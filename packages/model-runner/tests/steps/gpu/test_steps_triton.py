@@ -1,0 +1,121 @@
+"""Captured steps over Triton's kernels: no wait, no changing argument, and the same tokens.
+
+Native code that replaces kernels on a CPU proves nothing about graph capture. Here the kernels run in the interpreter,
+and the CPU stand-in notes the arguments of each launch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_runner_helpers.cpu_stand_in import CpuStandIn
+
+from llmstack_kernels.dispatch import TRITON
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.testing import StepDriver, write_random_weights
+from llmstack_types import ModelRunnerConfig, SamplingParams
+
+pytest.importorskip("triton", reason="Triton is not installed (extra `triton` of llmstack-kernels)")
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": SHAPE | {"architectures": ["LlamaForCausalLM"]},
+    "gpt2": {"architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 2, "n_layer": 1, "vocab_size": 61},
+    "gemma2": SHAPE
+    | {
+        "architectures": ["Gemma2ForCausalLM"],
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.0,
+        "head_dim": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 5,
+        "tie_word_embeddings": False,
+    },
+    "mixtral": SHAPE | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=3, top_p=0.9),
+    SamplingParams(temperature=1.0, seed=4, presence_penalty=0.5),
+)
+
+
+def generate(place: str, folder: str, num_requests: int) -> dict[str, Any]:
+    """On the CPU stand-in, or on the host: a step of prompts, then decodes, at the end of one row less."""
+    config = ModelRunnerConfig(
+        folder,
+        device="cpu",
+        max_model_len=40,
+        max_num_seqs=num_requests,
+        block_size=16,
+        dtype="float32",
+        cuda_graph_sizes=(num_requests,),
+    )
+    runner = ModelRunner(config, CpuStandIn() if place == "stand-in" else None)
+    runner.load_model()
+    runner.initialize_kv_cache(12)
+    driver = StepDriver(runner, 12)
+    for index, params in enumerate(PARAMS[:num_requests]):
+        driver.add(f"{index}", [index + 1] * 14, params)
+    driver.run(4)  # the third decode begins a block
+    driver.remove(f"{num_requests - 1}")
+    driver.run(1)
+    return {"outputs": driver.outputs, "errors": driver.errors, "backends": dict(runner.backends())}
+
+
+def run(place: str, folder: Path, num_requests: int, **environment: str) -> dict[str, Any]:
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("LLMSTACK_KERNELS", "TRITON_INTERPRET")
+    }
+    inherited["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # the helpers of the tests too
+    command = [sys.executable, __file__, place, str(folder), str(num_requests)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=inherited | environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def check(folder: Path, num_requests: int) -> None:
+    found = run("stand-in", folder, num_requests, LLMSTACK_KERNELS=TRITON, TRITON_INTERPRET="1")
+    expected = run("host", folder, num_requests)
+    assert found["errors"] == {}
+    assert found["outputs"] == expected["outputs"]
+    for op in ("decode_inputs", "sample_tokens", "paged_attention", "linear"):
+        assert found["backends"][op].startswith(TRITON)
+    assert f"captured graphs of up to {num_requests} rows" in found["backends"]["decode"]
+
+
+def write(folder: Path, name: str) -> Path:
+    (folder / "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
+    return write_random_weights(folder)
+
+
+@pytest.mark.slow
+def test_a_captured_step_contains_nothing_that_changes(tmp_path: Path) -> None:
+    check(write(tmp_path, "llama"), num_requests=1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CONFIGS)
+def test_captured_steps_of_all_kinds_contain_nothing_that_changes(tmp_path: Path, name: str) -> None:
+    check(write(tmp_path, name), num_requests=3)
+
+
+if __name__ == "__main__":
+    _, place, folder, num_requests = sys.argv
+    print(json.dumps(generate(place, folder, int(num_requests))))

@@ -1,0 +1,87 @@
+"""Captured decode steps equal the model bit for bit, with any other steps between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmstack_kernels.testing import runs_native_kernels
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
+from llmstack_types import ModelRunnerConfig, SamplingParams
+
+pytestmark = pytest.mark.skipif(
+    not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"
+)
+NUM_BLOCKS = 64
+
+
+def make_driver(folder: Path, **options: object) -> tuple[ModelRunner, StepDriver]:
+    config = ModelRunnerConfig(str(folder), max_model_len=64, block_size=4, max_num_seqs=40, **options)
+    runner = ModelRunner(config)
+    runner.load_model()
+    runner.initialize_kv_cache(NUM_BLOCKS)
+    return runner, StepDriver(runner, NUM_BLOCKS)
+
+
+def play(driver: StepDriver) -> dict[str, list[int]]:
+    """Batches of changing size, a prefill beside decodes, preemption; greedy and drawn rows with log-probabilities."""
+    for index in range(4):
+        params = SamplingParams(temperature=index % 2, seed=index, logprobs=3)
+        driver.add(f"r{index}", [index, 2, 3, 5, 8, 13, 21][: 3 + index], params)
+    driver.run(3)
+    driver.step({"r1": 1})
+    driver.step({"r3": 1, "r0": 1})
+    driver.preempt("r2")
+    driver.step({"r0": 1, "r2": 4})
+    driver.run(4)
+    driver.remove("r0")
+    return driver.run(5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_captured_and_eager_steps_give_the_same_tokens(tmp_path: Path, dtype: str, quantization: str | None) -> None:
+    write_gpt2_checkpoint(tmp_path, n_head=2)
+    outputs = []
+    for enforce_eager in (True, False):
+        runner, driver = make_driver(tmp_path, dtype=dtype, quantization=quantization, enforce_eager=enforce_eager)
+        outputs.append(play(driver))
+        assert ("decode" in runner.backends()) is not enforce_eager
+    assert outputs[0] == outputs[1]
+    assert not driver.errors
+
+
+def test_logits_of_captured_steps_are_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gpt2_checkpoint(tmp_path, n_head=2)
+    seen: list[list[torch.Tensor]] = []
+    for enforce_eager in (True, False):
+        runner, driver = make_driver(tmp_path, enforce_eager=enforce_eager)
+        logits: list[torch.Tensor] = []
+        sample = runner._sampler.sample
+        monkeypatch.setattr(runner._sampler, "sample", lambda x, m: (logits.append(x.clone()), sample(x, m))[1])  # noqa: B023
+        play(driver)
+        seen.append(logits)
+    assert len(seen[0]) == len(seen[1])
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def test_large_batches_are_not_captured(tmp_path: Path) -> None:
+    write_gpt2_checkpoint(tmp_path, n_head=2)
+    outputs = []
+    for enforce_eager in (True, False):
+        _, driver = make_driver(tmp_path, enforce_eager=enforce_eager)
+        for index in range(35):
+            driver.add(f"r{index}", [index, 2], SamplingParams(temperature=0.0))
+        outputs.append(driver.run(3))
+    assert outputs[0] == outputs[1]
+
+
+def test_a_model_that_uses_pytorch_operations_reports_why_it_is_not_captured(tmp_path: Path) -> None:
+    write_gpt2_checkpoint(tmp_path)  # heads of 8, which the native attention does not take
+    runner, driver = make_driver(tmp_path)
+    assert "not captured: PyTorch" in runner.backends()["decode"]
+    assert play(driver)
+    assert not driver.errors

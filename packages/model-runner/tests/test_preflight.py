@@ -1,0 +1,134 @@
+"""What is wrong with a model is known before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from llmstack_model_runner import preflight
+from llmstack_model_runner.device.host_limits import memory_limit_bytes
+from llmstack_model_runner.preflight import find_problems
+from llmstack_types import ModelRunnerConfig
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 64, "vocab_size": 100,
+}  # fmt: skip
+TOKEN_BYTES = 2 * 2 * 2 * 16 * 2  # keys and values of 2 layers, 2 heads of 16 in 16 bits
+WEIGHT_BYTES = 1000 * 64 * 4
+
+
+def write_model(folder: Path, *, has_weights: bool = True, **config: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA | config))
+    if has_weights:
+        save_file({"w": torch.zeros(1000, 64)}, folder / "model.safetensors")
+    return str(folder)
+
+
+def write_limit(root: Path, num_bytes: int) -> Path:
+    group = root / "sys/fs/cgroup/box"
+    group.mkdir(parents=True)
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/box\n")
+    (root / "proc/meminfo").write_text("MemTotal: 1000000000 kB\n")
+    (group / "memory.max").write_text(f"{num_bytes}\n")
+    return root
+
+
+def problems(folder: str, root: Path, **options: Any) -> list[str]:
+    sizes = {name: options.pop(name) for name in ("num_blocks", "kv_cache_bytes", "is_max_model_len_explicit")
+             if name in options}  # fmt: skip
+    return find_problems(ModelRunnerConfig(folder, **options), root=root, **sizes)
+
+
+def test_a_model_that_fits_has_no_problems(tmp_path: Path) -> None:
+    root = write_limit(tmp_path / "root", WEIGHT_BYTES + 16 * TOKEN_BYTES)
+    assert problems(write_model(tmp_path / "m"), root) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({}, WEIGHT_BYTES + 16 * TOKEN_BYTES),
+        ({"max_model_len": 100, "is_max_model_len_explicit": True}, WEIGHT_BYTES + 100 * TOKEN_BYTES),
+        ({"num_blocks": 10}, WEIGHT_BYTES + 160 * TOKEN_BYTES),
+        ({"kv_cache_bytes": 5000}, WEIGHT_BYTES + 5000),
+        ({"kv_cache_dtype": "fp8"}, WEIGHT_BYTES + 8 * TOKEN_BYTES),
+        ({"kv_cache_dtype": "fp8_e4m3"}, WEIGHT_BYTES + 8 * TOKEN_BYTES),
+        ({"dtype": "bfloat16"}, WEIGHT_BYTES // 2 + 16 * TOKEN_BYTES),
+        ({"dtype": "half"}, WEIGHT_BYTES // 2 + 16 * TOKEN_BYTES),
+        ({"quantization": "int4"}, WEIGHT_BYTES // 8 + 16 * TOKEN_BYTES),
+        ({"load_format": "dummy"}, 16 * TOKEN_BYTES),
+    ],
+)
+def test_memory_below_weights_and_the_least_kv_cache_is_refused(
+    options: dict[str, Any], needed: int, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "m")
+    assert problems(folder, write_limit(tmp_path / "enough", needed), **options) == []
+    [found] = problems(folder, write_limit(tmp_path / "short", needed - 1), **options)
+    assert "the memory limit is 0.0 GiB; use a smaller model" in found
+
+
+def test_the_memory_of_a_gpu_is_not_guessed(tmp_path: Path) -> None:
+    root = write_limit(tmp_path / "root", 1)
+    folder = write_model(tmp_path / "m")
+    assert problems(folder, root, device="cuda") == []
+    (root / "dev").mkdir()
+    (root / "dev/nvidia0").touch()
+    assert problems(folder, root) == []
+    assert len(problems(folder, root, device="cpu")) == 1
+
+
+def test_layers_with_windows_need_less_than_the_whole_request(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", sliding_window=32)
+    root = write_limit(tmp_path / "root", WEIGHT_BYTES + 16 * TOKEN_BYTES)
+    assert problems(folder, root, max_model_len=1000, is_max_model_len_explicit=True) == []
+
+
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
+    config = {"architectures": ["NoSuchForCausalLM"], "quantization_config": {"quant_method": "gptq"}}
+    folder = write_model(tmp_path / "m", has_weights=False, **config)
+    found = problems(folder, write_limit(tmp_path / "root", 1 << 40))
+    for text, word in zip(found, ("NoSuchForCausalLM", "by gptq", "no safetensors weights"), strict=True):
+        assert word in text
+
+
+def test_an_architecture_of_transformers_is_left_to_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(tmp_path / "m", architectures=["OlmoForCausalLM"])
+    root = write_limit(tmp_path / "root", 1 << 40)
+    pytest.importorskip("transformers")
+    assert problems(folder, root) == []
+    assert "model_impl llmstack" in problems(folder, root, model_impl="llmstack")[0]
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    assert "pip install" in problems(folder, root)[0]
+    assert "pip install" in problems(folder, root, model_impl="transformers")[0]
+
+
+def test_a_missing_shard_and_a_damaged_file_are_problems(tmp_path: Path) -> None:
+    root = write_limit(tmp_path / "root", 1 << 40)
+    folder = Path(write_model(tmp_path / "m", has_weights=False))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
+    assert "model-1.safetensors, which is missing" in problems(str(folder), root)[0]
+    (folder / "model.safetensors").write_bytes(b"nonsense" * 10)
+    assert "damaged" in problems(str(folder), root)[0]
+    assert problems(str(folder), root, load_format="dummy") == []
+
+
+def test_the_least_of_all_limits_holds(tmp_path: Path) -> None:
+    assert memory_limit_bytes(write_limit(tmp_path / "root", 12345)) == 12345
+    assert memory_limit_bytes(write_limit(tmp_path / "more", 1 << 50)) == 1_000_000_000 * 1024
+    assert memory_limit_bytes(tmp_path) is None
+
+
+def test_the_checks_need_no_torch() -> None:
+    program = "import sys; import llmstack_model_runner.preflight; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"

@@ -1,0 +1,50 @@
+"""The control operations of an engine core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar, TypeVarTuple
+
+from llmstack_types.events import StepRecording
+from llmstack_types.stats import SchedulerStats
+
+ResultT = TypeVar("ResultT")
+ArgumentTs = TypeVarTuple("ArgumentTs")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[ResultT, *ArgumentTs]):
+    """One control operation; its type parameters are those of its result and of its arguments.
+
+    Attributes:
+        name: For messages.
+        number: On the wire; numbers are never reused.
+    """
+
+    name: str
+    number: int
+
+
+class Control:
+    """What a client may ask of an engine core besides requests: a closed set, as in `call(Control.SLEEP, 1)`."""
+
+    RESET_PREFIX_CACHE: Final[Operation[bool]] = Operation("reset_prefix_cache", 1)
+    """Forgets cached prefixes; False while requests are running."""
+
+    STATS: Final[Operation[SchedulerStats]] = Operation("stats", 2)
+    """The scheduler's state after the last step. The answer also shows that the engine core's loop runs."""
+
+    SHUTDOWN: Final[Operation[bool]] = Operation("shutdown", 3)
+    """Ends the engine core after the answer."""
+
+    RECENT_STEPS: Final[Operation[StepRecording, int]] = Operation("recent_steps", 4)
+    """The kept steps after the given step number, and the last events."""
+
+    SLEEP: Final[Operation[bool, int]] = Operation("sleep", 5)
+    """Frees the KV storage, at level 2 the weights too; False while requests are running."""
+
+    WAKE_UP: Final[Operation[bool]] = Operation("wake_up", 6)
+    """Allocates and loads what `SLEEP` freed."""
+
+    SLEEP_LEVEL: Final[Operation[int]] = Operation("sleep_level", 7)
+    """0 while the engine core is awake, else the level of `SLEEP`."""

@@ -1,0 +1,32 @@
+"""Words that several packages share, as closed sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "bfloat16", "float16", "fp8"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+ModelImpl = Literal["auto", "llmstack", "transformers"]
+QuantizationScheme = Literal["int8", "int4", "fp8"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+SchedulingPolicyName = Literal["fcfs", "priority"]
+LoggingLevel = Literal["critical", "error", "warning", "info", "debug"]
+LogLevel = Literal[LoggingLevel, "trace"]
+ContentFormat = Literal["auto", "string", "openai"]
+TextPartType = Literal["input_text", "output_text", "text"]
+StructuredOutputKind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
+
+DTYPE_ALIASES: Mapping[str, str] = {"float": "float32", "half": "float16"}
+"""Further names of `DType`."""
+
+KV_CACHE_DTYPE_ALIASES: Mapping[str, str] = {"fp8_e4m3": "fp8"}
+"""Further names of `KVCacheDType`."""
+
+
+def words_of(vocabulary: Any) -> tuple[str, ...]:
+    """The words of one of these sets, in order; nested sets are flattened."""
+    words: tuple[str, ...] = get_args(vocabulary)
+    return words
