@@ -247,7 +247,9 @@ class ApiServers:
             return
         logger.warning("%s again: aborting everything", signal.Signals(number).name)
         self._forced_by = number
-        self._signal_workers(signal.SIGTERM)
+        # Another number than the first: Linux merges two pending signals of one number, and a busy process that saw
+        # only one would drain.
+        self._signal_workers(signal.SIGINT)
 
 
 async def _send_addresses(worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
