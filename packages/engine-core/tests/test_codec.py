@@ -126,6 +126,7 @@ REQUESTS = st.builds(
     arrival_time_s=st.floats(0, 1e9),
     priority=st.integers(-(2**63), 2**63 - 1),
     cache_salt=TEXT,
+    tenant=TEXT,
     fork_of=TEXT,
     lora_name=optional(TEXT),
     pooling_params=optional(

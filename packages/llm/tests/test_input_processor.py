@@ -11,10 +11,11 @@ import pytest
 
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import AdmittedRequest, GenerationRequest
 from llmstack_llm.testing import byte_tokenizer
 from llmstack_llm.text.tokenizer import Tokenizer
-from llmstack_types import EngineReady, InvalidRequestError, SamplingParams
+from llmstack_types import EngineReady, InvalidRequestError, PoolingParams, SamplingParams
 
 CONFIG = ModelConfig("m", Path(), "GPT2LMHeadModel", "gpt2", 128, 257, eos_token_ids=(256,))
 
@@ -154,6 +155,13 @@ def test_one_completion_keeps_the_id_and_the_seed_of_its_request():
         2,
         "s",
     )
+
+
+def test_every_engine_request_of_a_request_carries_its_tenant():
+    ours = processor()
+    requests = ours.process_inputs("r", admit(ours, "Hi", SamplingParams(n=2)), tenant="t")
+    pooled = ours.process_pooling("p", AdmittedPooling("Hi", [1], PoolingParams()), tenant="t")
+    assert [request.tenant for request in (*requests, pooled)] == ["t", "t", "t"]
 
 
 def test_several_completions_have_seeds_of_their_own_that_repeat():

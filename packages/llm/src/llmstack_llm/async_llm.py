@@ -195,6 +195,7 @@ class AsyncLLM(EngineFrontEnd):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams one request's outputs; leaving or cancelling the iteration aborts the request.
 
@@ -209,7 +210,9 @@ class AsyncLLM(EngineFrontEnd):
         await self.wait_until_ready()
         processor = self.input_processor
         sampling = processor.check_sampling({}) if sampling_params is None else processor.check_params(sampling_params)
-        request = GenerationRequest(request_id, prompt, sampling, priority=priority, cache_salt=cache_salt)
+        request = GenerationRequest(
+            request_id, prompt, sampling, priority=priority, cache_salt=cache_salt, tenant=tenant
+        )
         async with await self.submit(request) as stream:
             async for output in stream:
                 yield output
@@ -236,6 +239,7 @@ class AsyncLLM(EngineFrontEnd):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Pools one prompt: a stream of one output. Leaving the iteration before aborts the request.
 
@@ -249,7 +253,9 @@ class AsyncLLM(EngineFrontEnd):
             prompt = await self.admit_pooling(prompt, pooling_params or PoolingParams())
         self._check_alive()
         self._check_room(1, len(prompt.prompt_token_ids))
-        request = self.input_processor.process_pooling(request_id, prompt, priority=priority, cache_salt=cache_salt)
+        request = self.input_processor.process_pooling(
+            request_id, prompt, priority=priority, cache_salt=cache_salt, tenant=tenant
+        )
         collector = self.output_processor.add_pooling_request(prompt.prompt, request)
         observers = self.output_processor.observers
         for observer in observers:
@@ -301,7 +307,11 @@ class AsyncLLM(EngineFrontEnd):
         engine_requests: list[EngineCoreRequest] = []
         for index, (request, one) in enumerate(zip(requests, admitted, strict=True)):
             completions = self.input_processor.process_inputs(
-                request.request_id, one, priority=request.priority, cache_salt=request.cache_salt
+                request.request_id,
+                one,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                tenant=request.tenant,
             )
             try:
                 self.output_processor.add_request(request.request_id, one, completions, collector, index)

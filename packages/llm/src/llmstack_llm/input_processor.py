@@ -231,7 +231,7 @@ class InputProcessor:
             check_prompt_chars(num_chars, self.limits, longest, param=param, is_cut=is_cut)
 
     def process_pooling(
-        self, request_id: str, admitted: AdmittedPooling, *, priority: int = 0, cache_salt: str = ""
+        self, request_id: str, admitted: AdmittedPooling, *, priority: int = 0, cache_salt: str = "", tenant: str = ""
     ) -> EngineCoreRequest:
         """The engine request of a prompt to pool."""
         return EngineCoreRequest(
@@ -242,15 +242,11 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt,
             pooling_params=admitted.pooling_params,
+            tenant=tenant,
         )
 
     def process_inputs(
-        self,
-        request_id: str,
-        admitted: AdmittedRequest,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
+        self, request_id: str, admitted: AdmittedRequest, *, priority: int = 0, cache_salt: str = "", tenant: str = ""
     ) -> list[EngineCoreRequest]:
         """The request's completions, one engine request each.
 
@@ -265,6 +261,7 @@ class InputProcessor:
             arrival_time_s=self._clock(),
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
         )
         if params.n == 1 and params.best_of in (None, 1) and params.max_tokens:
             return [first]

@@ -58,6 +58,7 @@ class GenerationRequest:
         param: The request's name of the prompt, for errors.
         priority: Lower ones run first, under the scheduling policy `priority`.
         cache_salt: Only requests with the same salt share cached prefixes.
+        tenant: Opaque id of the client; requests of different tenants wait in fair shares.
         default_max_tokens: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
         add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
     """
@@ -68,6 +69,7 @@ class GenerationRequest:
     param: str = "prompt"
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
     default_max_tokens: int | None = None
     add_special_tokens: bool = True
 

@@ -42,6 +42,8 @@ class EngineCoreRequest:
             `sampling_params` have `max_tokens` 0. None for a completion.
         output_token_ids: What an engine core that is gone had generated for it: counted as its output, from which it
             goes on, and not sent again.
+        tenant: Opaque id of the client that it belongs to, such as an API key; empty where there is only one. Waiting
+            requests of different tenants are scheduled in fair shares (policy `fair`).
     """
 
     request_id: str
@@ -55,6 +57,7 @@ class EngineCoreRequest:
     fork_of: str = ""
     pooling_params: PoolingParams | None = None
     output_token_ids: Sequence[int] = ()
+    tenant: str = ""
 
 
 class TokenLogprobs(NamedTuple):

@@ -18,6 +18,7 @@ from llmstack_types import EngineCoreRequest, PoolingParams, PoolingTask, Poolin
 _Member = TypeVar("_Member")
 MAX_REQUEST_ID_LENGTH: Final = 512
 MAX_STOP_STRINGS: Final = 1024
+MAX_TENANT_LENGTH: Final = 128
 
 _INT32 = 2**31 - 1
 _REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
@@ -25,6 +26,7 @@ _ARRIVAL_TIME = fields.number()
 _PRIORITY = fields.integer(-fields.MAX_INT - 1)
 _SALT = fields.text(1024)
 _LORA_NAME = fields.optional(fields.text(1024))
+_TENANT = fields.text(MAX_TENANT_LENGTH)
 _FORK_OF = fields.text(MAX_REQUEST_ID_LENGTH)
 
 
@@ -42,6 +44,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         request.fork_of,
         None if request.pooling_params is None else _encode_pooling_params(request.pooling_params),
         fields.pack_uint32(request.output_token_ids, "output_token_ids"),
+        request.tenant,
     ]
 
 
@@ -64,6 +67,7 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             _FORK_OF(values[8], "fork_of"),
             _decode_pooling_params(values[9]),
             tuple(fields.unpack_uint32(values[10], "output_token_ids")),
+            _TENANT(values[11], "tenant"),
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error
