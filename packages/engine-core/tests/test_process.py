@@ -105,6 +105,19 @@ def process() -> Iterator[EngineProcess]:
     process.stop()
 
 
+def test_an_engine_core_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LLMSTACK_API_KEY", "VLLM_API_KEY", "HF_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS"):
+        monkeypatch.setenv(name, "a-secret-of-the-server")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    process = launch_engine_process(config())
+    try:
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    finally:
+        process.stop()
+    assert b"a-secret-of-the-server" not in environment
+    assert b"OMP_NUM_THREADS=1" in environment
+
+
 @pytest.fixture
 def peer(process: EngineProcess) -> Iterator[Peer]:
     peer = Peer(process)

@@ -46,6 +46,9 @@ class SpellingBackend:
         self.min_tokens: dict[str, int] = {}
         self.num_said: dict[str, int] = {}
 
+    def expected_seconds(self, params: StructuredOutputsParams) -> float:
+        return 60.0 if params.regex == "slow" else 0.0
+
     def compile(self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...]) -> None:
         if params.regex == "refused":
             raise InvalidRequestError("Refused.", param="structured_outputs.regex")
@@ -182,6 +185,20 @@ def test_others_overtake_a_request_whose_grammar_is_compiled(is_async: bool) -> 
     SpellingBackend.slow.set()
     assert said(run(core)["slow"]) == "slow" + chr(EOS)
     assert core.stats().num_waiting == 0
+
+
+def test_many_grammars_that_take_long_hold_up_no_other_grammar() -> None:
+    core = build()
+    for index in range(8):
+        core.add_request(request(f"slow{index}", "slow"))
+    core.add_request(request("quick", "quick"))
+    ended: list[str] = []
+    while not ended:
+        ended += [output.request_id for output in core.step().outputs if output.finish_reason is not None]
+    assert ended == ["quick"]
+    core.abort_requests(f"slow{index}" for index in range(1, 8))
+    SpellingBackend.slow.set()
+    assert run(core).keys() == {"slow0"}
 
 
 def test_a_request_is_aborted_while_its_grammar_is_compiled() -> None:

@@ -25,6 +25,7 @@ from llmstack_types import (
     QuarantinedError,
     RequestFailedError,
     ServerOverloadedError,
+    TenantLimitError,
 )
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -318,6 +319,7 @@ async def test_strict_params_refuse_unknown_fields():
     ("error", "status", "kind", "code", "header"),
     [
         (ServerOverloadedError("full"), 503, "service_unavailable_error", "server_is_overloaded", "retry-after-ms"),
+        (TenantLimitError("Later.", wait_s=3.2), 429, "rate_limit_error", "rate_limit_exceeded", "retry-after-ms"),
         (EngineDeadError("gone"), 503, "service_unavailable_error", "engine_unavailable", "retry-after"),
         (NumericalError(), 500, "server_error", "numerical_error", "x-should-retry"),
         (

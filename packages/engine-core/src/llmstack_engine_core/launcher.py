@@ -17,6 +17,7 @@ from llmstack_engine_core.ipc.sockets import make_private_directory, private_add
 from llmstack_engine_core.start_order import StartOrder, send_start_order
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import EngineStartError
+from llmstack_types.child_environment import without_secrets
 
 
 def launch_engine_process(config: EngineConfig, address: str | None = None) -> EngineProcess:
@@ -43,25 +44,27 @@ def launch_engine_process(config: EngineConfig, address: str | None = None) -> E
 
 def _start_process(lifeline_fd: int) -> subprocess.Popen[bytes]:
     # A runner's OpenMP threads would spin for milliseconds after each operation, on cores that its other threads need.
-    return start_module("llmstack_engine_core.process", [lifeline_fd], {"GOMP_SPINCOUNT": "1000"})
+    return start_module("llmstack_engine_core.process", [lifeline_fd], {"GOMP_SPINCOUNT": "1000"}, has_secrets=False)
 
 
 def start_module(
-    module: str, fds: Sequence[int], environment: Mapping[str, str] | None = None
+    module: str, fds: Sequence[int], environment: Mapping[str, str] | None = None, *, has_secrets: bool = True
 ) -> subprocess.Popen[bytes]:
     """Runs `python -m module FD...` in a session of its own: Ctrl-C is for this process, which then ends that one.
 
     It inherits the descriptors, imports from where this process does, and gets what `environment` adds.
+    `has_secrets`: Whether it inherits API keys and tokens.
 
     Raises:
         OSError: There can be no further process.
     """
     # -P keeps the current directory off the path; what this process imports from is handed over instead.
     python_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    inherited = os.environ if has_secrets else without_secrets(os.environ)
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *map(str, fds)],
         stdin=subprocess.DEVNULL,
         pass_fds=fds,
         start_new_session=True,
-        env={**(environment or {}), **os.environ, "PYTHONPATH": python_path},
+        env={**(environment or {}), **inherited, "PYTHONPATH": python_path},
     )

@@ -160,6 +160,10 @@ class ConstraintBackend(Protocol):
     width of the logits; `compile` may run in several threads, everything else belongs to the engine core's.
     """
 
+    def expected_seconds(self, params: StructuredOutputsParams) -> float:
+        """What compiling a constraint may take, by its size and shape; a rough estimate. From any thread."""
+        ...
+
     def compile(self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...]) -> None:
         """Compiles a constraint and keeps it for `start`.
 

@@ -1,6 +1,6 @@
 """Structured output: constraints on a model's text, compiled to token masks."""
 
-from llmstack_structured_output.checker import ConstraintChecker
+from llmstack_structured_output.checking.checker import ConstraintChecker
 from llmstack_structured_output.compiler import Grammar, GrammarCompiler, normal_form
 from llmstack_structured_output.constrained_requests import ConstrainedRequests
 from llmstack_structured_output.limits import GrammarLimits

@@ -157,6 +157,28 @@ def normal_form(params: StructuredOutputsParams) -> StructuredOutputsParams:
     return replace(params, choice=tuple(value)) if kind == "choice" else params
 
 
+def check_sizes(params: StructuredOutputsParams, limits: GrammarLimits) -> None:
+    """Refuses a constraint in normal form that is far over a limit, without reading it.
+
+    Raises:
+        InvalidRequestError: It has more characters than its limit has bytes, or too many strings.
+    """
+    kind = kind_of(params)
+    param, value = f"structured_outputs.{kind}", getattr(params, kind)
+    most = {
+        "json": limits.max_schema_bytes, "structural_tag": limits.max_schema_bytes,
+        "regex": limits.max_regex_bytes, "grammar": limits.max_grammar_bytes, "choice": limits.max_choice_bytes,
+    }  # fmt: skip
+    if kind == "json_object":
+        return
+    num_chars = sum(map(len, value)) if kind == "choice" else len(value)
+    refuse = errors.schema_too_complex if kind in _SCHEMAS else errors.grammar_too_complex
+    if kind == "choice" and len(value) > limits.max_choices:
+        raise refuse(param, f"it has more than {limits.max_choices} strings")
+    if num_chars > most[kind]:
+        raise refuse(param, f"it has more than {most[kind]} bytes")
+
+
 def _check_types(params: StructuredOutputsParams) -> None:
     for name, (types, expected) in _TYPES.items():
         value = getattr(params, name)

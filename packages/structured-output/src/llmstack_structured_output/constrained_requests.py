@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from llguidance import LLExecutor
 
-from llmstack_structured_output.compiler import GrammarCompiler
+from llmstack_structured_output.compiler import GrammarCompiler, normal_form
+from llmstack_structured_output.cost import expected_seconds
 from llmstack_structured_output.matcher import Matcher
 from llmstack_types import StructuredOutputsParams
 
@@ -49,6 +50,10 @@ class ConstrainedRequests:
         self._compilers: dict[tuple[int, ...], GrammarCompiler] = {}
         self._eos_token_ids: tuple[int, ...] = ()
         self._requests: dict[str, _Request] = {}
+
+    def expected_seconds(self, params: StructuredOutputsParams) -> float:
+        """What compiling a constraint may take, by its size and shape; a rough estimate."""
+        return expected_seconds(normal_form(params))
 
     def compile(self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...]) -> None:
         """Compiles a constraint, so that `start` finds it in the cache.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         QuarantinedError,
         RequestFailedError,
         ServerOverloadedError,
+        TenantLimitError,
     )
     from llmstack_types.events import (
         BlockEviction,
@@ -84,6 +85,7 @@ _MODULES = {
     "StepRecord": "events",
     "StepRecording": "events",
     "StructuredOutputsParams": "structured_outputs_params",
+    "TenantLimitError": "errors",
     "TokenLogprobs": "engine_core",
     "TokenMasks": "token_masks",
 }
@@ -125,6 +127,7 @@ __all__ = [
     "StepRecord",
     "StepRecording",
     "StructuredOutputsParams",
+    "TenantLimitError",
     "TokenLogprobs",
     "TokenMasks",
 ]

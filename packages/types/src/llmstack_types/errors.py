@@ -89,3 +89,15 @@ class ServerOverloadedError(LLMStackError):
     def __init__(self, message: str, *, reason: str = "max_num_queued_reqs") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class TenantLimitError(LLMStackError):
+    """A limit of one API key is used up; the same request may succeed later.
+
+    Attributes:
+        wait_s: After how many seconds.
+    """
+
+    def __init__(self, message: str, *, wait_s: float) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s

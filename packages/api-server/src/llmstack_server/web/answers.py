@@ -16,7 +16,7 @@ from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_o
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
 from llmstack_server.web.sse import DONE, encode_json, frame
 from llmstack_server.web.streams import close
-from llmstack_types import ServerOverloadedError
+from llmstack_types import ServerOverloadedError, TenantLimitError
 
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -94,6 +94,8 @@ class GenerationResponse(Response):
             except Exception as error:  # any error becomes the last event of a started stream
                 if isinstance(error, ServerOverloadedError):
                     self._state.metrics.count_rejection(error.reason)
+                if isinstance(error, TenantLimitError):
+                    self._state.metrics.count_rejection("constraints")
                 if not self._has_started:
                     raise
                 await self._end_with_error(error, scope["state"]["request_id"], send)

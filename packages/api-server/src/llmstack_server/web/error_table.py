@@ -70,7 +70,7 @@ _KINDS = (
         "rate_limit_exceeded",
         429,
         RATE_LIMIT,
-        "a limit of the API key: requests per minute, or requests at one time",
+        "a limit of the API key: requests per minute, requests at one time, or time for compiling constraints",
         varying_headers=("retry-after", "retry-after-ms"),
     ),
     ErrorKind(

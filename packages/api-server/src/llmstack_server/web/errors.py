@@ -17,6 +17,7 @@ from llmstack_types import (
     QuarantinedError,
     RequestFailedError,
     ServerOverloadedError,
+    TenantLimitError,
 )
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
         return ErrorAnswer(status, type_, error.code, error.message, error.param)
     if isinstance(error, ServerOverloadedError):
         return error_answer("server_is_overloaded", "The server has too many requests waiting. Please retry later.")
+    if isinstance(error, TenantLimitError):
+        return rate_limit_exceeded(str(error), error.wait_s)
     if isinstance(error, EngineDeadError):
         return engine_unavailable("The engine is gone.")
     if isinstance(error, NumericalError):

@@ -8,7 +8,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from llmstack_engine_core.protocols import ConstraintBackend
 from llmstack_types import EngineCoreRequest, InvalidRequestError, RequestStatus
 
-NUM_COMPILING_THREADS = 2
+NUM_QUICK_THREADS = 2
+NUM_SLOW_THREADS = 1
+QUICK_S = 0.25
+"""Grammars that are expected to take longer wait for each other, and others do not wait for them."""
 
 
 class GrammarGate:
@@ -29,7 +32,8 @@ class GrammarGate:
         self.waiting: dict[str, tuple[EngineCoreRequest, Future[None]]] = {}
         self._backend = backend
         self._on_status = on_status
-        self._pool: ThreadPoolExecutor | None = None
+        self._quick = ThreadPoolExecutor(NUM_QUICK_THREADS, "compile-grammar")
+        self._slow = ThreadPoolExecutor(NUM_SLOW_THREADS, "compile-slow-grammar")
 
     def add(self, request: EngineCoreRequest) -> None:
         """Begins to compile the request's grammar."""
@@ -37,9 +41,13 @@ class GrammarGate:
         self._on_status(request.request_id, RequestStatus.WAITING_FOR_GRAMMAR)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forgets requests; a grammar that is being compiled is still cached."""
-        for request_id in request_ids:
-            self.waiting.pop(request_id, None)
+        """Forgets requests; a grammar that is being compiled is still cached, one that is not begun is left out."""
+        left = [self.waiting.pop(request_id) for request_id in request_ids if request_id in self.waiting]
+        if left:
+            wanted = {id(compilation) for _, compilation in self.waiting.values()}
+            for _, compilation in left:
+                if id(compilation) not in wanted:
+                    compilation.cancel()
 
     def take_compiled(self, wait_s: float) -> list[tuple[EngineCoreRequest, InvalidRequestError | None]]:
         """The requests whose compilation has ended, each with the error of its grammar if it has one.
@@ -56,14 +64,33 @@ class GrammarGate:
         parent, compilation = self.waiting.get(request.fork_of, (None, None))
         if parent is not None and compilation is not None and _have_one_grammar(parent, request):
             return compilation  # a fork that is added later than its parent shares no blocks with it
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(NUM_COMPILING_THREADS, "compile-grammar")
-        return self._pool.submit(self._compile, request)
+        compilation = Future[None]()
+        self._quick.submit(self._compile_or_pass_on, request, compilation)
+        return compilation
 
-    def _compile(self, request: EngineCoreRequest) -> None:
+    def _compile_or_pass_on(self, request: EngineCoreRequest, compilation: Future[None]) -> None:
+        """Compiles a grammar that is expected to be quick, and leaves another to the slow threads."""
         constraint = request.sampling_params.structured_outputs
-        if constraint is not None:
-            self._backend().compile(constraint, request.eos_token_ids)
+        try:
+            is_slow = constraint is not None and self._backend().expected_seconds(constraint) > QUICK_S
+        except Exception:  # noqa: BLE001 (compiling raises it again, where it is reported)
+            is_slow = False
+        if is_slow:
+            self._slow.submit(self._compile, request, compilation)
+        else:
+            self._compile(request, compilation)
+
+    def _compile(self, request: EngineCoreRequest, compilation: Future[None]) -> None:
+        constraint = request.sampling_params.structured_outputs
+        if not compilation.set_running_or_notify_cancel():
+            return
+        try:
+            if constraint is not None:
+                self._backend().compile(constraint, request.eos_token_ids)
+        except Exception as error:  # noqa: BLE001 (the engine's thread raises it)
+            compilation.set_exception(error)
+        else:
+            compilation.set_result(None)
 
 
 def _grammar_error(compilation: Future[None]) -> InvalidRequestError | None:

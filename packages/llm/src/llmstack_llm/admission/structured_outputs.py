@@ -116,12 +116,15 @@ class ConstraintAdmission:
         return constraint
 
     async def check_async(
-        self, constraint: StructuredOutputsParams, vocab_size: int, names: Mapping[str, str]
+        self, constraint: StructuredOutputsParams, vocab_size: int, names: Mapping[str, str], tenant: str = ""
     ) -> StructuredOutputsParams:
         """The constraint for the engine core; compiles it in a separate process within a time limit.
 
+        `tenant`: An opaque id of the API key.
+
         Raises:
             InvalidRequestError: Names the field at fault.
+            TenantLimitError: The tenant's constraints have used up their processor time.
             ServerOverloadedError: Too many are waiting.
         """
         constraint = self._with_defaults(constraint)
@@ -130,7 +133,7 @@ class ConstraintAdmission:
 
             self._checker = ConstraintChecker(self._tokenizer(names), vocab_size, self._eos_token_ids)
         try:
-            await self._checker.check(constraint)
+            await self._checker.check(constraint, tenant)
         except InvalidRequestError as error:
             raise _renamed(error, names) from error
         return constraint

@@ -1,0 +1,1 @@
+"""Compiling constraints before admission: in processes, within limits, fairly."""

@@ -1,0 +1,90 @@
+"""Whether constraints compile, asked of a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_structured_output import ConstraintChecker
+from llmstack_structured_output.testing import BYTE_VOCAB_SIZE, EOS_TOKEN_ID
+from llmstack_types import InvalidRequestError, StructuredOutputsParams
+
+# Fuel does not pay for the emptiness of an intersection: this takes minutes.
+SLOW = {"allOf": [{"type": "string", "pattern": f"(a|b){{{n},}}[^c]*{n}.*"} for n in range(300, 400)]}
+
+
+@pytest.fixture
+async def checker(folder: Path) -> AsyncIterator[ConstraintChecker]:
+    checker = ConstraintChecker(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID], timeout_s=0.5)
+    yield checker
+    await checker.shutdown()
+
+
+async def refusal(checker: ConstraintChecker, **constraint: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        await checker.check(StructuredOutputsParams(**constraint))
+    return caught.value
+
+
+def process_of(checker: ConstraintChecker) -> asyncio.subprocess.Process:
+    process = checker._client.process
+    assert process is not None
+    return process
+
+
+async def test_what_compiles_passes_and_what_does_not_is_refused_as_by_the_compiler(checker: ConstraintChecker) -> None:
+    await checker.check(StructuredOutputsParams(json={"type": "object"}))
+    for _ in range(2):  # the second answer is remembered
+        error = await refusal(checker, json={"type": "objekt"})
+        assert (error.param, error.code) == ("structured_outputs.json", "invalid_json_schema")
+    checks = [checker.check(StructuredOutputsParams(regex=f"x{number % 7}")) for number in range(40)]
+    await asyncio.gather(*checks)
+
+
+async def test_a_constraint_that_takes_too_long_is_refused_and_the_process_stays(checker: ConstraintChecker) -> None:
+    slow = asyncio.create_task(refusal(checker, json=SLOW))
+    await checker.check(StructuredOutputsParams(regex="a"))
+    pid = process_of(checker).pid
+    error = await slow
+    assert (error.param, error.code) == ("structured_outputs.json", "schema_too_complex")
+    assert "0.5 s" in error.message
+    await checker.check(StructuredOutputsParams(regex="b"))
+    assert process_of(checker).pid == pid, "its child was ended, not the process"
+
+
+async def test_a_process_that_is_killed_is_started_again_for_those_that_wait(checker: ConstraintChecker) -> None:
+    await checker.check(StructuredOutputsParams(regex="a"))
+    process = process_of(checker)
+    waiting = asyncio.create_task(refusal(checker, json=SLOW))
+    await asyncio.sleep(0)
+    os.kill(process.pid, signal.SIGKILL)
+    await checker.check(StructuredOutputsParams(regex="b"))
+    assert (await waiting).code == "schema_too_complex"
+    assert process_of(checker).pid != process.pid
+
+
+async def test_shutting_down_ends_the_process_with_its_children(checker: ConstraintChecker) -> None:
+    waiting = asyncio.create_task(refusal(checker, json=SLOW))
+    await checker.check(StructuredOutputsParams(regex="a"))  # the slow one has begun before
+    pid = process_of(checker).pid
+    waiting.cancel()
+    await checker.shutdown()
+    await checker.shutdown()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_the_process_inherits_no_secrets(checker: ConstraintChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMSTACK_API_KEY", "sk-secret-of-the-server")
+    monkeypatch.setenv("HF_TOKEN", "hf-secret-of-the-server")
+    await checker.check(StructuredOutputsParams(regex="a"))
+    pid = process_of(checker).pid
+    environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_bytes)
+    assert b"secret-of-the-server" not in environment
+    assert b"PATH=" in environment
