@@ -183,7 +183,7 @@ class _ChatClient(threading.Thread):
     def _chat(self, connection: _UnixConnection) -> None:
         body = {
             "model": "llmstack-demo", "messages": [{"role": "user", "content": "Tell me about the sea."}],
-            "max_tokens": NUM_TOKENS, "stream": True,
+            "max_tokens": NUM_TOKENS, "seed": 1, "stream": True,
         }  # fmt: skip
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
         response = connection.getresponse()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.async_llm import AsyncLLM
 from llmstack_llm.model.config import load_model_config
 from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
@@ -295,6 +296,40 @@ async def test_of_prompts_that_are_submitted_together_all_are_refused_or_none(
     with pytest.raises(InvalidRequestError):
         await llm.submit(GenerationRequest("a", "ab", sampling), GenerationRequest("a", "ab", sampling))
     assert llm.num_requests_in_flight == 0
+
+
+async def test_requests_with_sampling_fields_of_their_own_are_not_submitted_together(llm: AsyncLLM):
+    requests = [GenerationRequest(name, "ab", GivenSampling({"max_tokens": 1})) for name in "ab"]
+    with pytest.raises(ValueError, match="share their sampling fields"):
+        await llm.submit(*requests)
+    assert llm.num_requests_in_flight == 0
+
+
+async def test_sampling_fields_are_checked_once_although_two_calls_take_them(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+):
+    await llm.wait_until_ready()
+    checked: list[Any] = []
+    check = llm.input_processor.check_sampling
+
+    def count(given: Any, *arguments: Any, **options: Any) -> Any:
+        checked.append(given)
+        return check(given, *arguments, **options)
+
+    monkeypatch.setattr(llm.input_processor, "check_sampling", count)
+    given = GivenSampling({"max_tokens": 3})
+    prompt = await llm.render(ChatPrompt([{"role": "user", "content": "Hello"}]), given)
+    async with await llm.submit(GenerationRequest("r", prompt, prompt.sampling)) as stream:
+        assert [output async for output in stream][-1].outputs[0].text == "Hel"
+    assert checked == [given.values]
+
+
+async def test_a_conversation_whose_tokens_are_cut_may_be_longer_than_the_context(llm: AsyncLLM):
+    chat = ChatPrompt([{"role": "user", "content": "x" * 10_000}])
+    with pytest.raises(InvalidRequestError):
+        await llm.render(chat, GivenSampling({}))
+    prompt = await llm.render(chat, GivenSampling({"truncate_prompt_tokens": 5}))
+    assert len(prompt.token_ids) == 10_000
 
 
 async def test_leaving_a_stream_aborts_all_its_prompts(llm: AsyncLLM):

@@ -132,7 +132,8 @@ def test_a_long_text_is_not_tokenized_on_the_loop():
 
         ticking = asyncio.create_task(tick())
         long = InputProcessor(ModelConfig("m", Path(), "A", "a", 2**21, 257), Tokenizer(byte_tokenizer()))
-        await long.admit_async(GenerationRequest("r", "hello " * 50_000, long.check_sampling({})))
+        sampling = long.check_sampling({})
+        await long.admit_async(GenerationRequest("r", "hello " * 50_000, sampling), sampling)
         ticking.cancel()
         return num_ticks
 

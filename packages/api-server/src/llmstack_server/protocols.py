@@ -6,7 +6,14 @@ from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from llmstack_llm import ChatPrompt, CheckedSampling, GenerationRequest, RenderedPrompt, RequestObserver
+from llmstack_llm import (
+    ChatPrompt,
+    CheckedSampling,
+    GenerationRequest,
+    GivenSampling,
+    RenderedPrompt,
+    RequestObserver,
+)
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_types import EngineReady, PoolingParams, SamplingParams, StepRecording
 
@@ -171,18 +178,18 @@ class EngineClient(Protocol):
     def check_sampling(
         self, given: Mapping[str, Any], names: Mapping[str, str] = ..., *, is_echo: bool = False
     ) -> CheckedSampling:
-        """Checks the sampling fields of a request, over the model's defaults.
+        """Checks the sampling fields of a request alone, over the model's defaults.
 
         Raises:
             InvalidRequestError: Names the field at fault.
         """
         ...
 
-    async def render(self, chat: ChatPrompt) -> RenderedPrompt:
-        """Renders and tokenizes a conversation.
+    async def render(self, chat: ChatPrompt, sampling: GivenSampling | CheckedSampling = ...) -> RenderedPrompt:
+        """Checks the sampling fields, then renders and tokenizes a conversation.
 
         Raises:
-            InvalidRequestError: The template refuses it, or its text is too long.
+            InvalidRequestError: A sampling field is at fault, the template refuses it, or its text is too long.
             ServerOverloadedError: Too many long texts are waiting.
         """
         ...
@@ -196,7 +203,7 @@ class EngineClient(Protocol):
         ...
 
     async def submit(self, *requests: GenerationRequest) -> OutputStream:
-        """Submits prompts, all of them or none.
+        """Submits prompts, which share their sampling fields, all of them or none.
 
         Raises:
             InvalidRequestError: Names the field at fault.

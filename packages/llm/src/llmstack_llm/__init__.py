@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
-    from llmstack_llm.admission.sampling import CheckedSampling
+    from llmstack_llm.admission.sampling import CheckedSampling, GivenSampling
     from llmstack_llm.async_llm import AsyncLLM
     from llmstack_llm.async_llm import AsyncLLM as AsyncLLMEngine
     from llmstack_llm.engine_args import EngineArgs, UsageContext
@@ -52,6 +52,7 @@ _MODULES = {
     "EngineArgs": "engine_args",
     "FinishedRequestStats": "outputs.stats",
     "GenerationRequest": "requests",
+    "GivenSampling": "admission.sampling",
     "GenerationStream": "outputs.stream",
     "IterationStats": "outputs.stats",
     "LLMEngine": "offline.llm_engine",
@@ -93,6 +94,7 @@ __all__ = [
     "FinishedRequestStats",
     "GenerationRequest",
     "GenerationStream",
+    "GivenSampling",
     "IterationStats",
     "LLMEngine",
     "LoggingStatLogger",

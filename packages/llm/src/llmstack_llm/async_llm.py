@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
-from llmstack_llm.admission.sampling import NO_NAMES, CheckedSampling
+from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
 from llmstack_llm.chat.renderers import ChatRenderers, load_chat_template, work_of
 from llmstack_llm.chat.template import ChatTemplate
@@ -127,7 +128,9 @@ class AsyncLLM(EngineFrontEnd):
     def check_sampling(
         self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
     ) -> CheckedSampling:
-        """Checks the sampling fields of a request, over the model's defaults, before anything is tokenized.
+        """Checks the sampling fields of a request, over the model's defaults, without rendering or submitting it.
+
+        Only for what comes between this check and those of `render`, such as the choice among tools.
 
         `given`: Field of `SamplingParams` to its value, of whatever type the request has.
         `names`: The request's names of fields where they differ, for errors.
@@ -138,16 +141,20 @@ class AsyncLLM(EngineFrontEnd):
         """
         return self.input_processor.check_sampling(given, names, is_echo=is_echo)
 
-    async def render(self, chat: ChatPrompt) -> RenderedPrompt:
-        """Renders and tokenizes a conversation; long ones in a thread.
+    async def render(self, chat: ChatPrompt, sampling: GivenSampling | CheckedSampling = NO_SAMPLING) -> RenderedPrompt:
+        """Checks the sampling fields, then renders and tokenizes a conversation; long ones in a thread.
 
         Raises:
-            InvalidRequestError: Names the message and the field at fault.
+            InvalidRequestError: Names the first sampling field at fault, or the message and its field.
             ServerOverloadedError: Too many long texts are waiting.
         """
+        checked = self.input_processor.checked(sampling)
         if self._renderers is None:
             raise request_errors.unsupported_value("messages", "this server has no tokenizer")
-        return await self.input_processor.gate.run(work_of(chat), self._renderers.render, chat)
+        if checked.values.get("truncate_prompt_tokens") is not None:
+            chat = dataclasses.replace(chat, is_cut=True)
+        prompt = await self.input_processor.gate.run(work_of(chat), self._renderers.render, chat)
+        return RenderedPrompt(prompt.text, prompt.token_ids, checked)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """The tokens of a text.
@@ -166,21 +173,23 @@ class AsyncLLM(EngineFrontEnd):
     async def submit(self, *requests: GenerationRequest) -> GenerationStream:
         """Submits prompts, all of them or none, and returns the stream of their outputs.
 
+        Their sampling fields are one object, which is checked before any of them is tokenized.
+
         Raises:
             InvalidRequestError: A request cannot be served, or its id is in use.
             ServerOverloadedError: Too many completions are in flight.
             EngineStartError, EngineDeadError: The engine core is not there.
         """
-        self._check_alive()
         if self.ready is None:
             await self.wait_until_ready()
-        check_fan_out(len(requests), requests[0].sampling.num_generated, self.input_processor.limits)
-        admitted = [await self.input_processor.admit_async(request) for request in requests]
+        given = requests[0].sampling
+        if any(request.sampling is not given for request in requests):
+            raise ValueError("requests that are submitted together share their sampling fields")
+        sampling = self.input_processor.checked(given)
+        check_fan_out(len(requests), sampling.num_generated, self.input_processor.limits)
+        admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
         self._check_alive()
-        self._check_room(
-            sum([request.sampling.num_generated for request in requests]),
-            sum([len(one.prompt_token_ids) for one in admitted]),
-        )
+        self._check_room(len(requests) * sampling.num_generated, sum([len(one.prompt_token_ids) for one in admitted]))
         # Registered first: an output can never arrive for a request that is not known here.
         collector, engine_requests = self._register(requests, admitted)
         request_ids = [request.request_id for request in requests]

@@ -14,6 +14,7 @@ from llmstack_llm.admission.rules import check_text, check_token_ids, check_trun
 from llmstack_llm.admission.sampling import (
     NO_NAMES,
     CheckedSampling,
+    GivenSampling,
     check_sampling,
     given_fields,
     resolve_max_tokens,
@@ -22,7 +23,7 @@ from llmstack_llm.admission.seeds import completion_seed, draw_seed
 from llmstack_llm.admission.structured_outputs import ConstraintAdmission, StructuredOutputsConfig
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.pooling.admission import AdmittedPooling, admit_pooling
-from llmstack_llm.pooling.prompt import PoolingPrompt, TextPair, cut_token_ids, encode_pooling_prompt
+from llmstack_llm.pooling.prompt import PoolingPrompt, TextPair, cut_token_ids, encode_pooling_prompt, num_chars_of
 from llmstack_llm.requests import AdmittedRequest, GenerationRequest, PromptInput, RenderedPrompt, text_and_ids_of
 from llmstack_llm.text.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.text.gate import TextGate
@@ -126,6 +127,12 @@ class InputProcessor:
             given, defaults = {**defaults, **given}, {}
         return check_sampling(given, self.limits, names, is_echo=is_echo, defaults=defaults)
 
+    def checked(self, sampling: GivenSampling | CheckedSampling) -> CheckedSampling:
+        """The fields after `check_sampling`, which fields that are checked already do not pass again."""
+        if isinstance(sampling, CheckedSampling):
+            return sampling
+        return self.check_sampling(sampling.values, sampling.names, is_echo=sampling.is_echo)
+
     def check_params(
         self, params: SamplingParams, names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
     ) -> CheckedSampling:
@@ -153,19 +160,16 @@ class InputProcessor:
             draft.values["structured_outputs"] = checked
         return draft.finish()
 
-    async def admit_async(self, request: GenerationRequest) -> AdmittedRequest:
+    async def admit_async(self, request: GenerationRequest, sampling: CheckedSampling) -> AdmittedRequest:
         """`admit` off the event loop: in a thread where the text is long, constraints in a separate process."""
-        arguments = (
-            request.prompt, request.sampling, request.param, request.default_max_tokens, request.add_special_tokens
-        )  # fmt: skip
-        words = request.sampling.values.get("bad_words")
-        num_chars = 0 if isinstance(request.prompt, RenderedPrompt) else _num_chars(request.prompt)
+        arguments = (request.prompt, sampling, request.param, request.default_max_tokens, request.add_special_tokens)
+        words, num_chars = sampling.values.get("bad_words"), num_chars_of(request.prompt)
         if words:
             num_chars += num_chars_of_bad_words(words)
         draft = await self.gate.run(num_chars, self._tokenized, *arguments)
         constraint = draft.values.get("structured_outputs")
         if constraint is not None:
-            checked = await self.constraints.check_async(constraint, self.limits.vocab_size, request.sampling.names)
+            checked = await self.constraints.check_async(constraint, self.limits.vocab_size, sampling.names)
             draft.values["structured_outputs"] = checked
         return draft.finish()
 
@@ -210,7 +214,7 @@ class InputProcessor:
         self, prompt: PromptInput | TextPair, pooling_params: PoolingParams, **options: Any
     ) -> AdmittedPooling:
         """`admit_pooling`, in a thread where the text is long, so that other streams go on."""
-        return await self.gate.run(_num_chars(prompt), lambda: self.admit_pooling(prompt, pooling_params, **options))
+        return await self.gate.run(num_chars_of(prompt), lambda: self.admit_pooling(prompt, pooling_params, **options))
 
     async def tokenize(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text alone; raises as `check_length`."""
@@ -347,7 +351,7 @@ class InputProcessor:
             raise request_errors.unsupported_value(param, "this server has no tokenizer, so it takes token ids only")
         for part in (text.first, text.second) if isinstance(text, TextPair) else (text,):
             check_text(param, part)
-        self.check_length(_num_chars(text), param, is_cut=is_cut)
+        self.check_length(num_chars_of(text), param, is_cut=is_cut)
         return self.tokenizer
 
 
@@ -374,14 +378,6 @@ def _fanned_out(first: EngineCoreRequest) -> list[EngineCoreRequest]:
         )
         for index in range(params.num_generated)
     ]
-
-
-def _num_chars(prompt: PromptInput | TextPair) -> int:
-    if isinstance(prompt, TextPair):
-        return len(prompt.first) + len(prompt.second)
-    if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
-    return len(prompt) if isinstance(prompt, str) else 0
 
 
 def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_llm import request_errors
-from llmstack_llm.admission.sampling import CheckedSampling
+from llmstack_llm.admission.sampling import NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_types import SamplingParams
 
 
@@ -35,10 +35,15 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A rendered conversation, as text and as token ids."""
+    """A rendered conversation, as text and as token ids.
+
+    Attributes:
+        sampling: The checked fields that were given with the conversation.
+    """
 
     text: str
     token_ids: list[int]
+    sampling: CheckedSampling = NO_SAMPLING
 
 
 PromptInput = str | Sequence[int] | Mapping[str, Any] | RenderedPrompt
@@ -50,11 +55,11 @@ With both keys the token ids count, and the text is only shown.
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to complete, with checked sampling fields.
+    """One prompt to complete, with its sampling fields.
 
     Attributes:
         request_id: Unique among the requests in flight.
-        sampling: The fields as `AsyncLLM.check_sampling` returns them.
+        sampling: The fields as given, or checked already; requests that are submitted together share them.
         param: The request's name of the prompt, for errors.
         priority: Lower ones run first, under the scheduling policy `priority`.
         cache_salt: Only requests with the same salt share cached prefixes.
@@ -65,7 +70,7 @@ class GenerationRequest:
 
     request_id: str
     prompt: PromptInput
-    sampling: CheckedSampling
+    sampling: GivenSampling | CheckedSampling
     param: str = "prompt"
     priority: int = 0
     cache_salt: str = ""

@@ -1,7 +1,7 @@
 """Conversations and their deltas, which all chat APIs share.
 
     conversation = Conversation(messages, tools=..., tool_choice=...)           # OpenAI's forms, whatever the API
-    chat = await submit_chat(state, conversation, given, names, request_id=new_id("resp"))
+    chat = await submit_chat(state, conversation, given, request_id=new_id("resp"))
     stream = ChatStream(*chat)                                                  # the base of each API's answer
     async with aclosing(stream.deltas()) as deltas:                             # closing it aborts the request
         async for delta in deltas: ...                                          # ChatDelta: new text of one choice

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from llmstack_llm import ChatPrompt, CheckedSampling, GenerationRequest, RenderedPrompt, request_errors
+from llmstack_llm import (
+    ChatPrompt,
+    CheckedSampling,
+    GenerationRequest,
+    GivenSampling,
+    RenderedPrompt,
+    request_errors,
+)
 from llmstack_output_parsers import TOOL_PARSERS
 from llmstack_server.chat.constraints import after_reasoning, constraint_name, with_tool_constraint
 from llmstack_server.chat.conversation import Conversation
@@ -32,8 +39,7 @@ class SubmittedChat(NamedTuple):
 async def submit_chat(
     state: ServerState,
     conversation: Conversation,
-    given: Mapping[str, Any],
-    names: Mapping[str, str],
+    given: GivenSampling,
     *,
     request_id: str,
     priority: int = 0,
@@ -41,24 +47,18 @@ async def submit_chat(
 ) -> SubmittedChat:
     """Checks the sampling fields and the tools, renders the conversation and submits it.
 
-    `given`, `names`: Those of `EngineClient.check_sampling`.
-
     Raises:
         InvalidRequestError: Names the first invalid field.
         ServerOverloadedError: Too many requests are waiting.
     """
-    sampling = state.engine.check_sampling(given, names)
     tool_use = _NO_TOOLS
+    fields: GivenSampling | CheckedSampling = given
     if conversation.tools is not None or conversation.tool_choice is not None:
-        tool_use = _tool_use(state, conversation)
-    if tool_use.mode in FORCED_MODES or tool_use.strict_names:
-        # In a thread: schemas may have megabytes.
-        sampling = await asyncio.to_thread(with_tool_constraint, sampling, tool_use, state.chat_parsers.tool)
-    is_cut = sampling.values.get("truncate_prompt_tokens") is not None
-    prompt = await state.engine.render(replace(_chat_prompt(state, conversation, tool_use), is_cut=is_cut))
-    plan: ReadingPlan | None = None
+        tool_use, fields = await _with_tools(state, conversation, given)
+    prompt = await state.engine.render(_chat_prompt(state, conversation, tool_use), fields)
+    sampling, plan = prompt.sampling, None
     if state.chat_parsers.reasoning is not None or tool_use.mode is not ToolMode.NONE:
-        sampling, plan = await _plan(state, conversation, tool_use, prompt.text, sampling)
+        sampling, plan = await _plan(state, conversation, tool_use, prompt)
     request = GenerationRequest(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=cache_salt
     )  # fmt: skip
@@ -106,6 +106,21 @@ def _template_kwargs(state: ServerState, conversation: Conversation) -> Mapping[
     return {**kwargs, **(conversation.chat_template_kwargs or {})}
 
 
+async def _with_tools(
+    state: ServerState, conversation: Conversation, given: GivenSampling
+) -> tuple[ToolUse, CheckedSampling]:
+    """The checked tools, and the sampling fields with the constraint that they require.
+
+    The fields come first: their ranges are checked before what excludes each other.
+    """
+    sampling = state.engine.check_sampling(given.values, given.names)
+    tool_use = _tool_use(state, conversation)
+    if tool_use.mode in FORCED_MODES or tool_use.strict_names:
+        # In a thread: schemas may have megabytes.
+        sampling = await asyncio.to_thread(with_tool_constraint, sampling, tool_use, state.chat_parsers.tool)
+    return tool_use, sampling
+
+
 def _tool_use(state: ServerState, conversation: Conversation) -> ToolUse:
     tool_use = check_tools(conversation.tools, conversation.tool_choice, is_parallel=conversation.parallel_tool_calls)
     if tool_use.mode is ToolMode.AUTO and state.chat_parsers.tool is None:
@@ -118,10 +133,10 @@ def _tool_use(state: ServerState, conversation: Conversation) -> ToolUse:
 
 
 async def _plan(
-    state: ServerState, conversation: Conversation, tool_use: ToolUse, prompt: str, sampling: CheckedSampling
+    state: ServerState, conversation: Conversation, tool_use: ToolUse, prompt: RenderedPrompt
 ) -> tuple[CheckedSampling, ReadingPlan]:
     """The plan to parse calls and reasoning, and the sampling fields that it requires."""
-    plan = await _reading_plan(state, conversation, tool_use, prompt)
+    sampling, plan = prompt.sampling, await _reading_plan(state, conversation, tool_use, prompt.text)
     if plan.reasoning is not None and "structured_outputs" in sampling.values:
         sampling, plan = await asyncio.to_thread(_fit_together, sampling, plan, plan.reasoning)
     if plan.kept_special_tokens:

@@ -13,6 +13,7 @@ from llmstack_llm import (
     CheckedSampling,
     CompletionOutput,
     GenerationRequest,
+    GivenSampling,
     Logprob,
     PoolingRequestOutput,
     RenderedPrompt,
@@ -22,7 +23,7 @@ from llmstack_llm import (
     check_fan_out,
 )
 from llmstack_llm.admission.rules import check_token_ids
-from llmstack_llm.admission.sampling import check_sampling, resolve_max_tokens
+from llmstack_llm.admission.sampling import NO_SAMPLING, check_sampling, resolve_max_tokens
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.requests import AdmittedRequest
 from llmstack_server.chat.parsers import choose_parsers
@@ -162,9 +163,14 @@ class FakeEngineClient:
         """Runs the real checks, with vLLM's defaults."""
         return check_sampling(given, LIMITS, names or {}, is_echo=is_echo)
 
-    def _admit(self, request: GenerationRequest) -> AdmittedRequest:
+    def _checked(self, sampling: GivenSampling | CheckedSampling) -> CheckedSampling:
+        if isinstance(sampling, CheckedSampling):
+            return sampling
+        return self.check_sampling(sampling.values, sampling.names, is_echo=sampling.is_echo)
+
+    def _admit(self, request: GenerationRequest, sampling: CheckedSampling) -> AdmittedRequest:
         """Runs the real checks on the bytes of the prompt."""
-        prompt, sampling, param = request.prompt, request.sampling, request.param
+        prompt, param = request.prompt, request.param
         text = prompt.text if isinstance(prompt, RenderedPrompt) else prompt if isinstance(prompt, str) else None
         token_ids: Any = list(text.encode()) if text is not None else prompt
         check_token_ids(param, token_ids, LIMITS.vocab_size)
@@ -217,11 +223,12 @@ class FakeEngineClient:
         numbers = pool_bytes(prompt, self.limits.num_labels)
         yield PoolingRequestOutput(request_id, prompt.prompt, prompt.prompt_token_ids, numbers)
 
-    async def render(self, chat: ChatPrompt) -> RenderedPrompt:
+    async def render(self, chat: ChatPrompt, sampling: GivenSampling | CheckedSampling = NO_SAMPLING) -> RenderedPrompt:
         """The contents, joined by newlines."""
+        checked = self._checked(sampling)
         self.rendered.append(chat)
         text = "\n".join(str(message.get("content")) for message in chat.messages)
-        return RenderedPrompt(text, list(text.encode()))
+        return RenderedPrompt(text, list(text.encode()), checked)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         return ByteTokenizer().encode(text)
@@ -232,8 +239,9 @@ class FakeEngineClient:
     async def submit(self, *requests: GenerationRequest) -> FakeStream:
         """Repeats each prompt until `max_tokens`, or generates the script; nothing runs before the iteration."""
         await self.check_health()
-        check_fan_out(len(requests), requests[0].sampling.num_generated, LIMITS)
-        prompts = [self._admit(request) for request in requests]
+        sampling = self._checked(requests[0].sampling)
+        check_fan_out(len(requests), sampling.num_generated, LIMITS)
+        prompts = [self._admit(request, sampling) for request in requests]
         self.admitted += prompts
         for request, one in zip(requests, prompts, strict=True):
             submitted = SubmittedRequest(request.request_id, one.prompt, one.prompt_token_ids, one.sampling_params)

@@ -71,8 +71,8 @@ async def test_the_server_enters_the_engine_by_render_and_submit(llm: AsyncLLM):
         and path_of(code).endswith(("llmstack_llm/async_llm.py", "llmstack_llm/engine_front_end.py"))
         and "/llmstack_server/chat/" in path_of(caller)
     ]
-    assert entered[:3] == ["check_sampling", "render", "submit"]
-    assert set(entered) == {"check_sampling", "render", "submit"}
+    assert entered[:2] == ["render", "submit"]
+    assert set(entered) == {"render", "submit"}
 
 
 async def test_a_bad_field_is_refused_before_anything_is_rendered_or_tokenized(

@@ -20,6 +20,21 @@ _DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class GivenSampling:
+    """Sampling fields as a request gives them, unchecked; `AsyncLLM` checks them before it tokenizes anything.
+
+    Attributes:
+        values: Field of `SamplingParams` to its value, of whatever type the request has; absent ones are defaults.
+        names: The request's names of fields where they differ, for errors.
+        is_echo: Allows `max_tokens` 0.
+    """
+
+    values: Mapping[str, Any]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedSampling:
     """Sampling fields of one request after every check that needs no prompt.
 
@@ -51,6 +66,9 @@ class CheckedSampling:
     def with_kept_tokens(self, kept_special_tokens: tuple[str, ...]) -> CheckedSampling:
         """The same fields, with special tokens that appear in the text."""
         return CheckedSampling({**self.values, "kept_special_tokens": kept_special_tokens}, self.names)
+
+
+NO_SAMPLING = CheckedSampling({})
 
 
 def given_fields(params: SamplingParams) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmstack_llm import request_errors
+from llmstack_llm.requests import PromptInput
 from llmstack_llm.text.tokenizer import Tokenizer
 
 
@@ -72,3 +73,12 @@ def _second_text_start(types: Sequence[int]) -> int | None:
     if any(types[:start]) or set(types[start:]) != {1}:
         raise request_errors.unsupported_value("model", "its tokenizer numbers the texts of a pair in an unknown way")
     return start
+
+
+def num_chars_of(prompt: PromptInput | TextPair) -> int:
+    """The characters of a prompt that are to be tokenized; none of token ids or a rendered prompt."""
+    if isinstance(prompt, TextPair):
+        return len(prompt.first) + len(prompt.second)
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
+    return len(prompt) if isinstance(prompt, str) else 0

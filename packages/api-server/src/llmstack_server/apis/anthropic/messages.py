@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from llmstack_llm import request_errors
+from llmstack_llm import GivenSampling, request_errors
 from llmstack_server.apis.anthropic.content import ContentBuilder
 from llmstack_server.apis.anthropic.errors import in_anthropic_form
 from llmstack_server.apis.anthropic.input import continues_last_message, read_messages
@@ -48,13 +48,12 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
     check_fields(state, body, fields, KNOWN)
     _check(fields)
     message_id = f"msg_{uuid.uuid4().hex}"
-    given, names = _sampling(fields)
+    given = _sampling(fields)
     try:
         chat = await submit_chat(
             state,
             conversation,
             given,
-            names,
             request_id=message_id,
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
@@ -99,17 +98,17 @@ def _check(fields: MessagesRequest) -> None:
         raise request_errors.above_max("temperature", MAX_TEMPERATURE, fields.temperature, is_integer=False)
 
 
-def _sampling(fields: MessagesRequest) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _sampling(fields: MessagesRequest) -> GivenSampling:
     """The sampling fields, and their names in this request."""
     given, names = given_sampling(fields, _NAMES)
     if fields.stop_sequences is not None:
         given["stop"] = fields.stop_sequences
     form = structured_outputs(fields.output_config.format if fields.output_config else None)
     if form is None:
-        return given, names
+        return GivenSampling(given, names)
     if "structured_outputs" in given:
         raise request_errors.invalid_value("output_config.format", "it cannot be combined with another constraint")
-    return given | {"structured_outputs": form}, {**names, **_FORM_NAMES}
+    return GivenSampling(given | {"structured_outputs": form}, {**names, **_FORM_NAMES})
 
 
 class CountAnswer:

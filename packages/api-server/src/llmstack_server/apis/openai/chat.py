@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
-from llmstack_llm import request_errors
+from llmstack_llm import GivenSampling, request_errors
 from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.apis.openai.answer import AnswerIds, OpenAIAnswer, answer_ids
 from llmstack_server.apis.openai.chunks import ChunkEncoder
@@ -38,12 +38,11 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
         raise missing_parameter("messages")
     check_fields(state, body, fields, CHAT)
     ids = answer_ids("chatcmpl", fields.request_id)
-    given, names = _sampling(fields)
+    given = _sampling(fields)
     chat = await submit_chat(
         state,
         _conversation(fields),
         given,
-        names,
         request_id=ids.engine,
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
@@ -71,7 +70,7 @@ def _conversation(fields: ChatCompletionRequest) -> Conversation:
     )
 
 
-def _sampling(fields: ChatCompletionRequest) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _sampling(fields: ChatCompletionRequest) -> GivenSampling:
     if fields.top_logprobs and not fields.logprobs:
         raise request_errors.invalid_value("top_logprobs", "it is only allowed together with 'logprobs': true")
     is_newer = fields.max_completion_tokens is not None
@@ -80,7 +79,7 @@ def _sampling(fields: ChatCompletionRequest) -> tuple[dict[str, Any], Mapping[st
         given["logprobs"] = fields.top_logprobs or 0
     if fields.max_completion_tokens is not None:
         given["max_tokens"] = fields.max_completion_tokens
-    return given, names
+    return GivenSampling(given, names)
 
 
 class ChatCompletion(ChatStream, OpenAIAnswer):

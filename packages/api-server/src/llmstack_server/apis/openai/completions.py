@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from llmstack_llm import GenerationRequest
+from llmstack_llm import GenerationRequest, GivenSampling
 from llmstack_server.apis.openai.answer import AnswerIds, OpenAIAnswer, answer_ids
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import COMPLETIONS, CompletionRequest
@@ -37,7 +37,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         given["logprobs"] = fields.logprobs
         if fields.echo:  # the log-probabilities include the prompt
             given.setdefault("prompt_logprobs", fields.logprobs)
-    sampling = state.engine.check_sampling(given, names, is_echo=bool(fields.echo))
+    sampling = GivenSampling(given, names, is_echo=bool(fields.echo))
     tokenizer = await state.engine.get_tokenizer("echo") if fields.echo else None
     requests = [
         GenerationRequest(

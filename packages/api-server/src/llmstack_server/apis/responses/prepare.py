@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmstack_llm import request_errors
+from llmstack_llm import GivenSampling, request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_server.apis.responses.input_items import messages_of, new_response_id, read_input
 from llmstack_server.apis.responses.local import NOT_FOUND
@@ -131,7 +131,7 @@ def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conve
 async def _submit(
     state: ServerState, fields: ResponseRequest, conversation: Conversation, response_id: str
 ) -> SubmittedChat:
-    given, names = _sampling(fields)
+    given = _sampling(fields)
     request_ids = itertools.chain([response_id], (f"{response_id}-{number}" for number in itertools.count(1)))
 
     def submit(messages: Sequence[Mapping[str, Any]]) -> Awaitable[SubmittedChat]:
@@ -139,7 +139,6 @@ async def _submit(
             state,
             replace(conversation, messages=messages),
             given,
-            names,
             request_id=next(request_ids),  # of several tries two may be in flight
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
@@ -153,7 +152,7 @@ async def _submit(
         raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
 
 
-def _sampling(fields: ResponseRequest) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _sampling(fields: ResponseRequest) -> GivenSampling:
     """The sampling fields, and this request's names of them."""
     given, names = given_sampling(fields, _NAMES)
     if fields.has_logprobs:
@@ -162,7 +161,7 @@ def _sampling(fields: ResponseRequest) -> tuple[dict[str, Any], Mapping[str, str
         given["max_tokens"] = fields.max_output_tokens
     form = structured_outputs(fields.text.format if fields.text else None)
     if form is None:
-        return given, names
+        return GivenSampling(given, names)
     if "structured_outputs" in given:
         raise request_errors.invalid_value("text.format", "it cannot be combined with another constraint")
-    return given | {"structured_outputs": form}, {**names, **_FORM_NAMES}
+    return GivenSampling(given | {"structured_outputs": form}, {**names, **_FORM_NAMES})
