@@ -58,7 +58,7 @@ def test_a_recorded_run_replays_to_the_same_decisions_without_a_model(seed):
 
 def test_the_simulations_are_messy_enough_to_mean_something():
     totals = Counter()
-    for seed in range(60):
+    for seed in range(80):
         totals += run_seed(seed, real_manager)
     assert min(totals[reason] for reason in FinishReason if reason is not FinishReason.ABORT) > 5
     for name in ("preemptions", "swap_outs", "swap_ins", "shared", "copies", "drafts", "accepted", "aborted"):

@@ -179,7 +179,11 @@ OUTPUTS = st.builds(
 STATS = st.builds(
     SchedulerStats,
     **dict.fromkeys(SchedulerStats._fields, COUNT)
-    | {"num_accepted_draft_tokens_per_place": st.lists(COUNT, max_size=5).map(tuple)},
+    | {
+        "num_accepted_draft_tokens_per_place": st.lists(COUNT, max_size=5).map(tuple),
+        "num_waiting_tokens_per_tenant": st.tuples(COUNT, COUNT),
+        "waiting_tenants": st.tuples(TEXT, TEXT),
+    },
 )
 READY = st.builds(
     EngineReady,

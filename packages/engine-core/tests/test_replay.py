@@ -48,6 +48,7 @@ MODEL = ModelRunnerConfig("echo?vocab_size=100&error_request_id=r5", block_size=
 MODES: dict[str, dict[str, object]] = {
     "plain": {},
     "ahead": {"async_scheduling": True},
+    "fair": {"scheduler": SchedulerConfig(policy="fair", fair_quantum=5, **LIMITS)},
     "drafts": {
         "model": replace(MODEL, max_num_drafts=4),
         "scheduler": SchedulerConfig(speculative=SpeculativeConfig("ngram", 4), **LIMITS),
@@ -76,7 +77,9 @@ def run_messily(core: EngineCore, seed: int = 0, num_requests: int = 12) -> None
             params = SamplingParams(
                 max_tokens=rng.choice([1, 5, 20, 1000]), seed=0, stop_token_ids=[rng.randrange(100)], logprobs=0
             )
-            core.add_request(EngineCoreRequest(request_id, prompt, params, priority=rng.randrange(3)))
+            core.add_request(
+                EngineCoreRequest(request_id, prompt, params, priority=rng.randrange(3), tenant=f"t{len(waiting) % 3}")
+            )
         if rng.random() < 0.1:
             core.abort_requests([f"r{rng.randrange(num_requests)}"])
         if rng.random() < 0.1:
@@ -188,7 +191,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(
     assert expected in err
 
 
-@pytest.mark.parametrize("against", ["num_blocks=0", "max_num_seqs=0", "policy=fair"])
+@pytest.mark.parametrize("against", ["num_blocks=0", "max_num_seqs=0", "policy=lottery"])
 def test_settings_that_cannot_be_are_refused_in_one_line(
     against: str, log_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

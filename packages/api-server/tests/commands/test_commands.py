@@ -58,7 +58,7 @@ def test_the_defaults_are_those_of_vllm_where_it_has_them():
     assert (engine.max_num_seqs, engine.block_size, engine.gpu_memory_utilization) == (256, 16, 0.9)
     assert engine.enable_prefix_caching
     assert engine.enable_chunked_prefill
-    assert (engine.seed, engine.load_format, engine.scheduling_policy) == (0, "auto", "fcfs")
+    assert (engine.seed, engine.load_format, engine.scheduling_policy) == (0, "auto", "fair")
     assert found.http.has_metrics_aliases
     assert found.warnings == ()
 

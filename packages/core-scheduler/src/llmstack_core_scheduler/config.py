@@ -17,7 +17,10 @@ class SchedulerConfig:
         max_num_batched_tokens: Most tokens in one step; with fewer than `max_num_seqs`, as many requests run at most.
         max_model_len: Most tokens of one request, prompt and output together.
         enable_chunked_prefill: Whether a prompt may be computed in pieces, over several steps.
-        policy: Who goes first: `fcfs` (by arrival) or `priority` (lower number first, then by arrival).
+        policy: Who goes first: `fcfs` (by arrival), `priority` (lower number first, then by arrival) or `fair` (tenants
+            in turn, by arrival within each).
+        fair_quantum: Tokens that a tenant is given in each round under `fair`; no request counts with more tokens of
+            output than that while it waits.
         long_prefill_token_threshold: Most tokens of one request in one step; 0 is no such limit.
         max_num_partial_prefills: Most requests in the midst of their prompts at once; shorter prompts, that a step
             completes, then go before longer ones. 0 is no such limit.
@@ -34,6 +37,7 @@ class SchedulerConfig:
     max_model_len: int = 2048
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
+    fair_quantum: int = 2048
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0
     num_lookahead_slots: int = 0
@@ -41,7 +45,7 @@ class SchedulerConfig:
     speculative: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots"):

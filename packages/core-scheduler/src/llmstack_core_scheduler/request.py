@@ -34,6 +34,8 @@ class Request:
         num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
         num_slots: Tokens that its block table has room for.
         next_passed_token: Computed tokens at which a sliding window passes another block; 0 where that is to be asked.
+        num_queued_tokens: Tokens that it counts with in the waiting queue; set when it is queued.
+        num_paid_tokens: Length of `token_ids` up to which its tenant was charged; 0 before it is first admitted.
         num_preemptions: How often it has lost its row.
         is_protected: Whether that is as often as it may be.
         recompute_step: The last step that was scheduled before it lost its KV; results up to there are of before.
@@ -58,8 +60,10 @@ class Request:
         "next_passed_token",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_paid_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_queued_tokens",
         "num_slots",
         "num_tokens",
         "on_status",
@@ -104,6 +108,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_slots = 0
         self.next_passed_token = 0
+        self.num_queued_tokens = 0
+        self.num_paid_tokens = 0
         self.num_preemptions = 0
         self.is_protected = False
         self.recompute_step = 0

@@ -38,7 +38,13 @@ class PriorityPolicy:
         return (arrival.priority, arrival.arrival_time_s, number)
 
 
-POLICIES: Mapping[str, SchedulingPolicy] = MappingProxyType({"fcfs": FCFSPolicy(), "priority": PriorityPolicy()})
+class FairPolicy(FCFSPolicy):
+    """Tenants take turns in the waiting queue, by tokens; first come, first served within each."""
+
+
+POLICIES: Mapping[str, SchedulingPolicy] = MappingProxyType(
+    {"fcfs": FCFSPolicy(), "priority": PriorityPolicy(), "fair": FairPolicy()}
+)
 
 
 class RequestQueue:

@@ -10,6 +10,7 @@ from llmstack_core_scheduler.allocation_plan import AllocationPlan, plan_allocat
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.drafting import Drafting
+from llmstack_core_scheduler.fair_queue import make_waiting_queue
 from llmstack_core_scheduler.forking import Forking
 from llmstack_core_scheduler.output_builder import build_error, build_output, build_pooled, collect_prompt_logprobs
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
@@ -31,9 +32,6 @@ from llmstack_types import (
     SchedulerOutput,
     SchedulerStats,
 )
-
-MAX_NUM_SKIPPED = 64
-"""Waiting requests that others may overtake in one step; it bounds the time of a step, whatever the queue."""
 
 # Nearly all messages hold tokens only; calling the class, a function of Python around this, takes half as long again.
 _make = tuple.__new__
@@ -70,8 +68,9 @@ class Scheduler:
 
         `on_status` receives each state that a request enters, from WAITING on; it must not call the scheduler.
         """
+        self._policy = policy or POLICIES[config.policy]
         self.running = RequestQueue()
-        self.waiting = RequestQueue()
+        self.waiting = make_waiting_queue(self._policy, config.fair_quantum)
         self._config = config
         self._kv_cache_manager = kv_cache_manager
         self._block_size = kv_cache_manager.block_size
@@ -79,7 +78,6 @@ class Scheduler:
         self._num_blocks = kv_cache_manager.num_blocks
         self._num_host_blocks = kv_cache_manager.num_host_blocks
         self._needs = BlockNeeds(config, kv_cache_manager)
-        self._policy = policy or POLICIES[config.policy]
         self._preemptor = Preemptor(preemption or CheapestPreemption(), config.max_num_preemptions, kv_cache_manager)
         self._forking = Forking(kv_cache_manager)
         self._drafting = Drafting(draft_source, config, kv_cache_manager)
@@ -122,6 +120,8 @@ class Scheduler:
         check_block_sharing(child, parent)
         forked = self._accept(child, None)
         num_tokens = self._forking.fork(parent, forked) if self._can_fork(parent, forked) else 0
+        if num_tokens:
+            self.waiting.join(forked, num_tokens)
         (self.running if num_tokens else self.waiting).add(forked)
         return num_tokens
 
@@ -178,11 +178,12 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """The state after the last step."""
-        kv_cache_manager, preemptor, drafting = self._kv_cache_manager, self._preemptor, self._drafting
+        kv_cache_manager, waiting = self._kv_cache_manager, self.waiting
+        preemptor, drafting = self._preemptor, self._drafting
         return SchedulerStats(
             step=self._step,
             num_running=len(self.running.requests),
-            num_waiting=len(self.waiting.requests),
+            num_waiting=len(waiting.requests),
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_free_blocks=kv_cache_manager.num_free_blocks,
             num_blocks=self._num_blocks,
@@ -200,6 +201,10 @@ class Scheduler:
             num_draft_tokens=drafting.num_draft_tokens,
             num_accepted_draft_tokens=sum(drafting.num_accepted),
             num_accepted_draft_tokens_per_place=tuple(drafting.num_accepted),
+            num_waiting_tokens=waiting.num_tokens,
+            num_admitted_tokens=waiting.num_admitted_tokens,
+            num_waiting_tokens_per_tenant=waiting.tenants.num_tokens,
+            waiting_tenants=waiting.tenants.names,
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -281,14 +286,11 @@ class Scheduler:
         self._num_protected += victim.is_protected and not was_protected
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        waiting = self.waiting.requests
-        num_skipped = 0
-        while num_skipped < len(waiting) and len(self.running) < self._config.max_num_rows and plan.budget:
-            if waits_for_progress(waiting[num_skipped], plan, self._config):
-                num_skipped += 1
-                if num_skipped > MAX_NUM_SKIPPED:
-                    break
-            elif not self._admit(waiting[num_skipped], plan):
+        order = self.waiting.order()
+        while plan.budget and len(self.running) < self._config.max_num_rows and (request := order.next()):
+            if waits_for_progress(request, plan, self._config):
+                order.skip(request)
+            elif not self._admit(request, plan):
                 break  # no request overtakes one that waits for room
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
@@ -311,13 +313,11 @@ class Scheduler:
         return True
 
     def _has_room_for(self, request: Request) -> bool:
-        if not self._num_protected:
-            return True
-        num_free_blocks = self._kv_cache_manager.num_free_blocks
-        return leaves_room_for_protected(request, self.running.requests, num_free_blocks, self._needs)
+        running, num_free_blocks = self.running.requests, self._kv_cache_manager.num_free_blocks
+        return not self._num_protected or leaves_room_for_protected(request, running, num_free_blocks, self._needs)
 
     def _start(self, request: Request, allocation: AllocationPlan, block_ids: list[int]) -> None:
-        self.waiting.remove(request)
+        self.waiting.admit(request, allocation.num_computed_tokens)
         self.running.add(request)
         self._num_swapped -= request.status is RequestStatus.SWAPPED
         request.change_status(RequestStatus.RUNNING)
@@ -395,4 +395,5 @@ class Scheduler:
         self._num_swapped -= request.status is RequestStatus.SWAPPED
         self._num_protected -= request.is_protected
         request.finish(status)
+        self.waiting.finish(request)
         del self._requests[request.request_id]

@@ -124,6 +124,7 @@ class EngineArgs(
         }  # fmt: skip
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
+            "fair_quantum": self.fair_quantum,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
             "max_num_partial_prefills": self.max_num_partial_prefills, "speculative": speculative, **limits,
         }  # fmt: skip

@@ -31,6 +31,11 @@ class SchedulerStats(NamedTuple):
         num_accepted_draft_tokens: Counter of those that were right and are part of an answer.
         num_drafts: Counter of rows with draft tokens.
         num_accepted_draft_tokens_per_place: The accepted ones by their place in the row, first to last.
+        num_waiting_tokens: Tokens of the waiting requests: prompts, and the part of the outputs that the scheduler
+            counts.
+        num_admitted_tokens: Counter of these tokens of the requests that were admitted.
+        num_waiting_tokens_per_tenant: Those of the tenants with the most; empty where all share one queue.
+        waiting_tenants: The same tenants.
     """
 
     step: int = 0
@@ -53,6 +58,10 @@ class SchedulerStats(NamedTuple):
     num_accepted_draft_tokens: int = 0
     num_drafts: int = 0
     num_accepted_draft_tokens_per_place: tuple[int, ...] = ()
+    num_waiting_tokens: int = 0
+    num_admitted_tokens: int = 0
+    num_waiting_tokens_per_tenant: tuple[int, ...] = ()
+    waiting_tenants: tuple[str, ...] = ()
 
     @property
     def kv_cache_usage(self) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.fair_queue import FairQueue
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
 from llmstack_core_scheduler.preemption import AlwaysRecompute, AlwaysSwap, CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.protocols import KVCacheManager
@@ -175,6 +176,7 @@ class Simulation:
             eos_token_ids=tuple(random.sample(range(VOCAB_SIZE), 25)),
             arrival_time_s=float(self._num_arrivals),
             priority=random.randint(-2, 2) if priority is None else priority,
+            tenant=random.choice("abc"),
         )
 
     def _params(self) -> SamplingParams:
@@ -362,6 +364,7 @@ class Simulation:
             self.manager.num_free_blocks + len(held) == self.manager.num_blocks, "free and used blocks are all blocks"
         )
         self._check_windows(running)
+        self._check_tenants()
         check_integrity = getattr(self.manager, "check_integrity", None)
         if check_integrity is not None:
             check_integrity()
@@ -369,6 +372,15 @@ class Simulation:
         swapped = [request for request in waiting if request.status is RequestStatus.SWAPPED]
         _expect(stats.num_swapped == len(swapped), "swapped requests are counted")
         self.totals["protected"] += any(request.is_protected for request in running)
+
+    def _check_tenants(self) -> None:
+        waiting = self.scheduler.waiting
+        expected = sum(request.num_queued_tokens for request in waiting.requests)
+        _expect(waiting.num_tokens == expected, "waiting tokens are counted")
+        if isinstance(waiting, FairQueue):
+            _expect(sum(waiting.tenants.num_tokens) == expected, "waiting tokens are counted per tenant")
+            tenants = {request.tenant for request in self.alive.values()}
+            _expect(all(name in tenants or not waiting.deficit_of(name) for name in "abc"), "nobody is remembered")
 
     def _check_windows(self, running: Sequence[Request]) -> None:
         """A request that has just computed holds no block that its windows had passed before that step."""
@@ -402,7 +414,8 @@ def _draw_config(random: Random) -> SchedulerConfig:
         max_num_batched_tokens=random.randint(1, 64) if is_chunked else max_model_len + random.randint(0, 20),
         max_model_len=max_model_len,
         enable_chunked_prefill=is_chunked,
-        policy=random.choice(["fcfs", "priority"]),
+        policy=random.choice(["fcfs", "priority", "fair"]),
+        fair_quantum=random.choice([1, 8, 64]),
         long_prefill_token_threshold=random.choice([0, 0, 1, 5]) if is_chunked else 0,
         max_num_partial_prefills=random.choice([0, 1, 2]),
         num_lookahead_slots=random.choice([0, 0, 1, 4]),

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH
+from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_types import (
     BlockEviction,
     EngineCoreOutput,
@@ -34,6 +34,7 @@ _TIMESTAMP = fields.number()
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
 _ERRORS = fields.texts(4096)
 MAX_STATS_COUNTERS: Final = 1024
+_TENANTS = fields.texts(MAX_TENANT_LENGTH, MAX_STATS_COUNTERS)
 
 
 def encode_stats(stats: SchedulerStats) -> list[Any]:
@@ -43,10 +44,11 @@ def encode_stats(stats: SchedulerStats) -> list[Any]:
 
 def decode_stats(value: Any) -> SchedulerStats:
     """The inverse of `encode_stats`."""
-    values = fields.row(value, "scheduler_stats", len(SchedulerStats._fields))
+    *values, names = fields.row(value, "scheduler_stats", len(SchedulerStats._fields))
+    tenants = tuple(_TENANTS(names, "waiting_tenants"))
     counters: list[Any] = []
     lists: list[Any] = []
-    for name, item in zip(SchedulerStats._fields, values, strict=True):
+    for name, item in zip(SchedulerStats._fields[:-1], values, strict=True):
         if name in _COUNTER_LISTS:
             if type(item) is not list or len(item) > MAX_STATS_COUNTERS:
                 raise CodecError(f"{name} must be a list of at most {MAX_STATS_COUNTERS} integers")
@@ -55,7 +57,9 @@ def decode_stats(value: Any) -> SchedulerStats:
             counters.append(item)
     fields.check_counters([*counters, *lists], "scheduler_stats")
     figures: list[Any] = [tuple(item) if type(item) is list else item for item in values]
-    return SchedulerStats(*figures)
+    if len(tenants) != len(figures[-1]):
+        raise CodecError("waiting_tenants must hold one name for each number")
+    return SchedulerStats(*[*figures, tenants])
 
 
 _COUNTER_LISTS: Final = frozenset(

@@ -104,7 +104,18 @@ class SchedulingOptions(OptionGroup):
         example='{"backend": "auto", "disable_any_whitespace": true}',
     )
     scheduling_policy: SchedulingPolicyName = option(
-        "fcfs", flag="--scheduling-policy", help="order of waiting requests: by arrival, or by priority first"
+        "fair",
+        flag="--scheduling-policy",
+        help="order of waiting requests: API keys in turn, by arrival, or by priority first",
+    )
+    fair_quantum: int = option(
+        2048,
+        flag="--fair-quantum",
+        at_least=1,
+        suffixes=True,
+        metavar="N",
+        help="tokens that the requests of one API key are admitted with before those of the next, under the policy "
+        "'fair'",
     )
     max_num_queued_reqs: int | None = option(
         None,
