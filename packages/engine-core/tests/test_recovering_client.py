@@ -23,6 +23,7 @@ from llmstack_types import (
     ModelRunnerConfig,
     QuarantinedError,
     SamplingParams,
+    SchedulerStats,
 )
 
 DEADLY = 666
@@ -60,6 +61,7 @@ class Reader:
         self.num_logprobs: dict[str, int] = {}
         self.num_firsts: dict[str, int] = {}
         self.ends: dict[str, tuple[FinishReason, str | None]] = {}
+        self.stats: list[SchedulerStats] = []
         self._client = client
 
     async def read(self, num_ended: int) -> None:
@@ -73,7 +75,15 @@ class Reader:
             while max(map(len, self.tokens.values()), default=0) < num_tokens:
                 self._note(await self._client.get_outputs())
 
+    async def read_stats(self, num_in_flight: int) -> None:
+        """Reads until the last statistics have so many requests."""
+        async with asyncio.timeout(60):
+            while not self.stats or self.stats[-1].num_running + self.stats[-1].num_waiting != num_in_flight:
+                self._note(await self._client.get_outputs())
+
     def _note(self, outputs: Any) -> None:
+        if outputs.scheduler_stats is not None:
+            self.stats.append(outputs.scheduler_stats)
         for output in outputs.outputs:
             name = output.request_id
             self.tokens.setdefault(name, []).extend(output.new_token_ids)
@@ -120,6 +130,20 @@ async def test_one_that_is_killed_while_it_is_idle_is_replaced() -> None:
     await reader.read(1)
     assert reader.tokens == {"r": echo(8)}
     assert (await client.call(Control.STATS)).num_running == 0
+    await client.shutdown()
+
+
+async def test_after_a_quarantine_the_statistics_say_that_nothing_is_running() -> None:
+    client = recovering(f"step_delay_s=0.01&deadly_token_id={DEADLY}")
+    await client.wait_until_ready()
+    reader = Reader(client)
+    await client.add_request(request("bad", prompt=(1, 2, 3, 4, 5, DEADLY)))
+    await reader.read_stats(1)
+    assert reader.stats[-1].kv_cache_usage > 0
+    await reader.read(1)
+    assert reader.ends["bad"] == (FinishReason.ERROR, QuarantinedError.KILLS_ENGINES)
+    await reader.read_stats(0)
+    assert reader.stats[-1].kv_cache_usage == 0
     await client.shutdown()
 
 

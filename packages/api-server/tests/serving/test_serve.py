@@ -23,6 +23,18 @@ from llmstack_server.serving.serve import EarlySignals
 from llmstack_server.serving.sockets import bind_socket
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_an_early_hangup_stops_a_server_without_certificates(stops: bool):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        signals = EarlySignals(stops_on_hangup=stops)
+        with signals.installed():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.is_stop_requested is stops
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_early_signal_is_remembered_and_the_handlers_given_back(number: int):
     signals = EarlySignals()

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -108,6 +108,19 @@ async def test_health_answers_while_loading_and_ready_is_said_once(start: Start)
     await running.become_ready()
     assert (await running.get("/health"))[0] == 200
     assert running.num_ready_calls == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/ping", "/metrics", "/version", "/load", "/server_info", "/v1/models"]
+)
+async def test_probes_answer_head_as_get_without_a_body(start: Start, path: str):
+    running = await start()
+    status, headers, body = await running.get(path)
+    head = await running.ask(f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    assert (status, body == b"") == (200, path == "/ping")
+    assert (head[0], head[2]) == (200, b"")
+    assert headers.keys() == head[1].keys()
+    assert head[1].get("content-type") == headers.get("content-type")
 
 
 async def test_health_answers_while_the_model_is_still_being_looked_for(start: Start):
@@ -360,7 +373,16 @@ async def test_streams_advance_together(start: Start):
         writer.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.fixture
+def _hangup_ends() -> Iterator[None]:
+    """The disposition of SIGHUP of a process that was not started by `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_hangup_ends")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_drains_and_ends_with_0(start: Start, number: int):
     running = await start()
     running.engine.step_delay_s = 0.005
@@ -386,6 +408,30 @@ async def test_a_timeout_of_zero_cuts_what_is_running(start: Start):
     body = (await stream)[2]
     assert b"server_shutting_down" in body
     assert b"[DONE]" not in body
+
+
+@pytest.mark.usefixtures("_hangup_ends")
+async def test_a_second_hangup_cuts_nothing(start: Start):
+    running = await start()
+    running.engine.step_delay_s = 0.02
+    stream = asyncio.create_task(running.post(STREAM))
+    await wait_until(lambda: running.engine.num_running)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await wait_until(lambda: running.state.lifecycle.is_stopping)
+    assert (await stream)[2].rstrip(b"0\r\n").endswith(b"data: [DONE]")
+    assert await running.task == 0
+
+
+async def test_a_hangup_is_ignored_where_the_process_was_started_so(start: Start):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        running = await start()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (await running.get("/ready"))[0] == 200
+        assert not running.state.lifecycle.is_stopping
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_a_second_signal_does_not_wait(start: Start):

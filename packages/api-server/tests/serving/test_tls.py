@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import ssl
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,14 @@ from typing import Any
 import pytest
 from server_helpers.waiting import wait_until
 
+from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.http_options import TLSConfig
+from llmstack_server.serving.server import Server
+from llmstack_server.serving.sockets import bind_socket
 from llmstack_server.serving.tls import make_tls_context, refresh_certificates
+from llmstack_server.state.lifecycle import Lifecycle, LifecycleState
+from llmstack_server.testing import FakeEngineClient, ready_state
 
 
 def test_a_context_refuses_old_protocols_and_asks_for_no_certificate_by_default(make_certificate: Any):
@@ -106,3 +112,35 @@ async def test_changed_files_are_read_again_and_unusable_ones_leave_the_old_in_u
         refreshing.cancel()
         server.close()
         await asyncio.gather(refreshing, return_exceptions=True)
+
+
+async def test_a_hangup_lets_a_server_read_its_certificates_again_and_serve_on(make_certificate: Any):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    old, new = make_certificate("old"), make_certificate("new")
+    state = ready_state(FakeEngineClient(), HTTPConfig(uvicorn_log_level="critical", tls=TLSConfig(*old)))
+    state.lifecycle = Lifecycle()
+    state.lifecycle.advance(LifecycleState.LOADING_MODEL)
+    listener = bind_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    is_ready = asyncio.Event()
+
+    async def on_ready() -> None:
+        is_ready.set()
+
+    serving = asyncio.create_task(Server(state, listener).run(on_ready))
+    try:
+        await asyncio.wait([serving, asyncio.ensure_future(is_ready.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert await served_name(port) == "old"
+        os.replace(new[0], old[0])
+        os.replace(new[1], old[1])
+        os.kill(os.getpid(), signal.SIGHUP)
+        for _ in range(200):
+            if await served_name(port) == "new":
+                break
+        assert await served_name(port) == "new"
+        assert state.lifecycle.is_ready
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        listener.close()
+        signal.signal(signal.SIGHUP, before)

@@ -54,6 +54,7 @@ def _add_health_routes(router: APIRouter, state: ServerState) -> None:
         """200 once the engine can answer, and while running requests are drained."""
         return await _health(state, (LifecycleState.READY, LifecycleState.DRAINING))
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses=error_responses(503))
     async def ready() -> Response:
         """200 while new requests are accepted and make progress."""
@@ -64,6 +65,7 @@ def _add_health_routes(router: APIRouter, state: ServerState) -> None:
         return await _health(state, (LifecycleState.READY,))
 
     @router.post("/ping", include_in_schema=False)
+    @router.head("/ping", include_in_schema=False)
     @router.get("/ping")
     async def ping() -> Response:
         """200 while the process runs."""
@@ -84,11 +86,13 @@ async def _health(state: ServerState, healthy: tuple[LifecycleState, ...]) -> Re
 
 
 def _add_server_routes(router: APIRouter, state: ServerState) -> None:
+    @router.head("/version", include_in_schema=False)
     @router.get("/version")
     async def version() -> Response:
         """The version of the server package."""
         return JSONResponse({"version": server_version()})
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics")
     async def metrics() -> Response:
         """Metrics of all processes of the server, as Prometheus text."""
@@ -96,11 +100,13 @@ def _add_server_routes(router: APIRouter, state: ServerState) -> None:
         state.metrics.set_sleep_level(0 if state.opened_engine is None else state.opened_engine.sleep_level)
         return Response(state.metrics.render(await state.ask_peers("metrics")), media_type=CONTENT_TYPE)
 
+    @router.head("/load", include_in_schema=False)
     @router.get("/load")
     async def load() -> Response:
         """The number of generating requests in flight, in all processes of the server."""
         return JSONResponse({"server_load": state.in_flight.count + sum(await state.ask_peers("load"))})
 
+    @router.head("/server_info", include_in_schema=False)
     @router.get("/server_info")
     async def info() -> Response:
         """The configuration, state and versions; read-only, without secrets."""

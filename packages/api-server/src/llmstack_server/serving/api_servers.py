@@ -11,8 +11,8 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from llmstack_engine_core.ipc.sockets import make_private_directory
@@ -22,7 +22,7 @@ from llmstack_server.options.errors import ServeError
 from llmstack_server.serving import process_channel
 from llmstack_server.serving.api_process import log_ready
 from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
-from llmstack_server.serving.event_loop import STOP_SIGNALS, EarlySignals, in_daemon_thread, loop_factory
+from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
 from llmstack_server.serving.launcher import StageTimer
 from llmstack_server.serving.sockets import address_of, listening
 
@@ -43,7 +43,7 @@ def run_multi_api_server(config: ServeConfig) -> int:
     Raises:
         ServeError: The server could not start.
     """
-    timer, signals = StageTimer(), EarlySignals()
+    timer, signals = StageTimer(), EarlySignals(stops_on_hangup=config.http.tls is None)
     with signals.installed(), contextlib.ExitStack() as stack:
         with timer.stage("bind socket"):
             listener = stack.enter_context(listening(config.http))
@@ -103,7 +103,8 @@ class ApiServers:
         if is_stopped:
             _settle(outcome, 0)
         # The loop delivers a signal from before it ran late, and must not count it as a second one.
-        with contextlib.nullcontext() if is_stopped else self._signal_handlers(outcome):
+        on_stop, on_hangup = partial(self._on_signal, outcome), partial(self._on_hangup, outcome)
+        with contextlib.nullcontext() if is_stopped else handled_signals(on_stop, on_hangup):
             try:
                 code = await outcome
             finally:
@@ -229,18 +230,14 @@ class ApiServers:
         for worker in self._workers.values():
             worker.popen.send_signal(number)  # has no effect on a process that was waited for
 
-    @contextlib.contextmanager
-    def _signal_handlers(self, outcome: asyncio.Future[int]) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number, outcome)
-        try:
-            yield
-        finally:
-            for number in STOP_SIGNALS:
-                loop.remove_signal_handler(number)
+    def _on_hangup(self, outcome: asyncio.Future[int]) -> None:
+        """Lets the processes read their certificates again, where there are any; otherwise drains once."""
+        if self.config.http.tls is not None:
+            self._signal_workers(signal.SIGHUP)
+        elif not outcome.done():
+            self._on_signal(outcome, signal.SIGHUP)
 
-    def _on_signal(self, number: int, outcome: asyncio.Future[int]) -> None:
+    def _on_signal(self, outcome: asyncio.Future[int], number: int) -> None:
         if not outcome.done():
             logger.info("%s: shutting down", signal.Signals(number).name)
             outcome.set_result(0)

@@ -57,9 +57,12 @@ class Worker:
     directory: Path
     is_replacement: bool
     timer: StageTimer = field(default_factory=StageTimer)
-    signals: EarlySignals = field(default_factory=EarlySignals)
+    signals: EarlySignals = field(init=False)
     _may_serve: asyncio.Event = field(default_factory=asyncio.Event)
     _is_orphan: bool = False
+
+    def __post_init__(self) -> None:
+        self.signals = EarlySignals(stops_on_hangup=self.config.http.tls is None)
 
     def run(self) -> int:
         """Serves until a signal (0) or the engine's death (1); a failed start is reported and returns 1."""

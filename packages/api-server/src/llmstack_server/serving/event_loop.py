@@ -45,13 +45,16 @@ def in_daemon_thread(function: Callable[[], Result], name: str) -> asyncio.Futur
 class EarlySignals:
     """Stop signals that arrive before the event loop handles them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stops_on_hangup: bool = True) -> None:
+        """`stops_on_hangup`: Whether SIGHUP is a stop signal; otherwise it has no effect yet."""
         self.is_stop_requested = False
+        self._stops_on_hangup = stops_on_hangup
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Installs handlers for the stop signals, and restores the previous ones at the end."""
-        before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        numbers = STOP_SIGNALS if is_hangup_ignored() else (*STOP_SIGNALS, signal.SIGHUP)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:
@@ -59,7 +62,29 @@ class EarlySignals:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.is_stop_requested = True
+        if number != signal.SIGHUP or self._stops_on_hangup:
+            self.is_stop_requested = True
+
+
+def is_hangup_ignored() -> bool:
+    """Whether the process was started to survive its terminal, as by `nohup`."""
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@contextmanager
+def handled_signals(on_stop: Callable[[int], None], on_hangup: Callable[[], None]) -> Iterator[None]:
+    """Lets the running event loop handle the stop signals and SIGHUP, unless that is ignored."""
+    loop = asyncio.get_running_loop()
+    has_hangup = not is_hangup_ignored()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_stop, number)
+    if has_hangup:
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    try:
+        yield
+    finally:
+        for number in (*STOP_SIGNALS, signal.SIGHUP) if has_hangup else STOP_SIGNALS:
+            loop.remove_signal_handler(number)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

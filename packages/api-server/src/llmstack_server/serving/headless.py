@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import signal
+from functools import partial
 
 from llmstack_engine_core.client.factory import attach_async_client
 from llmstack_engine_core.ipc.addresses import prepare_address
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
-from llmstack_server.serving.event_loop import STOP_SIGNALS, EarlySignals, in_daemon_thread, loop_factory
+from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
 from llmstack_server.serving.launcher import StageTimer, one_line
 from llmstack_types import EngineReady, LLMStackError
 
@@ -41,10 +42,14 @@ def run_headless(config: ServeConfig) -> int:
 
 
 async def _run(config: ServeConfig, timer: StageTimer, signals: EarlySignals) -> int:
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[int] = loop.create_future()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, _on_signal, number, outcome)
+    outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    with handled_signals(partial(_on_signal, outcome), partial(_on_signal, outcome, signal.SIGHUP)):
+        return await _run_until_end(config, timer, signals, outcome)
+
+
+async def _run_until_end(
+    config: ServeConfig, timer: StageTimer, signals: EarlySignals, outcome: asyncio.Future[int]
+) -> int:
     opening = in_daemon_thread(lambda: start_engine_processes(config, timer), "start-engines")
     starting = asyncio.create_task(_start(config, timer, opening, outcome))
     try:
@@ -93,7 +98,7 @@ async def _wait_until_ready(engines: EngineProcesses) -> EngineReady:
         await client.shutdown()
 
 
-def _on_signal(number: int, outcome: asyncio.Future[int]) -> None:
+def _on_signal(outcome: asyncio.Future[int], number: int) -> None:
     logger.info("%s: stopping the engine cores", signal.Signals(number).name)
     _settle(outcome, 0)
 

@@ -47,7 +47,7 @@ def run_serve(config: ServeConfig) -> int:
 
 def run_server(config: ServeConfig) -> int:
     """Serves from this process alone; returns the exit code."""
-    timer, signals = StageTimer(), EarlySignals()
+    timer, signals = StageTimer(), EarlySignals(stops_on_hangup=config.http.tls is None)
     with signals.installed(), contextlib.ExitStack() as stack:
         with timer.stage("bind socket"):
             listener = stack.enter_context(listening(config.http))

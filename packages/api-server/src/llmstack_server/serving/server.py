@@ -16,8 +16,9 @@ from llmstack_server.app import build_app
 from llmstack_server.observability.logs import level_number
 from llmstack_server.observability.request_log import RequestLog
 from llmstack_server.options.errors import ServeError
+from llmstack_server.serving.event_loop import handled_signals
 from llmstack_server.serving.launcher import StageTimer, one_line
-from llmstack_server.serving.tls import make_tls_context, refresh_certificates
+from llmstack_server.serving.tls import make_tls_context, refresh_certificates, reload_certificates
 from llmstack_server.serving.uvicorn_protocol import limited_protocol
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 HEALTH_INTERVAL_S = 0.25
 # Time for the last answers, and for the errors of aborted requests, to reach their clients.
 FLUSH_TIMEOUT_S = 2.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -89,7 +89,7 @@ class Server:
             ServeError: The engine could not start.
         """
         serving = asyncio.create_task(self._accept())
-        with self._signal_handlers(), self._refreshed_certificates():
+        with handled_signals(self._on_signal, self._on_hangup), self._refreshed_certificates():
             try:
                 return await self._run_until_end(serving, on_ready)
             finally:
@@ -181,16 +181,13 @@ class Server:
             state.in_flight.cut()
             await state.in_flight.wait_until_idle(FLUSH_TIMEOUT_S)
 
-    @contextlib.contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
-            for number in STOP_SIGNALS:
-                loop.remove_signal_handler(number)
+    def _on_hangup(self) -> None:
+        """Reads the certificates again, where there are any; otherwise drains once."""
+        tls, context = self._state.config.http.tls, self._config.ssl
+        if tls is not None and context is not None:
+            reload_certificates(context, tls)
+        elif not self._stop.is_set():
+            self._on_signal(signal.SIGHUP)
 
     def _on_signal(self, number: int) -> None:
         if not self._stop.is_set():

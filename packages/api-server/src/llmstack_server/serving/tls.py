@@ -77,13 +77,18 @@ async def refresh_certificates(
         if found == seen:
             continue
         seen = found
-        try:
-            make_tls_context(config)  # tried in a separate context: a wrong key would leave the live one without both
-            load_certificates(context, config)
-        except ServeError as error:
-            logger.warning("the old certificate stays in use: %s", error)
-        else:
-            logger.info("the certificate was read again from %s", config.certfile)
+        reload_certificates(context, config)
+
+
+def reload_certificates(context: ssl.SSLContext, config: TLSConfig) -> None:
+    """Reads the files again, for new connections; unusable files change nothing."""
+    try:
+        make_tls_context(config)  # tried in a separate context: a wrong key would leave the live one without both
+        load_certificates(context, config)
+    except ServeError as error:
+        logger.warning("the old certificate stays in use: %s", error)
+    else:
+        logger.info("the certificate was read again from %s", config.certfile)
 
 
 def _fingerprint(config: TLSConfig) -> list[tuple[int, int, int] | None]:

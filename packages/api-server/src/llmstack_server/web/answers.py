@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
+from llmstack_server.web.keep_alive import EventSender
 from llmstack_server.web.sse import DONE, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
@@ -68,14 +69,15 @@ Prepare = Callable[[ServerState, dict[str, Any]], Awaitable[WholeAnswer]]
 class GenerationResponse(Response):
     """The response of a generating route: everything from the body to the last event.
 
-    Headers are sent with the first output, so that an earlier error has its own status.
+    Headers are sent with the first output, so that an earlier error has its own status; or with the first comment
+    where that takes long.
     """
 
     def __init__(self, state: ServerState, prepare: Prepare) -> None:
         super().__init__()
         self._state = state
         self._prepare = prepare
-        self._has_started = False
+        self._sender: EventSender | None = None
         self._own_end: HasOwnEnd | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,9 +98,9 @@ class GenerationResponse(Response):
                     self._state.metrics.count_rejection(error.reason)
                 if isinstance(error, TenantLimitError):
                     self._state.metrics.count_rejection("constraints")
-                if not self._has_started:
+                if self._sender is None or not self._sender.has_started:
                     raise
-                await self._end_with_error(error, scope["state"]["request_id"], send)
+                await self._end_with_error(error, scope["state"]["request_id"], self._sender)
 
     async def _answer(self, body: dict[str, Any], send: Send) -> None:
         answer = await self._prepare(self._state, body)
@@ -117,23 +119,21 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": content})
 
     async def _send_events(self, events: AsyncIterator[bytes], send: Send) -> None:
+        sender = self._sender = EventSender(send, _RAW_STREAM_HEADERS)
         try:
             async for event in events:
-                if not self._has_started:
-                    await send({"type": "http.response.start", "status": 200, "headers": list(_RAW_STREAM_HEADERS)})
-                    self._has_started = True
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await sender.event(event)
         finally:
+            await sender.stop()
             await close(events)
-        end = DONE if self._own_end is None else self._own_end.end
-        await send({"type": "http.response.body", "body": end})
+        await sender.end(DONE if self._own_end is None else self._own_end.end)
 
-    async def _end_with_error(self, error: Exception, request_id: str, send: Send) -> None:
+    async def _end_with_error(self, error: Exception, request_id: str, sender: EventSender) -> None:
         """Sends the error as the last event without `[DONE]`, so that the answer is visibly incomplete."""
         answer = answer_to(error, request_id)
         own = self._own_end
         event = frame(encode_json(answer.body())) if own is None else own.error_event(answer)
-        await send({"type": "http.response.body", "body": event})
+        await sender.end(event)
 
     async def _run_beside_client(self, work: Awaitable[None], receive: Receive) -> None:
         """Runs `work` until it is done, its client disconnects, or the server cuts requests in flight."""

@@ -24,6 +24,7 @@ from llmstack_types import (
     InvalidRequestError,
     Operation,
     QuarantinedError,
+    SchedulerStats,
 )
 from llmstack_types.control import ArgumentTs, ResultT
 
@@ -64,6 +65,7 @@ class RecoveringClient:
         self._suspects = Suspects()
         self._running: dict[str, None] = {}  # in the engine core; a set would forget the order
         self._own_outputs: deque[EngineCoreOutput] = deque()
+        self._own_stats: SchedulerStats | None = None
         self._restart_times_s: deque[float] = deque()
         self._search_times_s: deque[float] = deque()
         self._was_ready = False
@@ -140,6 +142,8 @@ class RecoveringClient:
             del self._running[request_id]
         if running and self._recovery is None:
             await self._client.abort_requests(running)
+        if self._recovery is not None and not self.num_requests:
+            self._note_stats()
         await self._let_go(self._suspects.forget(known))
 
     async def get_outputs(self) -> EngineCoreOutputs:
@@ -163,9 +167,10 @@ class RecoveringClient:
         Raises:
             EngineDeadError: There are none, and there will be none.
         """
-        if self._own_outputs:
+        if self._own_outputs or self._own_stats is not None:
             own, self._own_outputs = list(self._own_outputs), deque()
-            return EngineCoreOutputs(own, monotonic())
+            stats, self._own_stats = self._own_stats, None
+            return EngineCoreOutputs(own, monotonic(), stats)
         self._check_alive()
         if self._recovery is not None:
             return None
@@ -249,6 +254,8 @@ class RecoveringClient:
     def _recover(self, reason: str) -> None:
         """Begins to start another engine core; what the dead one had sent has been taken already."""
         if self._recovery is None and self._death is None:
+            if self.num_requests:
+                self._note_stats()
             self._recovery = asyncio.get_running_loop().create_task(self._restart(reason))
 
     async def _restart(self, reason: str) -> None:
@@ -315,8 +322,18 @@ class RecoveringClient:
         """Ends a request; returns those that waited for it."""
         if self._journal.forget([request_id]):
             self._own_outputs.append(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error))
+            if not self.num_requests:
+                self._note_stats()
             self._wake()
         return self._suspects.forget([request_id])
+
+    def _note_stats(self) -> None:
+        """Replaces the last statistics of the dead engine core: nothing is running, and requests in flight wait."""
+        num_blocks = sum(ready.num_blocks for ready in self.engines)
+        self._own_stats = SchedulerStats(
+            num_waiting=self.num_requests, num_blocks=num_blocks, num_free_blocks=num_blocks
+        )
+        self._wake()
 
     def _may_restart(self, *, is_search: bool) -> bool:
         now_s = monotonic()

@@ -47,6 +47,7 @@ def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
 
 
 def _add_model_routes(router: APIRouter, state: ServerState) -> None:
+    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models")
     async def models() -> Response:
         """Lists the served models."""

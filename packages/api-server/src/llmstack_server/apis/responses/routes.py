@@ -14,6 +14,7 @@ from llmstack_server.apis.responses.shared import SharedResponses
 from llmstack_server.apis.responses.store import ResponseStore
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import STREAM_HEADERS, GenerationResponse
+from llmstack_server.web.keep_alive import with_comments
 from llmstack_server.web.openapi import REQUEST_ERRORS, STREAM, error_responses, request_body
 
 
@@ -42,7 +43,8 @@ def add_responses_routes(router: APIRouter, state: ServerState) -> None:
             return _json(await responses.fetch(response_id))
         after = request.query_params.get("starting_after")
         start = 0 if after is None else parse_count("starting_after", after) + 1
-        return StreamingResponse(await responses.follow(response_id, start), headers=STREAM_HEADERS)
+        events = with_comments(await responses.follow(response_id, start))
+        return StreamingResponse(events, headers=STREAM_HEADERS)
 
     @router.post("/v1/responses/{response_id}/cancel", responses=error_responses(400, 401, 404))
     async def cancel(response_id: str) -> Response:

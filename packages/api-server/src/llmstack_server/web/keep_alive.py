@@ -1,0 +1,92 @@
+"""Comments in streams of events while there is nothing else to send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.types import Send
+
+from llmstack_server.web.streams import close
+
+INTERVAL_S = 5.0
+"""Proxies and clients close connections on which nothing comes for about a minute; some after ten seconds."""
+COMMENT = b": keep-alive\n\n"
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+class EventSender:
+    """Sends the events of a stream, and a comment whenever none was sent for a while.
+
+    The headers go with whatever is first: until then an error can have its own status.
+
+    Attributes:
+        has_started: Whether the headers were sent.
+    """
+
+    def __init__(self, send: Send, headers: RawHeaders) -> None:
+        self.has_started = False
+        self._send = send
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._last_s = self._loop.time()
+        self._timer = self._loop.call_later(INTERVAL_S, self._on_timer)
+        self._comment: asyncio.Task[None] | None = None
+
+    async def event(self, data: bytes) -> None:
+        """Sends an event that is not the last one."""
+        async with self._lock:
+            await self._body(data, more_body=True)
+
+    async def end(self, data: bytes) -> None:
+        """Sends the last event."""
+        await self.stop()
+        await self._body(data, more_body=False)
+
+    async def stop(self) -> None:
+        """Sends no further comment; one that is being sent is completed. Idempotent."""
+        self._timer.cancel()
+        if self._comment is not None:
+            await asyncio.wait([self._comment])
+
+    async def _body(self, data: bytes, *, more_body: bool) -> None:
+        if not self.has_started:
+            self.has_started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more_body})
+        self._last_s = self._loop.time()
+
+    def _on_timer(self) -> None:
+        idle_s = self._loop.time() - self._last_s
+        if idle_s >= INTERVAL_S and not self._lock.locked():  # a reader that does not read needs no comment
+            self._comment = self._loop.create_task(self._send_comment())
+            idle_s = 0.0
+        self._timer = self._loop.call_later(max(INTERVAL_S - idle_s, INTERVAL_S / 10), self._on_timer)
+
+    async def _send_comment(self) -> None:
+        with contextlib.suppress(OSError):  # the client is gone, which the request notices by itself
+            await self.event(COMMENT)
+
+
+async def with_comments(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events of a stream, and a comment whenever none has come for a while."""
+    pending: asyncio.Future[bytes] = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            done, _ = await asyncio.wait([pending], timeout=INTERVAL_S)
+            if not done:
+                yield COMMENT
+                continue
+            try:
+                event = pending.result()
+            except StopAsyncIteration:
+                return
+            yield event
+            pending = asyncio.ensure_future(anext(events))
+    finally:
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
+        await close(events)

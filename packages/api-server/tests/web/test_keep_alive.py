@@ -1,0 +1,123 @@
+"""Comments in streams that pause."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from server_helpers.waiting import wait_until
+
+from llmstack_server.app import build_app
+from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.web import keep_alive
+from llmstack_server.web.keep_alive import COMMENT, EventSender, with_comments
+from llmstack_types import EngineDeadError
+
+STREAM = {"prompt": "Hello", "max_tokens": 2, "stream": True}
+
+
+@pytest.fixture(autouse=True)
+def _short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_alive, "INTERVAL_S", 0.02)
+
+
+class Connection:
+    """An ASGI `send` that notes what was sent, and blocks while `may_write` is not set."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+
+    async def __call__(self, message: Any) -> None:
+        await self.may_write.wait()
+        self.messages.append(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.messages if message["type"] == "http.response.body"]
+
+
+async def test_a_stream_that_pauses_contains_comments_that_change_nothing_else():
+    engine = FakeEngineClient()
+    app = build_app(ready_state(engine))
+    plain = await call(app, "POST", "/v1/completions", STREAM)
+    engine.step_delay_s = 0.2
+    paused = await call(app, "POST", "/v1/completions", STREAM)
+    assert paused.parts[0] == COMMENT, "it begins before the first token"
+    assert COMMENT in paused.parts[paused.parts.index(next(p for p in paused.parts if p != COMMENT)) :]
+    assert len([part for part in paused.parts if part != COMMENT]) == len(plain.parts)
+    assert paused.headers["content-type"] == plain.headers["content-type"]
+    assert paused.parts[-1] == b"data: [DONE]\n\n"
+
+
+async def test_an_error_after_a_comment_is_the_last_event():
+    engine = FakeEngineClient(step_delay_s=0.2)
+    engine.error, engine.num_tokens_before_error = EngineDeadError("gone"), 1
+    answer = await call(build_app(ready_state(engine)), "POST", "/v1/completions", STREAM)
+    assert answer.status == 200
+    assert answer.parts[0] == COMMENT
+    assert b"engine_unavailable" in answer.parts[-1]
+
+
+async def test_a_stream_that_fails_before_the_first_comment_has_its_own_status(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keep_alive, "INTERVAL_S", 60.0)
+    engine = FakeEngineClient()
+    engine.error = EngineDeadError("gone")
+    assert (await call(build_app(ready_state(engine)), "POST", "/v1/completions", STREAM)).status == 503
+
+
+async def test_comments_go_on_until_the_end_and_headers_are_sent_once():
+    connection = Connection()
+    sender = EventSender(connection, [(b"x", b"y")])
+    await wait_until(lambda: len(connection.bodies) >= 2)
+    await sender.event(b"data")
+    await wait_until(lambda: connection.bodies[-1] == COMMENT)
+    await sender.end(b"end")
+    num_sent = len(connection.messages)
+    await asyncio.sleep(0.1)
+    assert len(connection.messages) == num_sent
+    assert connection.messages[-1] == {"type": "http.response.body", "body": b"end", "more_body": False}
+    starts = [message for message in connection.messages if message["type"] == "http.response.start"]
+    assert starts == [{"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}]
+
+
+async def test_a_reader_that_does_not_read_is_sent_no_comments():
+    connection = Connection()
+    connection.may_write.clear()
+    sender = EventSender(connection, [])
+    sending = asyncio.create_task(sender.event(b"data"))
+    await asyncio.sleep(0.1)
+    connection.may_write.set()
+    await sending
+    await sender.stop()
+    assert connection.bodies == [b"data"]
+
+
+async def test_events_that_are_read_again_come_with_comments_and_are_closed_with_their_reader():
+    has_closed = asyncio.Event()
+    may_end = asyncio.Event()
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            yield b"first"
+            await may_end.wait()
+            yield b"last"
+        finally:
+            has_closed.set()
+
+    found = []
+    async for event in with_comments(events()):
+        found.append(event)
+        if found.count(COMMENT) == 2:
+            may_end.set()
+    assert [event for event in found if event != COMMENT] == [b"first", b"last"]
+    has_closed.clear()
+    may_end.clear()
+    stream = with_comments(events())
+    assert await anext(stream) == b"first"
+    assert await anext(stream) == COMMENT
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert has_closed.is_set()
