@@ -17,9 +17,18 @@ from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, buil
 from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.replay import verify
 from llmstack_engine_core.step_log import read_step_log
-from llmstack_types import EngineCoreRequest, ModelRunnerConfig, PoolingParams, PoolingTask, PoolingType, SamplingParams
+from llmstack_types import (
+    EngineCoreRequest,
+    ModelRunnerConfig,
+    PoolingParams,
+    PoolingTask,
+    PoolingType,
+    SamplingParams,
+    SchedulerOutput,
+)
 
 VOCAB_SIZE = 97
+NULL_BLOCK = 0
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
@@ -144,6 +153,46 @@ def test_a_request_holds_the_blocks_that_its_windows_look_at(checkpoint: tuple[s
     core.step()
     assert core.stats().num_free_blocks == core.stats().num_blocks == 599
     core.shutdown()
+
+
+def poison_unheld_blocks(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
+    """Overwrites every block that no request holds, the null block too, with NaN before each step.
+
+    Returns:
+        Request id to the blocks that windows of the request have passed, and that were overwritten while it ran.
+    """
+    runner: Any = core._runner
+    logged: Any = core._scheduler
+    scheduler = logged._scheduler  # below the one that writes the step log
+    manager, execute_model = scheduler._kv_cache_manager, runner.execute_model
+    once_held: dict[str, set[int]] = {}
+    poisoned: dict[str, set[int]] = {}
+
+    def execute_with_poison(scheduled: SchedulerOutput) -> Any:
+        request_ids = [request_id for request_id in scheduler._requests if manager.num_held_blocks(request_id)]
+        tables = {request_id: manager.block_tables(request_id) for request_id in request_ids}
+        held = {block_id for by_group in tables.values() for table in by_group for block_id in table} - {NULL_BLOCK}
+        for request_id, by_group in tables.items():
+            blocks = once_held.setdefault(request_id, set())
+            blocks.update(block_id for table in by_group for block_id in table if block_id != NULL_BLOCK)
+            poisoned.setdefault(request_id, set()).update(blocks - held)
+        unheld = [block_id for block_id in range(scheduler._num_blocks + 1) if block_id not in held]
+        for keys, values in runner._kv_caches:
+            keys[unheld] = values[unheld] = torch.nan
+        return execute_model(scheduled)
+
+    monkeypatch.setattr(runner, "execute_model", execute_with_poison)
+    return poisoned
+
+
+def test_no_token_comes_from_a_block_that_a_window_has_passed(
+    checkpoint: tuple[str, Path, Any], plain_answers: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = build(checkpoint[1], enable_prefix_caching=False)
+    poisoned = poison_unheld_blocks(core, monkeypatch)
+    assert run(core) == plain_answers
+    core.shutdown()
+    assert all(poisoned[f"0_{number}"] for number in (1, 2, 3))  # those that are longer than a window and its blocks
 
 
 def test_a_disabled_hybrid_cache_keeps_all_blocks_and_says_so(checkpoint: tuple[str, Path, Any]) -> None:

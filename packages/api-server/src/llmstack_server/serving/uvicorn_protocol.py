@@ -101,13 +101,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_headers = False
         self._num_header_bytes = self._num_trailer_bytes = 0
         self._num_framing_bytes = self._num_body_bytes = self._num_lingering_bytes = 0
-        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        num_bytes, num_hosts, is_expectation_known = len(self.url), 0, True
+        for name, value in self.headers:
+            num_bytes += len(name) + len(value) + 4
+            if name == b"host":
+                num_hosts += 1
+            elif name == b"expect" and value.lower() != b"100-continue":
+                is_expectation_known = False
         if num_bytes > self.max_header_bytes or len(self.headers) > self.max_num_headers:
             self._refuse_while_parsing(headers_too_large())
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
             self._refuse_while_parsing(invalid_host())
-        if any(name == b"expect" and value.lower() != b"100-continue" for name, value in self.headers):
+        if not is_expectation_known:
             self._refuse_while_parsing(expectation_failed())
         self._start_timer(self.request_timeout_s)
         super().on_headers_complete()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -35,7 +35,6 @@ class WholeAnswer(Protocol):
         ...
 
 
-@runtime_checkable
 class Answer(WholeAnswer, Protocol):
     """An answer that can be streamed."""
 
@@ -49,7 +48,6 @@ class Answer(WholeAnswer, Protocol):
         ...
 
 
-@runtime_checkable
 class HasOwnEnd(Protocol):
     """An answer of an API whose streams end without `[DONE]`."""
 
@@ -104,8 +102,8 @@ class GenerationResponse(Response):
 
     async def _answer(self, body: dict[str, Any], send: Send) -> None:
         answer = await self._prepare(self._state, body)
-        self._own_end = answer if isinstance(answer, HasOwnEnd) else None
-        if isinstance(answer, Answer) and answer.is_stream:
+        self._own_end = answer if _has_own_end(answer) else None
+        if _can_stream(answer) and answer.is_stream:
             await self._send_events(answer.events(), send)
         else:
             whole = await answer.whole()
@@ -152,6 +150,15 @@ class GenerationResponse(Response):
             for task in (working, leaving, cutting):
                 task.cancel()
             await asyncio.gather(working, leaving, cutting, return_exceptions=True)
+
+
+# One attribute tells them apart; `isinstance` of a Protocol looks for every member, on each request.
+def _can_stream(answer: WholeAnswer) -> TypeGuard[Answer]:
+    return hasattr(answer, "events")
+
+
+def _has_own_end(answer: WholeAnswer) -> TypeGuard[HasOwnEnd]:
+    return hasattr(answer, "error_event")
 
 
 async def _wait_until_disconnected(receive: Receive) -> None:
