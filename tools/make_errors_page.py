@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from llmstack_server.web.error_table import ERRORS, ErrorKind
+from llmstack_server.web.error_table import KINDS, ErrorKind
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
 HEAD = """# Errors
@@ -29,8 +29,8 @@ The official clients retry 408, 429 and every 5xx. A refusal that a retry can pa
 `retry-after-ms`. An error that a retry would repeat has `x-should-retry: false`.
 
 Checks run in a fixed order, so a request with two faults always gets the same answer. The order is: authentication,
-path and method, shutdown, limits of the key, headers, size, JSON, required fields, types, model, ranges, combinations
-of fields, tokens, capacity.
+path and method, shutdown, limits of the key, predicted wait, headers, size. JSON, required fields, types, model,
+ranges, combinations of fields, tokens and capacity follow.
 
 `tools/make_errors_page.py` writes this page from the table that the server answers with.
 """
@@ -42,7 +42,7 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for title, statuses in SECTIONS:
-        rows = "".join(_row(kind) for kind in ERRORS.values() if kind.status in statuses)
+        rows = "".join(_row(kind) for kind in KINDS if kind.status in statuses)
         parts.append(
             f"\n## {title}\n\n| status | code | cause | `param` | type | headers |\n|---|---|---|---|---|---|\n{rows}"
         )

@@ -26,6 +26,7 @@ from llmstack_server.web.middleware import (
     GateMiddleware,
     RequestContextMiddleware,
 )
+from llmstack_server.web.queue_gate import PREDICTED_WAIT_HEADER, QueueGateMiddleware
 from llmstack_server.web.rate_limit import RateLimitMiddleware
 
 
@@ -49,6 +50,7 @@ def build_app(state: ServerState) -> FastAPI:
 def _add_middleware(app: FastAPI, state: ServerState) -> None:
     """Adds middleware from the innermost to the outermost."""
     http = state.config.http
+    app.add_middleware(QueueGateMiddleware, state=state)
     app.add_middleware(GateMiddleware, state=state)
     if http.rate_limits != RateLimits():
         app.add_middleware(RateLimitMiddleware, state=state)
@@ -64,7 +66,7 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
             allow_methods=list(http.cors.methods),
             allow_headers=list(http.cors.headers),
             allow_credentials=http.cors.allows_credentials,
-            expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms"],
+            expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms", PREDICTED_WAIT_HEADER],
         )
     if state.telemetry is not None:
         app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
@@ -18,6 +20,7 @@ from llmstack_server.app.steps import add_steps_routes
 from llmstack_server.observability.metrics import CONTENT_TYPE
 from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.lifecycle import LifecycleState
+from llmstack_server.state.queue_wait import predict_wait
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import HTTPError, engine_unavailable
 from llmstack_server.web.middleware import health_body
@@ -98,6 +101,8 @@ def _add_server_routes(router: APIRouter, state: ServerState) -> None:
         """Metrics of all processes of the server, as Prometheus text."""
         state.metrics.set_lifecycle_state(str(state.lifecycle.state))
         state.metrics.set_sleep_level(0 if state.opened_engine is None else state.opened_engine.sleep_level)
+        queue = state.queue.state()
+        state.metrics.set_queue(predict_wait(replace(queue, quantum=0), 0, ""), queue.tokens_per_s)
         return Response(state.metrics.render(await state.ask_peers("metrics")), media_type=CONTENT_TYPE)
 
     @router.head("/load", include_in_schema=False)

@@ -23,7 +23,7 @@ from llmstack_server.chat.reasoning import is_open_in, tag_ids
 from llmstack_server.chat.tools import FORCED_MODES, ToolMode, ToolUse, check_tools
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.deadlines import set_deadline
+from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.unsupported import unsupported
 
 _NO_TOOLS = ToolUse()
@@ -63,8 +63,7 @@ async def submit_chat(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=cache_salt
     )  # fmt: skip
     outputs = await state.engine.submit(request)
-    if state.config.http.request_timeout_s is not None:
-        set_deadline(outputs, state.config.http.request_timeout_s)
+    note_submitted(state, outputs)
     return SubmittedChat(outputs, None if plan is None or plan.is_trivial else plan)
 
 

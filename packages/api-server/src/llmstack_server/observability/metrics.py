@@ -17,7 +17,12 @@ from llmstack_types import EngineReady, SchedulerStats
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 # The options whose limits refuse requests; all exist from the start, so that rates include the first refusal.
-_REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens", "tokenization")
+_REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens", "tokenization", "max_queue_wait", "deadline")
+
+_QUEUE_GAUGES = (
+    ("predicted_queue_wait_seconds", "Predicted wait of a new request that waits for all others."),
+    ("queue_drain_tokens_per_second", "Tokens that are admitted per second while requests wait, as measured."),
+)
 
 
 class ServerMetrics:
@@ -53,6 +58,9 @@ class ServerMetrics:
             f"{PREFIX}admission_rejections", "Requests refused because a queue was full, by the option that limits it.",
             ("model_name", "reason"), registry=registry,
         )  # fmt: skip
+        self._queue_gauges = [
+            Gauge(PREFIX + name, text, ("model_name",), registry=registry) for name, text in _QUEUE_GAUGES
+        ]
         for reason in _REJECTION_REASONS:
             self._rejections.labels(self._model_name, reason)
         self.lifecycle_state = Gauge(
@@ -92,6 +100,12 @@ class ServerMetrics:
     def count_rejection(self, reason: str) -> None:
         """Counts a request that was refused because a queue was full."""
         self._rejections.labels(self._model_name, reason).inc()
+
+    def set_queue(self, predicted_wait_s: float | None, tokens_per_s: float | None) -> None:
+        """Sets what is predicted of the queue; nothing before a rate was measured."""
+        for gauge, value in zip(self._queue_gauges, (predicted_wait_s, tokens_per_s), strict=True):
+            if value is not None:
+                gauge.labels(self._model_name).set(value)
 
     def note_engine_restarts(self, total: int) -> None:
         """Counts replaced engine cores; `total` is their number since the start."""

@@ -36,6 +36,7 @@ from llmstack_server.options.server_options import (
 
 DEMO_MODEL_NAME = "llmstack-demo"
 DEFAULT_MAX_NUM_QUEUED_REQS = 1024
+DEFAULT_QUEUED_TOKENS_PER_REQ = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,9 @@ def config_from(settings: Settings) -> ServeConfig:
         ServeError: Options are at fault; the text has a line for each.
     """
     keys = _api_keys(settings)
-    settings = settings.replaced(max_num_queued_reqs=_max_num_queued_reqs(settings))
+    max_num_reqs = _max_num_queued_reqs(settings)
+    max_num_tokens = settings["max_num_queued_tokens"] or DEFAULT_QUEUED_TOKENS_PER_REQ * max_num_reqs
+    settings = settings.replaced(max_num_queued_reqs=max_num_reqs, max_num_queued_tokens=max_num_tokens)
     engine = settings.build(EngineArgs, model=settings["model"] or DEMO_MODEL_NAME)
     observability = settings.build(ObservabilityConfig, has_trace_lines=settings["trace"])
     processes, chat = settings.build(ProcessConfig), settings.build(ChatOptions)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmstack_llm import AsyncLLM
     from llmstack_server.observability.metrics import ServerMetrics
     from llmstack_server.state.peers import Peers
+    from llmstack_server.state.queue_monitor import QueueMonitor
     from llmstack_server.state.server_state import ServerState
 from llmstack_types import EngineDeadError
 
@@ -61,26 +62,31 @@ class ApiProcess:
         """
         with self.timer.stage("import metrics"):
             metrics = self._make_metrics()
-        stat_loggers = self._stat_loggers(metrics)
+        queue = self._make_queue_monitor()
+        stat_loggers = [*self._stat_loggers(metrics), queue]
         opening = in_daemon_thread(lambda: self.open_engine(self.timer, stat_loggers), "open-engine")
         try:
             # A local model is found in this time, and its process loads while the HTTP stack is imported here.
             await asyncio.wait((opening,), timeout=HEAD_START_S)
             if opening.done():
                 opening.result()  # a missing model is reported before the HTTP stack is imported
-            return await self._serve(opening, metrics, stat_loggers)
+            return await self._serve(opening, metrics, stat_loggers, queue)
         finally:
             await _shut_down(opening)
 
     async def _serve(
-        self, opening: asyncio.Future[AsyncLLM], metrics: ServerMetrics, stat_loggers: Sequence[object]
+        self,
+        opening: asyncio.Future[AsyncLLM],
+        metrics: ServerMetrics,
+        stat_loggers: Sequence[object],
+        queue: QueueMonitor,
     ) -> int:
         with self.timer.stage("import HTTP stack"):
             from llmstack_server.observability.telemetry.open import open_telemetry
             from llmstack_server.serving.server import Server
             from llmstack_server.state.server_state import ServerState
         with self.timer.stage("build application"):
-            state = ServerState(self.config, None, metrics, peers=self.peers)
+            state = ServerState(self.config, None, metrics, peers=self.peers, queue=queue)
             state.telemetry = open_telemetry(self.config.observability, state.served_model_name)
             _add_ticks(state, stat_loggers)
             state.lifecycle.advance(LifecycleState.LOADING_MODEL)
@@ -125,6 +131,12 @@ class ApiProcess:
                 "num_cpu_blocks": str(engine.num_host_blocks),
             },
         )
+
+    def _make_queue_monitor(self) -> QueueMonitor:
+        from llmstack_server.state.queue_monitor import QueueMonitor
+
+        engine = self.config.engine
+        return QueueMonitor(engine.max_num_seqs, engine.fair_quantum if engine.scheduling_policy == "fair" else 0)
 
     def _stat_loggers(self, metrics: ServerMetrics) -> list[object]:
         from llmstack_llm.outputs.stats import LoggingStatLogger

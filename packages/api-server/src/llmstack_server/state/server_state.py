@@ -15,6 +15,7 @@ from llmstack_server.options.config import ServeConfig
 from llmstack_server.protocols import EngineClient
 from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
+from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_types import EngineDeadError, EngineReady
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class ServerState:
         watchdog: Finds requests that make no progress.
         facts: Further lines of `/server_info`, such as the kind of chat template.
         peers: The other API processes of the server; None where this is the only one.
+        queue: Follows the queues of the engine cores, and predicts how long a request waits.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
     """
 
@@ -65,6 +67,7 @@ class ServerState:
     ticks: list[Callable[[], None]] = field(default_factory=list)
     watchdog: StuckWatchdog = field(default_factory=lambda: StuckWatchdog(0.0))
     peers: Peers | None = None
+    queue: QueueMonitor = field(default_factory=QueueMonitor)
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
 
     @property

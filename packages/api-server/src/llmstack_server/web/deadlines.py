@@ -1,21 +1,56 @@
-"""`--request-timeout`: the server's limit on the duration of a request."""
+"""Limits on the duration of a request: the server's and the client's own."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TypeVar
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
 
 from llmstack_server.protocols import OutputStream
-from llmstack_server.web.errors import HTTPError, deadline_exceeded
+from llmstack_server.web.errors import HTTPError, client_deadline_exceeded, deadline_exceeded
 from llmstack_server.web.streams import close
 
 Output = TypeVar("Output")
 
 
-async def timed(stream: AsyncIterator[Output], timeout_s: float) -> AsyncIterator[Output]:
-    """The same stream; raises HTTPError 504 when the time is over."""
-    end_s = asyncio.get_running_loop().time() + timeout_s
+class ClientDeadline(NamedTuple):
+    """The deadline of one request: what the client gave it, and when that is over by the loop's clock."""
+
+    limit_s: float
+    end_s: float
+
+
+_client_deadline: ContextVar[ClientDeadline | None] = ContextVar("client_deadline", default=None)
+
+
+def begin_client_deadline(limit_s: float | None) -> None:
+    """Sets the deadline of the current request, from now on; None is none."""
+    deadline = None if limit_s is None else ClientDeadline(limit_s, asyncio.get_running_loop().time() + limit_s)
+    _client_deadline.set(deadline)
+
+
+def first_limit(timeout_s: float | None) -> tuple[float, HTTPError] | None:
+    """The seconds that are left to the current request, and the error after them; None without a limit.
+
+    `timeout_s`: The server's limit, from now on.
+    """
+    client = _client_deadline.get()
+    if client is not None:
+        left_s = max(client.end_s - asyncio.get_running_loop().time(), 0.0)
+        if timeout_s is None or left_s <= timeout_s:
+            return left_s, HTTPError(client_deadline_exceeded(client.limit_s))
+    return None if timeout_s is None else (timeout_s, HTTPError(deadline_exceeded(timeout_s)))
+
+
+def timed(stream: AsyncIterator[Output], timeout_s: float | None) -> AsyncIterator[Output]:
+    """The same stream; raises HTTPError 504, or 408 for the client's deadline, when the time is over."""
+    limit = first_limit(timeout_s)
+    return stream if limit is None else _timed(stream, *limit)
+
+
+async def _timed(stream: AsyncIterator[Output], left_s: float, error: HTTPError) -> AsyncIterator[Output]:
+    end_s = asyncio.get_running_loop().time() + left_s
     try:
         while True:
             try:
@@ -26,11 +61,13 @@ async def timed(stream: AsyncIterator[Output], timeout_s: float) -> AsyncIterato
                 return
             yield output
     except TimeoutError:
-        raise HTTPError(deadline_exceeded(timeout_s)) from None
+        raise error from None
     finally:
         await close(stream)
 
 
-def set_deadline(outputs: OutputStream, timeout_s: float) -> None:
-    """Ends a stream of outputs with a 504 when the time is over."""
-    outputs.fail_after(timeout_s, HTTPError(deadline_exceeded(timeout_s)))
+def set_deadline(outputs: OutputStream, timeout_s: float | None) -> None:
+    """Ends a stream of outputs with a 504, or a 408 for the client's deadline, when the time is over."""
+    limit = first_limit(timeout_s)
+    if limit is not None:
+        outputs.fail_after(*limit)

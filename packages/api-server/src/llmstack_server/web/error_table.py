@@ -44,8 +44,16 @@ def _invalid(code: str | None, cause: str, param: str | None = "the field", stat
     return ErrorKind(code, status, INVALID_REQUEST, cause, param)
 
 
+CLIENT_DEADLINE = ErrorKind(
+    "deadline_exceeded",
+    408,
+    SERVER_ERROR,
+    "the deadline of `x-llmstack-deadline-ms` has passed",
+    headers=_DO_NOT_RETRY,
+)
+
 # In the order of the checks: authentication, path and method, limits, headers, body, fields, capacity, generation.
-_KINDS = (
+KINDS = (
     ErrorKind(
         "missing_api_key",
         401,
@@ -119,8 +127,22 @@ _KINDS = (
     ),
     _invalid("context_length_exceeded", "prompt and `max_tokens` exceed the context, or never fit into the KV cache"),
     _invalid("duplicate_request_id", "the id of a request that is running"),
-    ErrorKind("server_is_overloaded", 503, UNAVAILABLE, "too many requests or tokens are waiting", headers=_RETRY),
+    ErrorKind(
+        "server_is_overloaded",
+        503,
+        UNAVAILABLE,
+        "too many requests or tokens are waiting, or the predicted wait is beyond `--max-queue-wait`",
+        varying_headers=("retry-after", "retry-after-ms"),
+    ),
+    ErrorKind(
+        "deadline_unreachable",
+        503,
+        UNAVAILABLE,
+        "the predicted wait is beyond the deadline of `x-llmstack-deadline-ms`",
+        varying_headers=("retry-after", "retry-after-ms"),
+    ),
     ErrorKind("deadline_exceeded", 504, SERVER_ERROR, "`--request-timeout` has passed"),
+    CLIENT_DEADLINE,
     ErrorKind(
         "request_quarantined",
         500,
@@ -140,4 +162,4 @@ _KINDS = (
     ),
 )
 
-ERRORS: Mapping[str | None, ErrorKind] = {kind.code: kind for kind in _KINDS}
+ERRORS: Mapping[str | None, ErrorKind] = {kind.code: kind for kind in KINDS if kind is not CLIENT_DEADLINE}

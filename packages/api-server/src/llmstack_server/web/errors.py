@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmstack_server.web.error_table import ERRORS, INVALID_REQUEST
+from llmstack_server.web.error_table import CLIENT_DEADLINE, ERRORS, INVALID_REQUEST
 from llmstack_types import (
     EngineDeadError,
     EngineLostError,
@@ -72,7 +72,7 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
         status, type_ = (400, INVALID_REQUEST) if kind is None else (kind.status, kind.type)
         return ErrorAnswer(status, type_, error.code, error.message, error.param)
     if isinstance(error, ServerOverloadedError):
-        return error_answer("server_is_overloaded", "The server has too many requests waiting. Please retry later.")
+        return server_is_overloaded()
     if isinstance(error, TenantLimitError):
         return rate_limit_exceeded(str(error), error.wait_s)
     if isinstance(error, EngineDeadError):
@@ -162,8 +162,30 @@ def request_timeout() -> ErrorAnswer:
 
 def rate_limit_exceeded(reason: str, wait_s: float) -> ErrorAnswer:
     """429 `rate_limit_exceeded`; `wait_s` is when the same request would be accepted."""
-    headers = {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
-    return error_answer("rate_limit_exceeded", reason, headers=headers)
+    return error_answer("rate_limit_exceeded", reason, headers=_retry_after(wait_s))
+
+
+def server_is_overloaded(retry_s: float | None = None) -> ErrorAnswer:
+    """503 `server_is_overloaded`; `retry_s` is when there will be room, where that is known."""
+    headers = {"retry-after": "1", "retry-after-ms": "500"} if retry_s is None else _retry_after(retry_s)
+    message = "The server has too many requests waiting. Please retry later."
+    return error_answer("server_is_overloaded", message, headers=headers)
+
+
+def wait_too_long(wait_s: float, max_wait_s: float, retry_s: float) -> ErrorAnswer:
+    """503 `server_is_overloaded`, for a predicted wait beyond `--max-queue-wait`."""
+    message = f"The predicted wait of {wait_s:.1f} seconds is beyond the server's limit of {max_wait_s:g} seconds."
+    return error_answer("server_is_overloaded", message, headers=_retry_after(retry_s))
+
+
+def deadline_unreachable(wait_s: float, deadline_s: float, retry_s: float) -> ErrorAnswer:
+    """503 `deadline_unreachable`, for a predicted wait beyond the client's deadline."""
+    message = f"The predicted wait of {wait_s:.1f} seconds is beyond the request's deadline of {deadline_s:g} seconds."
+    return error_answer("deadline_unreachable", message, headers=_retry_after(retry_s))
+
+
+def _retry_after(wait_s: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(max(1, math.ceil(wait_s * 1000)))}
 
 
 def server_shutting_down() -> ErrorAnswer:
@@ -179,6 +201,13 @@ def engine_unavailable(reason: str) -> ErrorAnswer:
 def deadline_exceeded(limit_s: float) -> ErrorAnswer:
     """504 `deadline_exceeded`; `limit_s` is the server's own limit."""
     return error_answer("deadline_exceeded", f"The request was not done after {limit_s:g} seconds.")
+
+
+def client_deadline_exceeded(limit_s: float) -> ErrorAnswer:
+    """408 `deadline_exceeded`; `limit_s` is what the client gave the request."""
+    message = f"The request was not done within its deadline of {limit_s:g} seconds."
+    kind = CLIENT_DEADLINE
+    return ErrorAnswer(kind.status, kind.type, kind.code, message, headers=kind.headers)
 
 
 def numerical_error() -> ErrorAnswer:

@@ -132,7 +132,7 @@ class SchedulingOptions(OptionGroup):
         suffixes=True,
         metavar="N",
         help="maximum prompt tokens of requests without a first token; further requests are answered with 503 "
-        "(default: no limit)",
+        "(default: 1024 for each request of --max-num-queued-reqs for a server; no limit offline)",
     )
     stream_interval: int = option(
         1,

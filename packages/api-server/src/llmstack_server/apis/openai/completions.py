@@ -13,8 +13,8 @@ from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_l
 from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_fields
-from llmstack_server.web.deadlines import set_deadline
 from llmstack_server.web.fields import parse
+from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
 from llmstack_server.web.usage import UsageCounter
 
@@ -53,8 +53,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         for index, value in enumerate(values)
     ]
     outputs = await state.engine.submit(*requests)
-    if state.config.http.request_timeout_s is not None:
-        set_deadline(outputs, state.config.http.request_timeout_s)
+    note_submitted(state, outputs)
     has_logprobs = fields.logprobs is not None
     echoes = [] if tokenizer is None else [_echo(tokenizer, prompt, has_logprobs) for prompt in outputs.prompts]
     return CompletionAnswer(state, fields, ids, outputs, echoes)

@@ -54,9 +54,8 @@ async def run_all(
             encode(one, None, f"{request_id}-{index}", priority=priority, cache_salt=cache_salt)
             for index, one in enumerate(inputs[start : start + MAX_NUM_IN_FLIGHT], start)
         ]
-        timeout_s = state.config.http.request_timeout_s
-        if timeout_s is not None:
-            streams = [timed(stream, timeout_s) for stream in streams]
+        state.queue.note_submitted(count_tokens(inputs), 0)
+        streams = [timed(stream, state.config.http.request_timeout_s) for stream in streams]
         async for index, output in merge(streams):
             yield start + index, output
 

@@ -1,0 +1,180 @@
+"""The state of the queue: reports of engine cores, and requests on their way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from llmstack_llm.outputs.stats import IterationStats
+from llmstack_server.state.queue_wait import QueueState, predict_wait
+from llmstack_types import EngineReady, SchedulerStats
+
+# Requests often begin and end together, so a rate is the mean over several service times.
+MIN_MEMORY_S = 5.0
+SERVICE_TIMES = 4.0
+# A rate counts from here on: time with requests waiting, and steps that admitted some.
+MIN_MEASURED_S = 0.25
+MIN_NUM_ADMISSIONS = 2
+# A request that was submitted so long ago is part of every report.
+REPORT_TIMEOUT_S = 1.0
+_SMOOTHING = 0.05
+_FIRST_BYTES, _FIRST_TOKENS = 4096.0, 1024.0
+_FIRST_OUTPUT_TOKENS = 256.0
+
+
+class DrainRate:
+    """Tokens per second that one engine core admits while requests wait."""
+
+    def __init__(self) -> None:
+        self.last = SchedulerStats()
+        self.reported_s = 0.0
+        self._last_s: float | None = None
+        self._num_tokens = 0.0
+        self._measured_s = 0.0
+        self._num_admissions = 0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """None until it was measured for long enough."""
+        is_known = self._measured_s >= MIN_MEASURED_S and self._num_admissions >= MIN_NUM_ADMISSIONS
+        return self._num_tokens / self._measured_s if is_known else None
+
+    def observe(self, stats: SchedulerStats, time_s: float, memory_s: float) -> None:
+        """Takes in a report; what is older than `memory_s` counts less and less."""
+        last, last_s, self.last, self._last_s = self.last, self._last_s, stats, time_s
+        num_tokens = stats.num_admitted_tokens - last.num_admitted_tokens
+        # Time without waiting requests says nothing; a smaller counter is that of another engine core.
+        if last_s is None or num_tokens < 0 or time_s <= last_s or not last.num_waiting_tokens:
+            return
+        if not (num_tokens or stats.num_waiting_tokens):
+            return  # all were aborted
+        duration_s = time_s - last_s
+        kept = math.exp(-duration_s / memory_s)
+        self._num_tokens = self._num_tokens * kept + num_tokens
+        self._measured_s = self._measured_s * kept + duration_s
+        self._num_admissions += num_tokens > 0
+
+
+@dataclass(slots=True)
+class ComingRequest:
+    """A request that was accepted and is in no report yet.
+
+    Attributes:
+        num_tokens: Estimated from its size, exact once it is submitted.
+        submitted_s: When it was submitted to the engine; None before.
+    """
+
+    num_tokens: int
+    tenant: str
+    num_bytes: int | None
+    submitted_s: float | None = None
+
+
+_current: ContextVar[ComingRequest | None] = ContextVar("coming_request", default=None)
+
+
+class QueueMonitor:
+    """Follows the queues of all engine cores; a `StatLogger` of the engine front end."""
+
+    def __init__(
+        self, max_num_running: int = 256, quantum: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`max_num_running` requests run at one time in each engine core; `quantum` as in `QueueState`."""
+        self._max_num_running = max_num_running
+        self._quantum = quantum
+        self._clock = clock
+        self._engines: dict[int, DrainRate] = {}
+        self._coming: dict[int, ComingRequest] = {}
+        self._service_s = 0.0
+        self._num_bytes, self._num_byte_tokens = _FIRST_BYTES, _FIRST_TOKENS
+        self._num_output_tokens = _FIRST_OUTPUT_TOKENS
+
+    def log_engine_initialized(self, ready: EngineReady) -> None:
+        """An engine core can take requests; nothing is known of its rate yet."""
+
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
+        """Takes in what an engine core reports after a step."""
+        for finished in iteration_stats.finished_requests:
+            if finished.inference_time_s is not None:
+                self._service_s += _SMOOTHING * (finished.inference_time_s - self._service_s)
+        if scheduler_stats is None:
+            return
+        engine = self._engines.setdefault(iteration_stats.engine_index, DrainRate())
+        engine.observe(scheduler_stats, iteration_stats.timestamp_s, max(MIN_MEMORY_S, SERVICE_TIMES * self._service_s))
+        engine.reported_s = self._clock()
+        phases = iteration_stats.phases
+        self._forget_reported(iteration_stats.timestamp_s - (0.0 if phases is None else sum(phases)))
+
+    def state(self) -> QueueState:
+        """The state of all queues together, with the requests that are on their way."""
+        engines, now_s = self._engines.values(), self._clock()
+        rates = [rate for engine in engines if (rate := engine.tokens_per_s) is not None]
+        if not rates:
+            return QueueState(quantum=self._quantum)
+        tenant_to_tokens: Counter[str] = Counter()
+        for engine in engines:
+            stats = engine.last
+            tenant_to_tokens.update(dict(zip(stats.waiting_tenants, stats.num_waiting_tokens_per_tenant, strict=True)))
+        num_waiting = sum(engine.last.num_waiting_tokens for engine in engines)
+        num_free = 0
+        if not num_waiting:
+            num_free = self._max_num_running * len(engines) - sum(engine.last.num_running for engine in engines)
+        self._forget_reported(now_s - REPORT_TIMEOUT_S)
+        for coming in self._coming.values():
+            if num_free > 0:
+                num_free -= 1  # it will not wait
+                continue
+            num_waiting += coming.num_tokens
+            tenant_to_tokens[coming.tenant] += coming.num_tokens
+        # An engine core whose queue was never full drains as fast as the others.
+        per_s = sum(rates) * len(engines) / len(rates)
+        age_s = now_s - max(engine.reported_s for engine in engines)
+        return QueueState(per_s, num_waiting, tenant_to_tokens, self._quantum, max(age_s, 0.0))
+
+    def predict_wait(self, tokens: int, tenant: str) -> float | None:
+        """`predict_wait` on the current state."""
+        return predict_wait(self.state(), tokens, tenant)
+
+    def estimate_tokens(self, num_bytes: int | None) -> int:
+        """Tokens that a request of so many bytes counts with, by the requests before it; None: of unknown size."""
+        if num_bytes is None:
+            num_bytes = int(_FIRST_BYTES)
+        return int(num_bytes * self._num_byte_tokens / self._num_bytes + self._num_output_tokens) + 1
+
+    @contextmanager
+    def coming(self, num_tokens: int, tenant: str, num_bytes: int | None = None) -> Iterator[ComingRequest]:
+        """Counts a request as waiting, until a report has it or the block ends."""
+        request = ComingRequest(num_tokens, tenant, num_bytes)
+        self._coming[id(request)] = request
+        _current.set(request)
+        try:
+            yield request
+        finally:
+            self._coming.pop(id(request), None)
+
+    def note_submitted(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """Notes that the current request was submitted, with what it counts with."""
+        request = _current.get()
+        if request is None:
+            return
+        if request.num_bytes is not None:
+            self._num_bytes += _SMOOTHING * (request.num_bytes - self._num_bytes)
+            self._num_byte_tokens += _SMOOTHING * (num_prompt_tokens - self._num_byte_tokens)
+        self._num_output_tokens += _SMOOTHING * (num_output_tokens - self._num_output_tokens)
+        request.num_tokens = num_prompt_tokens + num_output_tokens
+        request.submitted_s = self._clock()
+
+    def _forget_reported(self, start_s: float) -> None:
+        """Forgets what was submitted before a step that has been reported began."""
+        reported = [
+            key
+            for key, request in self._coming.items()
+            if request.submitted_s is not None and request.submitted_s < start_s
+        ]
+        for key in reported:
+            del self._coming[key]

@@ -1,0 +1,120 @@
+"""Middleware that refuses requests by their predicted wait, unread."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmstack_llm import request_errors
+from llmstack_server.protocols import OutputStream
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.deadlines import begin_client_deadline, set_deadline
+from llmstack_server.web.errors import HTTPError, deadline_unreachable, server_is_overloaded, wait_too_long
+from llmstack_server.web.middleware import route_path
+from llmstack_types import ServerOverloadedError
+
+DEADLINE_HEADER = "x-llmstack-deadline-ms"
+PREDICTED_WAIT_HEADER = "x-llmstack-predicted-wait-ms"
+MAX_DEADLINE_DIGITS = 9
+# Routes whose requests wait for the engine.
+QUEUED_PATHS = frozenset({
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations",
+    "/v1/embeddings", "/v2/embed", "/pooling", "/classify",
+    "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+})  # fmt: skip
+# Clients that were refused together do not return together.
+JITTER = 0.2
+
+
+class QueueGateMiddleware:
+    """Decides from the key, the headers and the length of a request alone."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+        self._max_wait_s = state.config.http.max_queue_wait_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in QUEUED_PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers, queue = Headers(scope=scope), self._state.queue
+        deadline_s, num_bytes = read_deadline(headers), content_length(headers)
+        tenant: str = scope["state"].get("tenant", "")
+        num_tokens = queue.estimate_tokens(num_bytes)
+        wait_s = queue.predict_wait(num_tokens, tenant)
+        if wait_s is not None:
+            self._check(wait_s, deadline_s)
+            send = _with_prediction(send, wait_s)
+        begin_client_deadline(deadline_s)
+        with queue.coming(num_tokens, tenant, num_bytes):
+            try:
+                await self._app(scope, receive, send)
+            except ServerOverloadedError as error:
+                wait_s = queue.predict_wait(num_tokens, tenant)
+                if wait_s is None or error.reason == "tokenization":
+                    raise
+                raise HTTPError(server_is_overloaded(_with_jitter(wait_s))) from error
+
+    def _check(self, wait_s: float, deadline_s: float | None) -> None:
+        """Refuses a request that would wait too long.
+
+        Raises:
+            HTTPError: 503, with the predicted wait.
+        """
+        metrics, retry_s = self._state.metrics, _with_jitter(wait_s)
+        if deadline_s is not None and wait_s > deadline_s:
+            metrics.count_rejection("deadline")
+            raise HTTPError(deadline_unreachable(wait_s, deadline_s, retry_s))
+        if self._max_wait_s is not None and wait_s > self._max_wait_s:
+            metrics.count_rejection("max_queue_wait")
+            raise HTTPError(wait_too_long(wait_s, self._max_wait_s, retry_s))
+
+
+def read_deadline(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the client gives the request; None without the header.
+
+    Raises:
+        InvalidRequestError: It is no number of milliseconds.
+    """
+    text = headers.get(DEADLINE_HEADER)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DEADLINE_DIGITS and int(text)):
+        reason = "it must be a number of milliseconds, at least 1 and of at most 9 digits"
+        raise request_errors.invalid_value(DEADLINE_HEADER, reason)
+    return int(text) / 1000
+
+
+def content_length(headers: Mapping[str, str]) -> int | None:
+    """The length of the body; None where it is not known."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DEADLINE_DIGITS else None
+
+
+def note_submitted(state: ServerState, outputs: OutputStream) -> None:
+    """Counts the tokens of a request that was just submitted, and begins the limits on its duration."""
+    num_prompt_tokens = num_output_tokens = 0
+    quantum = state.config.engine.fair_quantum
+    for prompt in outputs.prompts:
+        params = prompt.sampling_params
+        num_prompt_tokens += len(prompt.prompt_token_ids) * params.num_generated
+        num_output_tokens += min(params.max_tokens or 0, quantum) * params.num_generated
+    state.queue.note_submitted(num_prompt_tokens, num_output_tokens)
+    set_deadline(outputs, state.config.http.request_timeout_s)
+
+
+def _with_jitter(wait_s: float) -> float:
+    return wait_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (nothing secret)
+
+
+def _with_prediction(send: Send, wait_s: float) -> Send:
+    async def send_with_prediction(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(raw=message["headers"])[PREDICTED_WAIT_HEADER] = str(round(wait_s * 1000))
+        await send(message)
+
+    return send_with_prediction

@@ -1,0 +1,197 @@
+"""Requests are refused by their predicted wait, before they are read; a client's deadline ends them later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from server_helpers.waiting import wait_until
+
+from llmstack_llm.outputs.stats import IterationStats
+from llmstack_server.app import build_app
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.secret import Secret
+from llmstack_server.state.lifecycle import LifecycleState
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.web.queue_gate import JITTER, QUEUED_PATHS
+from llmstack_types import SchedulerStats, ServerOverloadedError
+
+COMPLETIONS = "/v1/completions"
+BODY = {"prompt": "Hello", "max_tokens": 2}
+RATE = 100
+
+
+def report(state: ServerState, wait_s: float) -> None:
+    """Engine core reports: it admits `RATE` tokens per second, and so much is waiting."""
+    num_waiting, now_s = int(wait_s * RATE), time.monotonic()
+    for step in range(11):
+        stats = SchedulerStats(num_waiting_tokens=num_waiting or step < 10, num_admitted_tokens=RATE * step)
+        state.queue.record(stats, IterationStats(timestamp_s=now_s - 10 + step))
+
+
+def waiting_server(wait_s: float, engine: FakeEngineClient | None = None, **options: Any) -> tuple[Any, ServerState]:
+    state = ready_state(engine or FakeEngineClient(), HTTPConfig(**options))
+    report(state, wait_s)
+    return build_app(state), state
+
+
+async def post(app: Any, body: Any = BODY, *, path: str = COMPLETIONS, **headers: str) -> Any:
+    return await call(app, "POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def retry_ms(headers: Mapping[str, str]) -> int:
+    assert int(headers["retry-after"]) == -(-int(headers["retry-after-ms"]) // 1000)
+    return int(headers["retry-after-ms"])
+
+
+async def test_a_wait_beyond_the_limit_is_refused_with_when_to_retry():
+    app, state = waiting_server(100.0)
+    waits = []
+    for _ in range(20):
+        answer = await post(app)
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
+        assert "beyond the server's limit of 30 seconds" in answer.json()["error"]["message"]
+        waits.append(retry_ms(answer.headers))
+    assert all(100_000 * (1 - JITTER) * 0.99 < wait < 100_000 * (1 + JITTER) for wait in waits)
+    assert max(waits) > min(waits)
+    assert not state.engine.admitted
+    assert b'reason="max_queue_wait"} 20.0' in state.metrics.render()
+
+
+async def test_a_wait_below_the_limit_is_accepted_and_said():
+    app, _ = waiting_server(20.0)
+    answer = await post(app)
+    assert answer.status == 200
+    assert 15_000 < int(answer.headers["x-llmstack-predicted-wait-ms"]) <= 20_000
+
+
+@pytest.mark.parametrize("path", sorted(QUEUED_PATHS))
+async def test_every_route_that_waits_for_the_engine_is_refused(path):
+    app, _ = waiting_server(100.0)
+    answer = await post(app, b"not even JSON", path=path)
+    assert answer.status == (529 if path == "/v1/messages" else 503)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/tokenize"), ("GET", "/v1/models"), ("GET", COMPLETIONS)])
+async def test_other_routes_are_not(method, path):
+    app, _ = waiting_server(100.0)
+    answer = await call(app, method, path, {"prompt": "Hello"} if method == "POST" else None)
+    assert answer.status in (200, 405)
+
+
+async def test_an_unmeasured_server_refuses_nothing_and_predicts_nothing():
+    app = build_app(ready_state(FakeEngineClient(), HTTPConfig(max_queue_wait_s=0.001)))
+    answer = await post(app, x_llmstack_deadline_ms="30000")
+    assert answer.status == 200
+    assert "x-llmstack-predicted-wait-ms" not in answer.headers
+
+
+async def test_without_a_limit_only_deadlines_refuse():
+    app, _ = waiting_server(100.0, max_queue_wait_s=None)
+    assert (await post(app)).status == 200
+    assert (await post(app, x_llmstack_deadline_ms="50000")).status == 503
+
+
+async def test_a_deadline_that_cannot_be_reached_is_refused_with_the_predicted_wait():
+    app, state = waiting_server(10.0)
+    answer = await post(app, x_llmstack_deadline_ms="4000")
+    error = answer.json()["error"]
+    assert (answer.status, error["type"], error["code"]) == (503, "service_unavailable_error", "deadline_unreachable")
+    assert error["message"].startswith("The predicted wait of ")
+    assert error["message"].endswith("beyond the request's deadline of 4 seconds.")
+    assert 9_000 * (1 - JITTER) < retry_ms(answer.headers) < 10_000 * (1 + JITTER)
+    assert b'reason="deadline"} 1.0' in state.metrics.render()
+    assert (await post(app, x_llmstack_deadline_ms="60000")).status == 200
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "", "1234567890", "١"])
+async def test_a_malformed_deadline_is_named(text):
+    app, _ = waiting_server(0.0)
+    headers = {"x-llmstack-deadline-ms": text.encode().decode("latin-1")}
+    answer = await call(app, "POST", COMPLETIONS, BODY, headers)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "x-llmstack-deadline-ms")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_deadline_that_passes_later_ends_with_408_which_no_client_retries(is_stream):
+    engine = FakeEngineClient()
+    engine.step_delay_s = 60.0
+    app, _ = waiting_server(0.0, engine)
+    answer = await post(app, {**BODY, "stream": is_stream}, x_llmstack_deadline_ms="50")
+    error = answer.json()["error"]
+    assert (answer.status, error["type"], error["code"]) == (408, "server_error", "deadline_exceeded")
+    assert error["message"] == "The request was not done within its deadline of 0.05 seconds."
+    assert answer.headers["x-should-retry"] == "false"
+    assert len(engine.aborted_request_ids) == 1
+
+
+async def test_the_earlier_of_both_deadlines_counts():
+    engine = FakeEngineClient()
+    engine.step_delay_s = 60.0
+    app, _ = waiting_server(0.0, engine, request_timeout_s=0.05)
+    assert (await post(app, x_llmstack_deadline_ms="60000")).status == 504
+    app, _ = waiting_server(0.0, engine, request_timeout_s=60.0)
+    assert (await post(app, x_llmstack_deadline_ms="50")).status == 408
+
+
+async def test_a_vector_has_a_deadline_too():
+    engine = FakeEngineClient()
+    engine.step_delay_s = 60.0
+    app, _ = waiting_server(0.0, engine)
+    answer = await post(app, {"input": "Hello"}, path="/v1/embeddings", x_llmstack_deadline_ms="50")
+    assert answer.status == 408
+
+
+async def test_the_key_and_the_shutdown_are_checked_before_the_wait_and_the_body_after_it():
+    app, state = waiting_server(100.0, api_keys=(Secret("a"),))
+    assert (await post(app)).status == 401
+    answer = await post(app, b"{", authorization="Bearer a")
+    assert answer.json()["error"]["code"] == "server_is_overloaded"
+    state.lifecycle.advance(LifecycleState.DRAINING)
+    answer = await post(app, authorization="Bearer a")
+    assert answer.json()["error"]["code"] == "server_shutting_down"
+
+
+async def test_a_full_queue_says_the_predicted_wait_where_it_is_known(monkeypatch):
+    engine = FakeEngineClient()
+
+    async def refuse(*requests: Any) -> Any:
+        raise ServerOverloadedError("full")
+
+    monkeypatch.setattr(engine, "submit", refuse)
+    answer = await post(build_app(ready_state(engine)))
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    app, _ = waiting_server(20.0, engine)
+    answer = await post(app)
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
+    assert 19_000 * (1 - JITTER) < retry_ms(answer.headers) < 25_000 * (1 + JITTER)
+
+
+async def test_requests_that_were_accepted_a_moment_ago_count():
+    """A burst between two reports does not pass as a whole."""
+    engine = FakeEngineClient()
+    engine.step_delay_s = 60.0
+    app, state = waiting_server(0.5, engine, max_queue_wait_s=20.0)
+    calls = [asyncio.create_task(post(app)) for _ in range(100)]
+    try:
+        await wait_until(lambda: sum(one.done() for one in calls) + state.in_flight.count == len(calls))
+        assert 2 < state.in_flight.count < 50
+        refused = [one.result().status for one in calls if one.done()]
+        assert set(refused) == {503}
+    finally:
+        for one in calls:
+            one.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert state.queue.state().num_waiting_tokens == 50
+
+
+async def test_the_metrics_show_the_predicted_wait():
+    app, _ = waiting_server(20.0)
+    text = (await call(app, "GET", "/metrics")).body.decode()
+    line = next(line for line in text.splitlines() if line.startswith("llmstack:predicted_queue_wait_seconds{"))
+    assert float(line.rpartition(" ")[2]) == pytest.approx(20.0, abs=5.0)
+    assert "llmstack:queue_drain_tokens_per_second{" in text
