@@ -37,7 +37,7 @@ def alone(serve: Callable[..., Any]) -> list[str]:
     [
         (),
         pytest.param(("--max-num-batched-tokens", "16", "--max-num-seqs", "16"), marks=pytest.mark.full),
-        ("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8"),
+        pytest.param(("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8"), marks=pytest.mark.full),
         ("--num-kv-blocks", "24", "--max-model-len", "128", "--block-size", "8", "--num-host-blocks", "64"),
         pytest.param(("--no-enable-prefix-caching", "--no-enable-chunked-prefill"), marks=pytest.mark.full),
         ("--async-scheduling", "--max-num-partial-prefills", "2", "--long-prefill-token-threshold", "8"),

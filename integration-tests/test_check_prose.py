@@ -119,6 +119,7 @@ def test_tables_are_held_to_the_word_list(tmp_path: Path) -> None:
     assert len(complaints(tmp_path, "docs/page.md", "| a | what the server is told |\n|---|---|\n")) == 1
 
 
+@pytest.mark.full  # `make check` runs the same command
 def test_the_files_of_the_tuple_and_the_glossary_are_in_order() -> None:
     result = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "check_prose.py")], capture_output=True, text=True, timeout=60

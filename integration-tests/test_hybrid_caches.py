@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +208,14 @@ def test_a_disabled_hybrid_cache_keeps_all_blocks_and_says_so(checkpoint: tuple[
     core.shutdown()
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.parametrize("num_host_blocks", [0, 400])
-@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize(
+    ("block_size", "num_host_blocks", "async_scheduling"),
+    [
+        (4, 400, True),
+        (16, 0, False),
+        *(pytest.param(*values, marks=pytest.mark.full) for values in product((4, 16), (0, 400), (False, True))),
+    ],
+)
 def test_preemption_swaps_forks_and_hits_change_no_token(
     checkpoint: tuple[str, Path, Any],
     plain_answers: dict[str, list[Any]],

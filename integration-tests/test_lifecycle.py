@@ -36,7 +36,7 @@ def open_stream(server: Any) -> Any:
     return stream
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sig", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_stops_an_idle_server_and_leaves_nothing(
     launch: Callable[..., Any], runtime_folder: Path, sig: signal.Signals
 ) -> None:

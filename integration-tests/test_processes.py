@@ -113,7 +113,7 @@ def expected(demo_server: Any) -> list[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["--disable-frontend-multiprocessing"], id="one-process"),
+        pytest.param(["--disable-frontend-multiprocessing"], id="one-process", marks=pytest.mark.full),
         pytest.param(["--api-server-count", "2"], id="two-api-processes", marks=pytest.mark.full),
         pytest.param(["--data-parallel-size", "2"], id="two-engines", marks=pytest.mark.full),
         pytest.param(["--api-server-count", "2", "--data-parallel-size", "2"], id="two-of-each"),
@@ -206,7 +206,13 @@ def test_a_signal_drains_all_api_processes_and_a_second_one_does_not_wait(
     assert list(runtime_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["--api-server-count", "2"], ["-dp", "2"]], ids=["api", "engines"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--api-server-count", "2"], id="api"),
+        pytest.param(["-dp", "2"], id="engines", marks=pytest.mark.full),
+    ],
+)
 def test_a_dead_engine_core_ends_all_with_a_clear_line(
     start: Callable[..., Any], runtime_folder: Path, arguments: list[str]
 ) -> None:

@@ -106,9 +106,11 @@ def test_what_the_server_reads_out_of_a_text_is_read_here_too(tmp_path: Path) ->
     assert bodies["response"]["output"][0]["content"][0]["text"]
 
 
-@pytest.mark.parametrize("sig", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sig", [*(pytest.param(sig, marks=pytest.mark.full) for sig in (signal.SIGTERM, signal.SIGKILL)), signal.SIGINT]
+)
 def test_a_run_that_was_stopped_goes_on_where_it_stopped(sig: signal.Signals, demo_server: Any, tmp_path: Path) -> None:
-    requests = [request(f"r{k}", "/v1/completions", prompt=f"Day {k}", max_tokens=30, seed=k) for k in range(60)]
+    requests = [request(f"r{k}", "/v1/completions", prompt=f"Day {k}", max_tokens=30, seed=k) for k in range(40)]
     source, target = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     arguments = ["-i", str(source), "-o", str(target), "--url", demo_server.url, "--max-concurrency", "2"]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as stopped:
@@ -121,10 +123,10 @@ def test_a_run_that_was_stopped_goes_on_where_it_stopped(sig: signal.Signals, de
     assert "run the same command again to continue" in errors or sig == signal.SIGKILL
     before = target.read_text()
     num_before = before.count("\n")
-    assert 5 <= num_before < 60
+    assert 5 <= num_before < 40
     target.write_text(before + '{"id":"batch_req_1","custom_id":"r5')  # torn
     again = run_batch(*arguments)
-    assert again.stderr.endswith(f"{60 - num_before} answered, {num_before} already in the output\n")
+    assert again.stderr.endswith(f"{40 - num_before} answered, {num_before} already in the output\n")
     lines = read(target)
     assert sorted(line["custom_id"] for line in lines) == sorted(entry["custom_id"] for entry in requests)
     assert all(line["response"]["status_code"] == 200 for line in lines)

@@ -83,7 +83,7 @@ def checkpoint(
     return folder, continuations
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["plain", "preemption", pytest.param("tiny chunks", marks=pytest.mark.full)])
 def test_greedy_tokens_equal_transformers_generate(checkpoint: tuple[Path, list[list[int]]], engine: str) -> None:
     folder, continuations = checkpoint
     options = dict(ENGINES[engine])

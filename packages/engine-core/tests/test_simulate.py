@@ -212,14 +212,14 @@ def test_the_queue_counts_what_has_arrived_and_not_begun() -> None:
     assert max(report.queue_s) > min(report.queue_s) == 0.0
 
 
-@pytest.mark.parametrize("block_size", [16, 512])
+@pytest.mark.parametrize("block_size", [pytest.param(16, marks=pytest.mark.full), 512])
 def test_mooncake_hits_its_own_ideal(block_size: int) -> None:
     trace = read_trace(trace_file(MOONCAKE), TraceFormat.MOONCAKE, 300)
     report = run(trace, block_size, arrivals=Arrivals.SEQUENTIAL)
     assert report.num_hit_tokens == ideal_hit_tokens_by_ids(trace, block_size) > 0
 
 
-@pytest.mark.parametrize("num_blocks", [300, 1000, 4000])
+@pytest.mark.parametrize("num_blocks", [1000, *(pytest.param(n, marks=pytest.mark.full) for n in (300, 4000))])
 def test_mooncake_in_a_bounded_pool_hits_what_an_lru_does(num_blocks: int) -> None:
     trace = read_trace(trace_file(MOONCAKE), TraceFormat.MOONCAKE, 300)
     oracle = LRU(num_blocks, PIECE)

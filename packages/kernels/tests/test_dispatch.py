@@ -52,7 +52,12 @@ def test_the_environment_forces_the_reference() -> None:
     assert print_backends("reference").stdout.split() == ["reference"]
 
 
-@pytest.mark.parametrize("variant", native_variants())
+*OTHERS, PORTABLE = native_variants()
+
+
+@pytest.mark.parametrize(
+    "variant", [PORTABLE, *(pytest.param(*other.values, marks=[*other.marks, pytest.mark.full]) for other in OTHERS)]
+)
 def test_the_environment_forces_a_variant_beside_other_choices(variant: str) -> None:
     done = print_backends(f"{variant}, linear=reference")
     assert done.returncode == 0, done.stderr

@@ -255,7 +255,19 @@ def test_a_plan_made_beforehand_changes_nothing(backend: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(12, 12), (8, 2), (32, 4)])
+@pytest.mark.parametrize(
+    ("backend", "num_heads", "num_kv_heads"),
+    [
+        *(pytest.param("cpu", *heads, marks=pytest.mark.full) for heads in [(12, 12), (32, 4)]),  # seconds each
+        ("cpu", 8, 2),
+        *(
+            pytest.param(*variant.values, *heads, marks=variant.marks)
+            for variant in VARIANTS
+            for heads in [(12, 12), (8, 2), (32, 4)]
+        ),
+    ],
+    indirect=["backend"],
+)
 @pytest.mark.parametrize("sliding_window", [None, 40])
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "capped with alibi"])
 def test_rows_are_bit_equal_alone_and_among_neighbours(

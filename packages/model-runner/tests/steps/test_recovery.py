@@ -115,7 +115,7 @@ def test_a_step_that_is_too_large_is_computed_in_halves(faulty: tuple[StepDriver
     assert driver.errors == {}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(bad=st.sets(st.sampled_from(sorted(PROMPTS))), order=st.permutations(sorted(PROMPTS)), is_greedy=st.booleans())
 def test_rows_that_fail_alone_end_and_all_others_go_on(
     loaded: tuple[ModelRunner, Faults], bad: set[str], order: list[str], is_greedy: bool

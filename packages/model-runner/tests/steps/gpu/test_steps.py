@@ -97,7 +97,7 @@ def judge(host: ModelRunner) -> Judge:
     return Judge(host)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_schedule_gives_the_output_of_each_request_alone(device: ModelRunner, judge: Judge, seed: int) -> None:
     driver = AheadDriver(device, NUM_BLOCKS)
     play(seed, driver, MAX_NUM_SEQS)
@@ -106,7 +106,7 @@ def test_any_schedule_gives_the_output_of_each_request_alone(device: ModelRunner
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(100, 300))
+@pytest.mark.parametrize("seed", range(4, 204))
 def test_any_schedule_gives_the_output_of_each_request_alone_in_many_plays(
     device: ModelRunner, judge: Judge, seed: int
 ) -> None:
