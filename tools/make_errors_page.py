@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+
+from generated_page import write_page
 
 from llmstack_server.web.error_table import KINDS, ErrorKind
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
 HEAD = """# Errors
 
 Every error of the API has one shape, on every route and for every cause:
@@ -43,9 +43,7 @@ def page() -> str:
     parts = [HEAD]
     for title, statuses in SECTIONS:
         rows = "".join(_row(kind) for kind in KINDS if kind.status in statuses)
-        parts.append(
-            f"\n## {title}\n\n| status | code | cause | `param` | type | headers |\n|---|---|---|---|---|---|\n{rows}"
-        )
+        parts.append(f"\n## {title}\n\n{COLUMNS}{rows}")
     return "".join(parts)
 
 
@@ -56,15 +54,5 @@ def _row(kind: ErrorKind) -> str:
     return f"| {kind.status} | {code} | {kind.cause} | {kind.param or 'null'} | `{kind.type}` | {headers} |\n"
 
 
-def main() -> int:
-    text = page()
-    if "--check" in sys.argv[1:]:
-        is_current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        print(f"{PAGE.name} is {'' if is_current else 'not '}as the server's table says")
-        return 0 if is_current else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_page("errors.md", page()))

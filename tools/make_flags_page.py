@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+
+from generated_page import write_page
 
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.command_line import help_text, value_text
 from llmstack_llm.options.option import Option, options_of
 from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "server-flags.md"
 HEAD = """# Flags of `llmstack serve`
 
 Names and defaults are vLLM's where it has them. An option has four forms:
@@ -108,16 +108,5 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-def main() -> int:
-    """Writes the page, or compares it; the exit code is 1 where it differs."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        is_current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
-        print(f"{PAGE.name} is {'' if is_current else 'not '}current")
-        return 0 if is_current else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_page("server-flags.md", page()))

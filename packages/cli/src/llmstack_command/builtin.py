@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
-import platform
 import sys
 
 SHELLS = ("bash", "zsh", "fish")
@@ -45,6 +43,8 @@ class VersionsCommand:
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Prints one `name version` line each."""
+        import platform  # late: every command line imports this module
+
         lines = [f"{name} {version}" for name, version in installed_versions().items()]
         lines.append(f"python {platform.python_version()} ({sys.platform})")
         print("\n".join(lines))
@@ -62,6 +62,8 @@ class CollectEnvCommand:
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Prints the report. Facts that are not available are left out, or give the reason."""
+        import json
+
         from llmstack_command.collect_env.report import collect, render
 
         sections = collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -36,5 +35,7 @@ class ApiError(Exception):
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the candidate nearest to `word`, or an empty text."""
+    import difflib  # late: only a mistyped word needs it
+
     nearest = difflib.get_close_matches(word, list(candidates), n=1)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""

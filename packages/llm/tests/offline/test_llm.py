@@ -252,6 +252,12 @@ def test_what_is_queued_is_computed_when_it_is_waited_for_and_in_the_order_of_qu
     assert not llm.llm_engine.has_unfinished_requests()
 
 
+@pytest.mark.parametrize("method", ["chat", "enqueue_chat"])
+def test_an_unknown_option_of_a_chat_is_refused(llm: LLM, method: str):
+    with pytest.raises(TypeError, match="documents"):
+        getattr(llm, method)([{"role": "user", "content": "Hi"}], documents=[])
+
+
 def test_a_queued_request_that_ends_during_another_call_is_kept(llm: LLM):
     (request_id,) = llm.enqueue("a", SamplingParams(max_tokens=1))
     llm.generate("long", SamplingParams(max_tokens=20), use_tqdm=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Sequence
 
 
@@ -13,14 +11,22 @@ class Secret:
     __slots__ = ("_digest",)
 
     def __init__(self, text: str) -> None:
-        self._digest = hashlib.sha256(text.encode()).digest()
+        self._digest = _sha256(text.encode())
 
     def __repr__(self) -> str:
         return "Secret(***)"
 
     def matches(self, candidate: bytes) -> bool:
         """Compares in constant time; digests have equal lengths, so a key's length does not show either."""
-        return hmac.compare_digest(self._digest, hashlib.sha256(candidate).digest())
+        import hmac  # late: `--help` has no secrets
+
+        return hmac.compare_digest(self._digest, _sha256(candidate))
+
+
+def _sha256(data: bytes) -> bytes:
+    import hashlib  # late, as `hmac`: it loads OpenSSL
+
+    return hashlib.sha256(data).digest()
 
 
 def matching_index(secrets: Sequence[Secret], candidate: bytes) -> int | None:

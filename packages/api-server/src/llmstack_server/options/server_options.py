@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.option import OptionGroup, option, option_mixin
 from llmstack_llm.options.problem import Problem
 from llmstack_server.options.devices import describe_devices
 from llmstack_types.vocabulary import LogLevel
@@ -144,7 +144,7 @@ class AccessOptions(OptionGroup):
             yield Problem("{require_auth} needs {api_key}, {api_key_file} or LLMSTACK_API_KEY")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class ListenOptions(OptionGroup):
     """Where the server listens, what it opens there, and how it stops."""
 
@@ -181,7 +181,7 @@ class ListenOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class ConnectionOptions(OptionGroup):
     """Sockets, headers, and code of one's own around the routes."""
 
@@ -223,7 +223,7 @@ class ConnectionOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class PageOptions(OptionGroup):
     """What browsers and proxies see."""
 
@@ -238,7 +238,7 @@ class PageOptions(OptionGroup):
     has_tokenizer_info: bool = option(False, flag="--enable-tokenizer-info-endpoint", help="open GET /tokenizer_info")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class LogOptions(OptionGroup):
     """What the server logs beside requests."""
 
@@ -256,7 +256,7 @@ class LogOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class TimeLimitOptions(OptionGroup):
     """How long a request may take."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.option import OptionGroup, option, option_mixin
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import KV_CACHE_DTYPE_ALIASES, KVCacheDType, LogLevel, LogprobsMode, SchedulingPolicyName
 
@@ -44,7 +43,7 @@ def check_processors(processors: Sequence[str | type]) -> Sequence[str | type]:
     return processors
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class SchedulingOptions(OptionGroup):
     """Which requests run in a step, and how many wait."""
 
@@ -151,7 +150,7 @@ class SchedulingOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class ComputationOptions(OptionGroup):
     """How a step is computed."""
 
@@ -178,7 +177,7 @@ class ComputationOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class KVCacheOptions(OptionGroup):
     """The size and form of the KV cache."""
 
@@ -260,7 +259,7 @@ class KVCacheOptions(OptionGroup):
             yield Problem("{num_host_blocks} and {swap_space} both set the host's share of the KV cache; give one")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class SamplingOptions(OptionGroup):
     """How tokens are drawn, and what is said about them."""
 
@@ -287,7 +286,7 @@ class SamplingOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class EngineProcessOptions(OptionGroup):
     """Engine cores beside each other, and after a crash."""
 
@@ -311,7 +310,7 @@ class EngineProcessOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class EngineObservabilityOptions(OptionGroup):
     """What the engine reports about its steps."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llmstack_llm.options.option import REQUIRED, OptionGroup, option
+from llmstack_llm.options.option import REQUIRED, OptionGroup, option, option_mixin
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import (
     DTYPE_ALIASES,
@@ -41,7 +41,7 @@ class ModelName(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class ModelOptions(OptionGroup):
     """What is loaded, and in which precision."""
 
@@ -105,7 +105,7 @@ class ModelOptions(OptionGroup):
     seed: int = option(0, flag="--seed", metavar="N", help="seed of dummy weights and of requests without a seed")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class RepositoryOptions(OptionGroup):
     """Where the model and its tokenizer come from."""
 
@@ -140,7 +140,7 @@ class RepositoryOptions(OptionGroup):
             yield Problem("{skip_tokenizer_init} and {tokenizer} contradict each other; give one of them")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_mixin
 class UseOptions(OptionGroup):
     """Which of the model's abilities are offered."""
 

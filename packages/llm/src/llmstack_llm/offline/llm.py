@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, given_fields
@@ -60,6 +60,27 @@ _NOT_OFFERED: Mapping[str, str] = {
     "stop_profile": "no profiler is built in; `llmstack_llm.StatLogger` and event_hooks report every step",
     "reward": "use encode(prompts, pooling_task=...)",
 }
+
+
+class RenderOptions(TypedDict, total=False):
+    """How `LLM.chat` renders a conversation.
+
+    Attributes:
+        chat_template: A path or the template itself, in place of the model's.
+        chat_template_content_format: Whether it gets a message's content as `string` or in `openai`'s parts; `auto`
+            asks the template.
+        add_generation_prompt: Whether the prompt ends where an assistant's message begins; the default.
+        continue_final_message: Whether the answer continues the last message instead.
+        tools: Functions that the template shows to the model.
+        chat_template_kwargs: Further variables of the template.
+    """
+
+    chat_template: str | None
+    chat_template_content_format: str
+    add_generation_prompt: bool
+    continue_final_message: bool
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class LLM(OfflinePooling):
@@ -155,27 +176,14 @@ class LLM(OfflinePooling):
         use_tqdm: UseTqdm = True,
         lora_request: None = None,
         priority: Sequence[int] | None = None,
-        chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[RenderOptions],
     ) -> list[RequestOutput]:
-        """Answers one conversation, or each of many.
-
-        `chat_template`: A path or the template itself, in place of the model's.
-        `chat_template_content_format`: Whether it gets a message's content as `string` or in `openai`'s parts; `auto`
-          asks the template.
+        """Answers one conversation, or each of many; `options` are those of `RenderOptions`.
 
         Raises:
             InvalidRequestError: Of any conversation, before the first is computed.
         """
-        prompts = self._render_all(
-            messages, chat_template, chat_template_content_format,
-            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
-            tools=tools, template_kwargs=chat_template_kwargs,
-        )  # fmt: skip
+        prompts = self._render_all(messages, **options)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
 
     def enqueue_chat(
@@ -185,23 +193,14 @@ class LLM(OfflinePooling):
         *,
         lora_request: None = None,
         priority: Sequence[int] | None = None,
-        chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[RenderOptions],
     ) -> list[str]:
         """Queues conversations as `chat` takes them, for `wait_for_completion`; the ids of their requests.
 
         Raises:
             InvalidRequestError: Of any conversation, before the first is queued.
         """
-        prompts = self._render_all(
-            messages, chat_template, chat_template_content_format,
-            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
-            tools=tools, template_kwargs=chat_template_kwargs,
-        )  # fmt: skip
+        prompts = self._render_all(messages, **options)
         return self.enqueue(prompts, sampling_params, lora_request=lora_request, priority=priority)
 
     def beam_search(
@@ -288,13 +287,33 @@ class LLM(OfflinePooling):
         return ChatTemplate(find_chat_template(None, {}, override=chat_template), self.get_tokenizer().named_tokens)
 
     def _render_all(
-        self, messages: Any, chat_template: str | None, content_format: str, *, tools: Any, **options: Any
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RenderedPrompt]:
-        template, tokenizer = self._template(chat_template), self.get_tokenizer()
-        check_length = self.llm_engine.input_processor.check_length
-        renderers = ChatRenderers(template, tokenizer, content_format=content_format, check_length=check_length)
+        """The conversations as prompts; see `RenderOptions`."""
+        renderers = ChatRenderers(
+            self._template(chat_template),
+            self.get_tokenizer(),
+            content_format=chat_template_content_format,
+            check_length=self.llm_engine.input_processor.check_length,
+        )
         return [
-            renderers.render(ChatPrompt(conversation, tools=tools, **options))
+            renderers.render(
+                ChatPrompt(
+                    conversation,
+                    add_generation_prompt,
+                    continue_final_message,
+                    tools,
+                    template_kwargs=chat_template_kwargs,
+                )
+            )
             for conversation in _conversation_list(messages)
         ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -248,6 +247,8 @@ def _foreign_problems(where: str, flag: ForeignFlag, words: Sequence[str]) -> li
 
 
 def _nearest(key: str, flags: Iterable[str]) -> str:
+    import difflib  # late: only a mistyped key needs it
+
     nearest = difflib.get_close_matches(key, [flag.removeprefix("--") for flag in flags], n=1)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
 

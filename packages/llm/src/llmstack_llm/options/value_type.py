@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import types
 from collections.abc import Mapping, Sequence
@@ -131,6 +130,8 @@ def shown(value: object) -> str:
 
 def wrong_choice(value: object, choices: Sequence[str]) -> str:
     """The sentence about a value that is none of `choices`; names the nearest one."""
+    import difflib  # late: only a mistyped word needs it
+
     nearest = difflib.get_close_matches(str(value)[:_MAX_SHOWN], choices, n=1)
     advice = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(choices)}"
     return f"invalid value {shown(value)}; {advice}"
