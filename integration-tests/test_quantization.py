@@ -67,7 +67,9 @@ def test_a_checkpoint_that_is_quantized_already_ends_the_start_in_a_sentence(
 ) -> None:
     folder = Path(shutil.copytree(model_path(), tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+    )
     server = launch(str(folder), "--quantization", "int8")
     assert server.process.wait(60) != 0
     assert "quantized already (by awq)" in server.log

@@ -72,7 +72,7 @@ def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(tmp_path: P
     ({"dtype": "int8"}, ["dtype", "bfloat16"]), ({"load_format": "pt"}, ["load_format", "safetensors"]),
     ({"max_num_seqs": 0}, ["max_num_seqs"]), ({"block_size": True}, ["block_size"]),
     ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization"]), ({"logprobs_mode": "x"}, ["logprobs_mode"]),
-    ({"quantization": "awq"}, ["quantization", "int8", "int4"]),
+    ({"quantization": "quip"}, ["quantization", "int8", "int4"]),
     ({"max_logprobs": -2}, ["max_logprobs"]), ({"stream_interval": 0}, ["stream_interval"]),
     ({"max_num_queued_tokens": 0}, ["max_num_queued_tokens"]),
 ])  # fmt: skip

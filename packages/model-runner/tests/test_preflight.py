@@ -95,10 +95,10 @@ def test_layers_with_windows_need_less_than_the_whole_request(tmp_path: Path) ->
 
 
 def test_all_problems_are_reported_together(tmp_path: Path) -> None:
-    config = {"architectures": ["NoSuchForCausalLM"], "quantization_config": {"quant_method": "gptq"}}
+    config = {"architectures": ["NoSuchForCausalLM"], "quantization_config": {"quant_method": "quip"}}
     folder = write_model(tmp_path / "m", has_weights=False, **config)
     found = problems(folder, write_limit(tmp_path / "root", 1 << 40))
-    for text, word in zip(found, ("NoSuchForCausalLM", "by gptq", "no safetensors weights"), strict=True):
+    for text, word in zip(found, ("NoSuchForCausalLM", "'quip'", "no safetensors weights"), strict=True):
         assert word in text
 
 

@@ -118,13 +118,14 @@ def _sources() -> list[Path]:
 
 
 def _write_units(folder: Path) -> list[Path]:
-    """Translation units that include the sources: one for attention, whose names would clash, and one for the rest.
+    """Translation units that include the sources: attention and stored weights, whose names would clash, and the rest.
 
     Parsing the intrinsics takes longer than compiling most of the sources, so these share a unit.
     """
-    unit_to_sources: dict[str, list[Path]] = {"others": [], "paged_attention": []}
+    unit_to_sources: dict[str, list[Path]] = {"others": [], "paged_attention": [], "native_stored": []}
     for source in _sources():
-        unit_to_sources.get(source.parent.name, unit_to_sources["others"]).append(source)
+        own = next((name for name in (source.stem, source.parent.name) if name in unit_to_sources), "others")
+        unit_to_sources[own].append(source)
     paths = []
     for name, sources in unit_to_sources.items():
         paths.append(folder / f"{name}.cpp")

@@ -12,6 +12,7 @@ import torch
 
 from llmstack_kernels.dispatch import backends
 from llmstack_model_files import ModelFilesError, overridden, read_json
+from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.host_limits import num_compute_threads
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
@@ -47,7 +48,6 @@ from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import choose_model_class
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract
-from llmstack_model_runner.preflight import refuse_quantized_checkpoint
 from llmstack_model_runner.sampling import (
     LogitsProcessors,
     LogitsProcessorType,
@@ -72,6 +72,7 @@ from llmstack_model_runner.steps.warm_up import (
     warm_up_steps,
 )
 from llmstack_model_runner.weights import (
+    check_quantized,
     describe_quantization,
     load_weights,
     num_weight_bytes,
@@ -128,6 +129,7 @@ class ModelRunner:
         self._steps: HostSteps | DeviceSteps | None = None
         self._recovery = StepRecovery(self._make_room)
         self._num_blocks = self._num_host_blocks = 0
+        self._quantization = ""
 
     def load_model(self) -> None:
         """Reads the weights, or generates dummy weights.
@@ -150,23 +152,25 @@ class ModelRunner:
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
         model_config = overridden(read_json(model_path, "config.json"), json.loads(config.hf_overrides or "{}"))
-        refuse_quantized_checkpoint(model_config)
+        checkpoint_format, scheme = choose_quantization(model_config, config.quantization)
         model_class = choose_model_class(architecture(model_config), config.model_impl)
+        check_quantized(model_class, checkpoint_format)
         logger.info("model: %s (%s)", architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
-        with packed_linears(config.quantization, config.enable_deterministic_inference):  # attention layers read it too
+        with packed_linears(scheme, config.enable_deterministic_inference):  # attention layers read it too
             model = model_class(model_config, dtype, self._device)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
         model.limit_context(config.max_model_len)
         self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None
         if self._device.type == "cpu":
             # PyTorch's default respects affinity and OMP_NUM_THREADS, but not the CPU quota of a control group.
-            num_bytes = num_weight_bytes(model, dtype, config.quantization)
+            num_bytes = num_weight_bytes(model, dtype, scheme, checkpoint_format)
             num_threads = num_compute_threads(num_bytes, torch.get_num_threads(), num_processes=config.num_engines)
             torch.set_num_threads(num_threads)
             logger.info("CPU threads: %d", num_threads)
-        if config.quantization is not None:
-            logger.info("quantization: %s", describe_quantization(config.quantization, dtype, self._device))
+        self._quantization = describe_quantization(scheme, dtype, self._device, checkpoint_format)
+        if self._quantization:
+            logger.info("quantization: %s", self._quantization)
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
         if self._device.type == "cuda":
             check_capability(kv_dtype, torch.cuda.get_device_capability(self._device))
@@ -183,9 +187,10 @@ class ModelRunner:
                 config.load_format,
                 dtype,
                 config.seed,
-                config.quantization,
+                scheme,
                 self._device,
                 is_batch_invariant=config.enable_deterministic_inference,
+                checkpoint_format=checkpoint_format,
             )
         groups = group_layers(model.kv_spec.sliding_windows, config.max_model_len)
         self._kv_cache_note = describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache)
@@ -326,9 +331,8 @@ class ModelRunner:
         model = {}
         if self._model is not None:
             model = {"model": self._model.implementation, "numeric_contract": self._numeric_contract}
-        if self._spec is not None and self._config.quantization is not None:
-            dtype = getattr(torch, self._spec.dtype)
-            model["quantization"] = describe_quantization(self._config.quantization, dtype, self._device)
+        if self._quantization:
+            model["quantization"] = self._quantization
         if self._kv_cache_note:
             model["kv_cache"] = self._kv_cache_note
         if self._steps is not None and self._steps.describe():

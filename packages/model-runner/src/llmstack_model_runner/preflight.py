@@ -18,12 +18,13 @@ from llmstack_model_files import (
     safetensors_files,
 )
 from llmstack_model_runner.architectures import supported_architectures
+from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.host_limits import memory_limit_bytes
 from llmstack_types import ModelRunnerConfig
-from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES, QuantizationScheme, words_of
+from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES
 
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
-_QUANTIZED_FIELDS = ("quantization_config", "compression_config")
+_FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 _SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4}
 _DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8}
 _LEAST_KV_BITS = 16
@@ -50,10 +51,7 @@ def find_problems(
     except ModelFilesError as error:
         return [str(error)]
     problems = [*_architecture_problems(model_config, config.model_impl)]
-    try:
-        refuse_quantized_checkpoint(model_config)
-    except ValueError as error:
-        problems.append(str(error))
+    problems += _quantization_problems(model_config, config)
     weight_bytes = 0
     if config.load_format != "dummy":
         try:
@@ -68,17 +66,19 @@ def find_problems(
     return [*problems, *_memory_problems(weight_bytes, kv_bytes, config.device, root)]
 
 
-def refuse_quantized_checkpoint(config: Mapping[str, Any]) -> None:
-    """Raises ValueError if the checkpoint's weights are quantized already, by any method."""
-    for name in _QUANTIZED_FIELDS:
-        found = config.get(name)
-        if found:
-            method = found.get("quant_method") if isinstance(found, Mapping) else None
-            *schemes, last = words_of(QuantizationScheme)
-            raise ValueError(
-                f"config.json: {name}: the weights are quantized already (by {str(method)[:64]}); only weights in full "
-                f"precision are supported, which the option `quantization` rounds to {', '.join(schemes)} or {last}."
-            )
+def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> Iterator[str]:
+    try:
+        found, _ = choose_quantization(model_config, config.quantization)
+    except ValueError as error:
+        yield str(error)
+        return
+    architectures = model_config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    if found is not None and (config.model_impl == "transformers" or name not in supported_architectures()):
+        yield (
+            f"config.json: {found.field}: weights quantized by {found.method} are read by llmstack's own models only, "
+            "and this one would run with the code of transformers."
+        )
 
 
 def _architecture_problems(model_config: Mapping[str, Any], model_impl: str) -> Iterator[str]:
@@ -119,6 +119,8 @@ def _least_weight_bytes(folder: Path, config: ModelRunnerConfig) -> int:
 
 def _least_bytes(info: TensorInfo, config: ModelRunnerConfig) -> int:
     stored = info.end - info.start
+    if info.dtype not in _FLOATS:
+        return stored  # of a quantized checkpoint, whose weights keep their bytes
     if config.quantization is not None and len(info.shape) > 1:
         return min(stored, math.prod(info.shape) * _SCHEME_TO_BITS.get(config.quantization, 4) // 8)
     bits = _DTYPE_TO_BITS.get(DTYPE_ALIASES.get(config.dtype, config.dtype))

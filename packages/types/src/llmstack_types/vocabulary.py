@@ -10,7 +10,9 @@ KVCacheDType = Literal["auto", "bfloat16", "float16", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ModelImpl = Literal["auto", "llmstack", "transformers"]
-QuantizationScheme = Literal["int8", "int4", "fp8"]
+RoundingScheme = Literal["int8", "int4", "fp8"]
+CheckpointQuantization = Literal["fp8", "compressed-tensors", "awq", "gptq", "bitsandbytes", "mxfp4"]
+QuantizationScheme = Literal[RoundingScheme, CheckpointQuantization]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 SchedulingPolicyName = Literal["fcfs", "priority", "fair"]
 LoggingLevel = Literal["critical", "error", "warning", "info", "debug"]
@@ -21,6 +23,9 @@ StructuredOutputKind = Literal["json", "regex", "choice", "grammar", "json_objec
 
 DTYPE_ALIASES: Mapping[str, str] = {"float": "float32", "half": "float16"}
 """Further names of `DType`."""
+
+QUANTIZATION_ALIASES: Mapping[str, str] = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+"""Further names of `QuantizationScheme`."""
 
 KV_CACHE_DTYPE_ALIASES: Mapping[str, str] = {"fp8_e4m3": "fp8"}
 """Further names of `KVCacheDType`."""

@@ -38,7 +38,7 @@ _WEIGHT_FILES = ForeignFlag("weights are always memory-mapped from safetensors",
 FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "--additional-config": _PLUGINS,
     "--all2all-backend": _EXPERTS,
-    "--allow-deprecated-quantization": ForeignFlag("--quantization takes int8, int4 and fp8 only", _OFF),
+    "--allow-deprecated-quantization": ForeignFlag("no format of --quantization is deprecated", _OFF),
     "--allowed-local-media-path": _MEDIA,
     "--allowed-media-domains": _MEDIA,
     "--attention-backend": _KERNELS,

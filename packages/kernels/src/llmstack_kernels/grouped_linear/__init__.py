@@ -6,15 +6,25 @@ One layer of experts is: `group_rows` once, `grouped_linear` for each of its pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.grouped_linear.reference import ExpertByExpert
 from llmstack_kernels.grouped_linear.row_groups import RowGroups
-from llmstack_kernels.linear import ACTIVATIONS, GATED_ACTIVATIONS
+from llmstack_kernels.linear import ACTIVATIONS, GATED_ACTIVATIONS, PackedLinear
 
-__all__ = ["PackedExperts", "RowGroups", "group_rows", "grouped_linear", "pack_experts", "sum_choices"]
+__all__ = [
+    "PackedExperts",
+    "RowGroups",
+    "group_rows",
+    "grouped_linear",
+    "join_experts",
+    "pack_experts",
+    "sum_choices",
+]
 
 
 class PackedExperts(Protocol):
@@ -45,6 +55,11 @@ def pack_experts(
     module = implementation("grouped_linear", weights.device.type)
     packed: PackedExperts = module.pack_experts(weights, quantization, is_batch_invariant)
     return packed
+
+
+def join_experts(experts: Sequence[PackedLinear]) -> PackedExperts:
+    """Experts that are packed already, each by itself; they are computed one after another."""
+    return ExpertByExpert(experts)
 
 
 def group_rows(expert_ids: torch.Tensor, num_experts: int) -> RowGroups:

@@ -7,19 +7,27 @@ from typing import Protocol
 import torch
 
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.linear.concatenated import concatenate_linears
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
 from llmstack_kernels.linear.reference import GATES
+from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight, join_stored
 
 __all__ = [
     "ACTIVATIONS",
     "GATED_ACTIVATIONS",
     "QUANTIZATIONS",
+    "STORED_LAYOUTS",
     "PackedLinear",
     "QuantizedWeight",
+    "StoredWeight",
     "bits_per_weight",
     "computes_quantized",
+    "computes_stored",
+    "concatenate_linears",
+    "join_stored",
     "linear",
     "pack_linear",
+    "pack_stored_linear",
     "quantize",
 ]
 
@@ -85,6 +93,20 @@ def pack_linear(
     return packed
 
 
+def pack_stored_linear(
+    weight: StoredWeight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    is_batch_invariant: bool = False,
+) -> PackedLinear:
+    """Pack a weight of a quantized checkpoint and an optional bias, for inputs of `dtype`."""
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias of shape {tuple(bias.shape)} does not fit {weight.shape[0]} outputs.")
+    module = implementation("linear", weight.numbers.device.type)
+    packed: PackedLinear = module.pack_stored_linear(weight, dtype, bias, is_batch_invariant)
+    return packed
+
+
 def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
     """Round a weight [out_features, in_features]; ValueError unless `scheme` is one of `QUANTIZATIONS`."""
     quantized: QuantizedWeight = implementation("linear", weight.device.type).quantize(weight, scheme)
@@ -97,6 +119,11 @@ def computes_quantized(dtype: torch.dtype, device_type: str, scheme: str = "int8
     Where not, packing widens the weights again: the values are the quantized ones, the size and the speed are not.
     """
     return dtype in implementation("linear", device_type).QUANTIZED_DTYPES.get(scheme, ())
+
+
+def computes_stored(dtype: torch.dtype, device_type: str, layout: str) -> bool:
+    """Whether layers of quantized checkpoints in `layout`, with inputs of `dtype`, are computed without widening."""
+    return dtype in implementation("linear", device_type).STORED_DTYPES.get(layout, ())
 
 
 def linear(

@@ -14,18 +14,22 @@ import torch
 
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
 from llmstack_kernels.linear.reference import PlainLinear, finish
+from llmstack_kernels.linear.stored_weight import StoredWeight
 
 __all__ = [
     "QUANTIZED_DTYPES",
+    "STORED_DTYPES",
     "OneDnnLinear",
     "describe",
     "is_available",
     "pack_linear",
     "pack_quantized_linear",
+    "pack_stored_linear",
     "quantize",
 ]
 
 QUANTIZED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}  # none is computed without widening
+STORED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}
 _CANDIDATE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -80,6 +84,13 @@ def pack_quantized_linear(
 ) -> OneDnnLinear | PlainLinear:
     """Widens the weight: values are the quantized ones, size and speed are not."""
     return pack_linear(quantized.dequantize(dtype), bias)
+
+
+def pack_stored_linear(
+    weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
+) -> OneDnnLinear | PlainLinear:
+    """Widens the weight of a quantized checkpoint, too."""
+    return pack_linear(weight.dequantize(dtype), bias)
 
 
 def is_available() -> bool:

@@ -181,7 +181,8 @@ inline void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t
     for (int64_t group = 0; group < panel.num_groups; ++group) {
       Tile<kRows, kColumnVectors> partial;
       const int64_t begin = group * panel.group_steps, end = begin + panel.group_steps;
-      partial.add(x, call.row_stride, panel, first_vector, begin, end < call.steps ? end : call.steps);
+      const auto& own = panel.in_group(group, first_vector);
+      partial.add(x, call.row_stride, own, first_vector, begin, end < call.steps ? end : call.steps);
       for (int v = 0; v < kColumnVectors; ++v) {
         const Floats scale = panel.scale(group, first_vector + v);
         for (int r = 0; r < kRows; ++r) tile.sums[r][v] = multiply_add(partial.sums[r][v], scale, tile.sums[r][v]);

@@ -6,52 +6,10 @@
 #include <vector>
 
 #include "../native/repeat.h"
-#include "native.h"
+#include "native_widening.h"
 
 namespace llmstack {
 namespace {
-
-// kLanes bytes as 32-bit integers. (GCC converts vectors of such different widths lane by lane through memory.)
-inline Ints widen(const int8_t* p) {
-#if defined(__AVX512F__)
-  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#elif defined(__AVX2__)
-  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-#else
-  Ints x;
-  for (int i = 0; i < kLanes; ++i) x[i] = p[i];
-  return x;
-#endif
-}
-inline Words widen(const uint8_t* p) {
-#if defined(__AVX512F__)
-  return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#elif defined(__AVX2__)
-  return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-#else
-  Words x;
-  for (int i = 0; i < kLanes; ++i) x[i] = p[i];
-  return x;
-#endif
-}
-
-inline Floats to_floats(Ints x) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_cvtepi32_ps((__m512i)x);
-#else
-  return __builtin_convertvector(x, Floats);
-#endif
-}
-
-// Two rows of weights, for an instruction that takes inputs in pairs.
-inline Column<BFloat16> pair_of(Floats even, Floats odd) {
-#if defined(__AVX512BF16__)
-  const Words low = bits_as<Words>(even) >> 16, high = bits_as<Words>(odd) & 0xffff0000u;  // exact: few digits
-  return {bits_as<__m512i>(low | high)};
-#else
-  return {even, odd};
-#endif
-}
 
 // 8 bits: kLanes columns' weights for one input after another.
 struct Int8 {
@@ -155,6 +113,9 @@ template <class T, class Format>
 struct PackedPanel : Scales {
   const uint8_t* packed;
 
+  const PackedPanel& in_group(int64_t, int) const {
+    return *this;
+  }
   Column<T> column(int64_t step, int vector) const {
     return Format::template column<T>(packed + (step * kVectors + vector) * Format::template kColumnBytes<T>);
   }
@@ -164,18 +125,8 @@ struct PackedPanel : Scales {
   }
 };
 
-template <class T>
-struct WidenedPanel : Scales {
-  const Column<T>* columns;
-
-  Column<T> column(int64_t step, int vector) const {
-    return columns[step * kVectors + vector];
-  }
-  void prefetch(int64_t) const {}
-};
-
 template <class T, class Format>
-WidenedPanel<T> widened(const PackedPanel<T, Format>& panel, int64_t steps) {
+WidenedPanel<T, Scales> widened(const PackedPanel<T, Format>& panel, int64_t steps) {
   // Plain memory: the allocator of a vector knows the alignment of its elements.
   static thread_local std::vector<Column<T>> columns;
   columns.resize(steps * kVectors);
@@ -184,9 +135,6 @@ WidenedPanel<T> widened(const PackedPanel<T, Format>& panel, int64_t steps) {
   }
   return {panel, columns.data()};
 }
-
-// Up to here, widening again for each tile is cheaper than going through the buffer.
-constexpr int64_t kDirectRows = 4 * kTileRows;
 
 template <class Format, class T>
 void multiply(const LinearCall<T>& call, const uint8_t* packed, const BFloat16* scales, int64_t group_size) {

@@ -10,10 +10,22 @@ import torch.nn.functional as F
 
 from llmstack_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
+from llmstack_kernels.linear.stored_weight import StoredWeight
 
-__all__ = ["GATES", "QUANTIZED_DTYPES", "PlainLinear", "finish", "pack_linear", "pack_quantized_linear", "quantize"]
+__all__ = [
+    "GATES",
+    "QUANTIZED_DTYPES",
+    "STORED_DTYPES",
+    "PlainLinear",
+    "finish",
+    "pack_linear",
+    "pack_quantized_linear",
+    "pack_stored_linear",
+    "quantize",
+]
 
 QUANTIZED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}  # none is computed without widening
+STORED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {}  # nor are weights of quantized checkpoints
 _ACTIVATION_TO_FUNCTION: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -83,3 +95,10 @@ def pack_quantized_linear(
 ) -> PlainLinear:
     """Widen again: the values are the quantized ones, the size and the speed are not."""
     return PlainLinear(quantized.dequantize(dtype), bias)
+
+
+def pack_stored_linear(
+    weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
+) -> PlainLinear:
+    """Widen: this defines what the weights of a quantized checkpoint mean."""
+    return PlainLinear(weight.dequantize(dtype), bias)

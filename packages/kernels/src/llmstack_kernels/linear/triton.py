@@ -27,21 +27,25 @@ from llmstack_kernels.linear.packed_formats import pack_chunks
 from llmstack_kernels.linear.product import prefetch, tile_product
 from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
 from llmstack_kernels.linear.reference import GATES, PlainLinear, finish
+from llmstack_kernels.linear.stored_weight import StoredWeight
 from llmstack_kernels.linear.widening import widen_fp8, widen_int4, widen_int8
 
 __all__ = [
     "QUANTIZED_DTYPES",
+    "STORED_DTYPES",
     "TritonLinear",
     "check_rows_independent",
     "describe",
     "is_available",
     "pack_linear",
     "pack_quantized_linear",
+    "pack_stored_linear",
     "quantize",
 ]
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 QUANTIZED_DTYPES = dict.fromkeys(CHUNK_SIZES, _HALF_DTYPES)
+STORED_DTYPES: dict[str, tuple[torch.dtype, ...]] = {}
 
 _MAX_STREAMED_ROWS = 64
 """Up to so many rows a 16-bit weight is the kernel's: it is bound by reading the weight, which it reads once."""
@@ -366,6 +370,13 @@ def pack_quantized_linear(
     weight, scales = pack_chunks(quantized)
     shape = (quantized.integers.shape[0], quantized.integers.shape[1])
     return TritonLinear(shape, dtype, bias, weight, scales, quantized.scheme, max_rows)
+
+
+def pack_stored_linear(
+    weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
+) -> TritonLinear | PlainLinear:
+    """Widen the weight of a quantized checkpoint."""
+    return pack_linear(weight.dequantize(dtype), bias, is_batch_invariant)
 
 
 def check_rows_independent(packed: TritonLinear, x: torch.Tensor) -> list[int]:

@@ -11,6 +11,7 @@ from llmstack_llm.options.option import REQUIRED, OptionGroup, option, option_mi
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import (
     DTYPE_ALIASES,
+    QUANTIZATION_ALIASES,
     ContentFormat,
     Device,
     DType,
@@ -65,8 +66,9 @@ class ModelOptions(OptionGroup):
         None,
         flag="--quantization",
         short="-q",
-        help="quantize the weights of linear layers while loading a checkpoint in full precision "
-        "(default: no quantization)",
+        aliases=QUANTIZATION_ALIASES,
+        help="round the weights of linear layers while loading a checkpoint in full precision (int8, int4, fp8), or "
+        "name the format of a quantized checkpoint (default: what its config.json says)",
     )
     max_model_len: int | None = option(
         None,

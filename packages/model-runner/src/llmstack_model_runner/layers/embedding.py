@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from llmstack_kernels.activation import soft_cap_
 from llmstack_kernels.embedding import embedding
-from llmstack_kernels.linear import PackedLinear
-from llmstack_model_runner.layers.packing import pack
+from llmstack_kernels.linear import PackedLinear, StoredWeight
+from llmstack_model_runner.layers.packing import pack, pack_parts
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 
@@ -77,17 +79,25 @@ class OutputHead:
         self._soft_cap = soft_cap
         self._bias = torch.empty(num_rows, dtype=dtype, device=device) if has_bias else None
         self._table = tied_to or Embedding(name, num_rows, size, dtype=dtype, device=device)
+        self._dtype, self._device = dtype, device
+        self._stored: StoredWeight | None = None  # the table of a quantized checkpoint
         self._packed: PackedLinear | None = None
 
     def slots(self) -> dict[str, WeightSlot]:
         """The table, unless it is tied, and the bias."""
-        slots = {} if self._tied_to is not None else self._table.slots()
+        slots = {}
+        if self._tied_to is None:
+            slots = {name: replace(slot, load_stored=self._load_stored) for name, slot in self._table.slots().items()}
         if self._bias is not None:
             slots[f"{self._name}.bias"] = WeightSlot(tuple(self._bias.shape), self._load_bias, WeightKind.BIAS)
         return slots
 
     def finish_loading(self) -> None:
-        self._packed = pack(self._table.weight, self._bias)
+        if self._stored is not None:
+            self._packed = pack_parts([self._stored], self._bias, self._dtype)
+            self._stored = None
+        else:
+            self._packed = pack(self._table.weight, self._bias)
         if self._tied_to is None:
             del self._table
 
@@ -99,6 +109,9 @@ class OutputHead:
         if self._soft_cap is not None:
             soft_cap_(logits, self._soft_cap)
         return logits
+
+    def _load_stored(self, weight: StoredWeight) -> None:
+        self._stored = weight.to(self._device)
 
     def _load_bias(self, tensor: torch.Tensor) -> None:
         if self._bias is not None:

@@ -7,10 +7,17 @@ from functools import partial
 
 import torch
 
-from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, pack_experts, sum_choices
-from llmstack_kernels.linear import PackedLinear, pack_linear
+from llmstack_kernels.grouped_linear import (
+    PackedExperts,
+    group_rows,
+    grouped_linear,
+    join_experts,
+    pack_experts,
+    sum_choices,
+)
+from llmstack_kernels.linear import PackedLinear, StoredWeight, pack_linear
 from llmstack_model_runner.layers.linear import gated_activation
-from llmstack_model_runner.layers.packing import packing
+from llmstack_model_runner.layers.packing import pack_parts, packing
 from llmstack_model_runner.layers.weight_slot import WeightSlot
 
 
@@ -72,9 +79,9 @@ class Experts:
         slots = {f"{self._name}.gate.weight": WeightSlot((settings.num_experts, size), self._load_router)}
         for expert in range(settings.num_experts):
             own = f"{self._name}.experts.{expert}."
-            slots[f"{own}{settings.gate_name}.weight"] = WeightSlot(inner, partial(self._gate_up.load, expert, 0))
-            slots[f"{own}{settings.up_name}.weight"] = WeightSlot(inner, partial(self._gate_up.load, expert, 1))
-            slots[f"{own}{settings.down_name}.weight"] = WeightSlot(outer, partial(self._down.load, expert, 0))
+            slots[f"{own}{settings.gate_name}.weight"] = self._gate_up.slot(inner, expert, 0)
+            slots[f"{own}{settings.up_name}.weight"] = self._gate_up.slot(inner, expert, 1)
+            slots[f"{own}{settings.down_name}.weight"] = self._down.slot(outer, expert, 0)
         return slots
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +119,14 @@ class _Stack:
         self._dtype = dtype
         self._device = device
         self._weights: torch.Tensor | None = None
+        self._stored: dict[int, dict[int, StoredWeight]] = {}  # expert to its parts of a quantized checkpoint
+        self._packed_experts: dict[int, PackedLinear] = {}
         self._packed: PackedExperts | None = None
+
+    def slot(self, shape: tuple[int, int], expert: int, part: int) -> WeightSlot:
+        """The slot of a part of an expert."""
+        load_stored = partial(self.load_stored, expert, part)
+        return WeightSlot(shape, partial(self.load, expert, part), load_stored=load_stored)
 
     @property
     def packed(self) -> PackedExperts:
@@ -126,8 +140,39 @@ class _Stack:
         if self._weights is None:
             self._weights = torch.empty(self.shape, dtype=self._dtype, device=self._device)
         self._weights[expert].chunk(self._num_parts)[part].copy_(tensor)
+        self._count_one()
+
+    def load_stored(self, expert: int, part: int, weight: StoredWeight) -> None:
+        """Loads a quantized part; an expert is packed as soon as it has all of them.
+
+        On a GPU, where the experts of a layer are one tensor, it is widened.
+        """
+        if self._device.type == "cuda":
+            self.load(expert, part, weight.to(self._device).dequantize(self._dtype))
+            return
+        parts = self._stored.setdefault(expert, {})
+        parts[part] = weight.to(self._device)
+        if len(parts) == self._num_parts:
+            ordered = [parts[index] for index in range(self._num_parts)]
+            self._packed_experts[expert] = pack_parts(ordered, None, self._dtype)
+            self._stored[expert] = {}
+        self._count_one()
+
+    def _count_one(self) -> None:
         self._num_missing -= 1
-        if self._num_missing == 0:
+        if self._num_missing:
+            return
+        if self._stored:
+            experts = [self._packed_experts.get(expert) or self._pack_mixed(expert) for expert in range(self.shape[0])]
+            self._packed = join_experts(experts)
+        elif self._weights is not None:
             chosen = packing()
             self._packed = pack_experts(self._weights, chosen.quantization, chosen.is_batch_invariant)
-            self._weights = None
+        self._weights = None
+        self._stored, self._packed_experts = {}, {}
+
+    def _pack_mixed(self, expert: int) -> PackedLinear:
+        """An expert with parts in full precision."""
+        plain = [] if self._weights is None else self._weights[expert].chunk(self._num_parts)
+        stored = self._stored.get(expert, {})
+        return pack_parts([stored.get(part, tensor) for part, tensor in enumerate(plain)], None, self._dtype)

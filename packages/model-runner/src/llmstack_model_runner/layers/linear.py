@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
 
-from llmstack_kernels.linear import PackedLinear
-from llmstack_model_runner.layers.packing import pack
+from llmstack_kernels.linear import PackedLinear, StoredWeight
+from llmstack_model_runner.layers.packing import pack, pack_parts
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
 
 _LINEAR_ACTIVATIONS: Mapping[str, str] = {
@@ -54,6 +54,7 @@ class Linear:
         self._device = device
         self._weight: torch.Tensor | None = None  # [out_features, in_features]
         self._bias: torch.Tensor | None = None  # [out_features]
+        self._stored: dict[str, StoredWeight] = {}  # parts of a quantized checkpoint
         self._num_missing = len(self._parts) * (2 if has_bias else 1)
         self._packed: PackedLinear | None = None
 
@@ -63,7 +64,12 @@ class Linear:
         offset = 0
         for name, size in self._parts.items():
             shape = (self.in_features, size) if self._is_transposed else (size, self.in_features)
-            slots[f"{name}.weight"] = WeightSlot(shape, partial(self._load_weight, name, offset))
+            slots[f"{name}.weight"] = WeightSlot(
+                shape,
+                partial(self._load_weight, name, offset),
+                load_stored=partial(self._load_stored, name),
+                stored_shape=(size, self.in_features),
+            )
             if self._has_bias:
                 slots[f"{name}.bias"] = WeightSlot((size,), partial(self._load_bias, name, offset), WeightKind.BIAS)
             offset += size
@@ -89,11 +95,25 @@ class Linear:
             self._weight[offset : offset + rows.shape[0]].copy_(rows)
         self._count_one()
 
+    def _load_stored(self, name: str, weight: StoredWeight) -> None:
+        order = self._row_orders.get(name)
+        self._stored[name] = (weight if order is None else weight.rows(order)).to(self._device)
+        self._count_one()
+
     def _load_bias(self, name: str, offset: int, tensor: torch.Tensor) -> None:
         if self._bias is None:
             self._bias = torch.empty(self.out_features, dtype=self._dtype, device=self._device)
         self._bias[offset : offset + tensor.shape[0]].copy_(self._ordered(name, tensor))
         self._count_one()
+
+    def _all_parts(self) -> Iterator[torch.Tensor | StoredWeight]:
+        offset = 0
+        for name, size in self._parts.items():
+            if name in self._stored:
+                yield self._stored[name]
+            elif self._weight is not None:
+                yield self._weight[offset : offset + size]
+            offset += size
 
     def _ordered(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         order = self._row_orders.get(name)
@@ -101,9 +121,16 @@ class Linear:
 
     def _count_one(self) -> None:
         self._num_missing -= 1
-        if self._num_missing == 0 and self._weight is not None:
+        if self._num_missing == 0:
+            self._pack()
+
+    def _pack(self) -> None:
+        if self._stored:
+            self._packed = pack_parts([*self._all_parts()], self._bias, self._dtype)
+        elif self._weight is not None:
             self._packed = pack(self._weight, self._bias)
-            self._weight = self._bias = None
+        self._weight = self._bias = None
+        self._stored = {}
 
 
 class SmallLinear:

@@ -6,14 +6,21 @@ constructor needs a parameter for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 
-from llmstack_kernels.linear import PackedLinear, pack_linear
+from llmstack_kernels.linear import (
+    PackedLinear,
+    StoredWeight,
+    concatenate_linears,
+    join_stored,
+    pack_linear,
+    pack_stored_linear,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +53,23 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
     """Packs a weight [out_features, in_features] and a bias [out_features] as the context says."""
     chosen = packing()
     return pack_linear(weight, bias, chosen.quantization, chosen.is_batch_invariant)
+
+
+def pack_parts(
+    parts: Sequence[torch.Tensor | StoredWeight], bias: torch.Tensor | None, dtype: torch.dtype
+) -> PackedLinear:
+    """Packs the outputs of all parts, one after another; parts that are stored differently are computed apart."""
+    is_invariant = packing().is_batch_invariant
+    stored = [part for part in parts if isinstance(part, StoredWeight)]
+    joined = join_stored(stored) if len(stored) == len(parts) else None
+    if joined is not None:
+        return pack_stored_linear(joined, dtype, bias, is_invariant)
+    biases = [None] * len(parts) if bias is None else bias.split([part.shape[0] for part in parts])
+    return concatenate_linears(
+        [
+            pack_stored_linear(part, dtype, own_bias, is_invariant)
+            if isinstance(part, StoredWeight)
+            else pack_linear(part.clone(), own_bias, None, is_invariant)
+            for part, own_bias in zip(parts, biases, strict=True)
+        ]
+    )

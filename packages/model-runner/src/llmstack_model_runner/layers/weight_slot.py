@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from llmstack_kernels.linear import StoredWeight
+
 
 class WeightKind(Enum):
     """Role of a tensor, which decides its values in dummy weights."""
@@ -26,15 +28,30 @@ class WeightSlot:
         shape: Shape in the checkpoint.
         load: Loads the tensor, in any floating type, on the CPU or on the model's device. It is called once and may
             keep the tensor.
+        load_stored: The same for a quantized weight [out_features, in_features]; None where none is supported.
+        stored_shape: Its shape, where it is not `shape`.
     """
 
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
     kind: WeightKind = WeightKind.MATRIX
+    load_stored: Callable[[StoredWeight], None] | None = None
+    stored_shape: tuple[int, ...] | None = None
 
-    def fits(self, tensor: torch.Tensor) -> bool:
+    def fits(self, tensor: torch.Tensor | StoredWeight) -> bool:
         """Whether `tensor` has the shape; a single number may have any number of dimensions."""
+        if isinstance(tensor, StoredWeight):
+            return tuple(tensor.shape) == (self.stored_shape or self.shape)
         return tuple(tensor.shape) == self.shape or (self.shape == () and tensor.numel() == 1)
+
+    def put(self, tensor: torch.Tensor | StoredWeight) -> None:
+        """Loads a tensor or a quantized weight; ValueError if it is quantized and must not be."""
+        if not isinstance(tensor, StoredWeight):
+            self.load(tensor)
+        elif self.load_stored is not None:
+            self.load_stored(tensor)
+        else:
+            raise ValueError("is quantized, and only supported in full precision")
 
 
 class HasSlots(Protocol):

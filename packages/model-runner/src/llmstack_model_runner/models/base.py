@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.weight_slot import WeightSlot
 
@@ -40,12 +41,14 @@ class Model(ABC):
         implementation: Origin of the modelling code, for logs and `/server_info`.
         keeps_numeric_contract: False if the model uses foreign operations, so that a token's result may depend on how
             tokens are batched and cut into steps.
+        reads_quantized: Whether `load_weights` takes weights of quantized checkpoints.
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
         kv_spec: Shape of the KV storage; set by the constructor.
     """
 
     implementation: ClassVar[str] = "llmstack"
     keeps_numeric_contract: ClassVar[bool] = True
+    reads_quantized: ClassVar[bool] = True
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
 
@@ -85,7 +88,7 @@ class Model(ABC):
         """Name of the slot for a tensor's name in a checkpoint."""
         return name
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | StoredWeight]]) -> None:
         """Loads all tensors; each is read once and can be dropped afterwards.
 
         Raises:
@@ -107,7 +110,7 @@ class Model(ABC):
                     misshapen.append(f"{given_name} {list(tensor.shape)} instead of {list(slot.shape)}")
                     del slots[name]
                 else:
-                    slots.pop(name).load(tensor)
+                    _put(slots.pop(name), given_name, tensor)
             raise_on_mismatch(
                 missing=[name for name in slots if name not in optional], unexpected=unexpected, misshapen=misshapen
             )
@@ -156,6 +159,13 @@ def raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: l
     problems = [f"{kind}: {_enumerate(names)}" for kind, names in found.items() if names]
     if problems:
         raise ValueError(f"The weights do not fit the configuration; {'; '.join(problems)}.")
+
+
+def _put(slot: WeightSlot, name: str, tensor: torch.Tensor | StoredWeight) -> None:
+    try:
+        slot.put(tensor)
+    except ValueError as error:
+        raise ValueError(f"The weights cannot be loaded: {name[:128]} {error}.") from None
 
 
 def _enumerate(names: list[str], max_names: int = 5) -> str:

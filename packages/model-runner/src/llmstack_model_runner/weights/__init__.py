@@ -2,6 +2,6 @@
 
 from llmstack_model_runner.weights.dtype import resolve_dtype
 from llmstack_model_runner.weights.load import load_weights
-from llmstack_model_runner.weights.quantization import describe_quantization, num_weight_bytes
+from llmstack_model_runner.weights.quantization import check_quantized, describe_quantization, num_weight_bytes
 
-__all__ = ["describe_quantization", "load_weights", "num_weight_bytes", "resolve_dtype"]
+__all__ = ["check_quantized", "describe_quantization", "load_weights", "num_weight_bytes", "resolve_dtype"]

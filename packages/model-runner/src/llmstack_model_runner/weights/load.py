@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from llmstack_kernels.linear import StoredWeight
 from llmstack_model_files import check_safetensors, safetensors_files
+from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
+from llmstack_model_runner.checkpoint_formats.read import read_quantized
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.weights.dummy import dummy_weights
@@ -28,13 +33,15 @@ def load_weights(
     quantization: str | None = None,
     device: torch.device | None = None,
     is_batch_invariant: bool = False,
+    checkpoint_format: CheckpointFormat | None = None,
 ) -> None:
     """Loads all weights of `model` and makes it ready to run.
 
     Files are mapped and not read into memory. Each layer converts its tensors to its own type, so `dtype` is only
     logged. The format `dummy` needs no files; equal seeds give equal weights, generated on `device`. With a
     `quantization`, each linear layer is quantized and drops its tensors as soon as it has all of them. Layers that are
-    `is_batch_invariant` give a row the same bits in any number of rows.
+    `is_batch_invariant` give a row the same bits in any number of rows. Weights of a quantized checkpoint, described by
+    `checkpoint_format`, are kept as they are; dummy weights are in full precision.
 
     Raises:
         ValueError: The format is unknown, or tensors are missing, unexpected or of a wrong shape.
@@ -42,19 +49,26 @@ def load_weights(
     """
     started_s = time.perf_counter()
     with packed_linears(quantization, is_batch_invariant):
-        model.load_weights(_weights(model, Path(model_path), load_format, seed, device))
+        model.load_weights(_weights(model, Path(model_path), load_format, seed, device, checkpoint_format))
         model.finish_loading()
-    kind = f"{dtype or 'own type'}{', ' + quantization if quantization else ''}"
+    scheme = quantization if checkpoint_format is None else checkpoint_format.method
+    kind = f"{dtype or 'own type'}{', ' + scheme if scheme else ''}"
     logger.info("weights loaded in %.2f s (%s, %s)", time.perf_counter() - started_s, load_format, kind)
 
 
 def _weights(
-    model: Model, model_path: Path, load_format: str, seed: int, device: torch.device | None
-) -> Iterator[tuple[str, torch.Tensor]]:
+    model: Model,
+    model_path: Path,
+    load_format: str,
+    seed: int,
+    device: torch.device | None,
+    checkpoint_format: CheckpointFormat | None,
+) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
     if load_format == "dummy":
         return dummy_weights(model.slots(), seed, device)
     if load_format in words_of(LoadFormat):
-        return _read_safetensors(safetensors_files(model_path))
+        paths = safetensors_files(model_path)
+        return _read_safetensors(paths) if checkpoint_format is None else _read_quantized(paths, checkpoint_format)
     *others, last = words_of(LoadFormat)
     raise ValueError(f"load format {load_format[:64]!r} is unknown; {', '.join(others)} and {last} are known.")
 
@@ -68,3 +82,22 @@ def _read_safetensors(paths: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
                     yield name, file.get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{path.name} cannot be read as safetensors.") from error
+
+
+def _read_quantized(
+    paths: list[Path], checkpoint_format: CheckpointFormat
+) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
+    """As `_read_safetensors`, with one weight for the tensors of each quantized layer, which several files may have."""
+    with ExitStack() as stack:
+        name_to_file: dict[str, Any] = {}
+        for path in paths:
+            check_safetensors(path)
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                raise ValueError(f"{path.name} cannot be read as safetensors.") from error
+            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                if name in name_to_file:
+                    raise ValueError(f"{path.name}: the tensor {name[:128]} is in another file too.")
+                name_to_file[name] = file
+        yield from read_quantized(checkpoint_format, [*name_to_file], lambda name: name_to_file[name].get_tensor(name))

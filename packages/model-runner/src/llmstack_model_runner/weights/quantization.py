@@ -1,4 +1,4 @@
-"""Description of quantization at load, for the log."""
+"""Description of quantized weights, for the log, and what models can hold them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,46 @@ import math
 
 import torch
 
-from llmstack_kernels.linear import bits_per_weight, computes_quantized
+from llmstack_kernels.linear import STORED_LAYOUTS, bits_per_weight, computes_quantized, computes_stored
+from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.models.base import Model
 
 
-def describe_quantization(scheme: str, dtype: torch.dtype, device: torch.device) -> str:
-    """The scheme, with a note if it saves neither memory nor time."""
-    if computes_quantized(dtype, device.type, scheme):
-        return scheme
+def describe_quantization(
+    scheme: str | None, dtype: torch.dtype, device: torch.device, checkpoint_format: CheckpointFormat | None = None
+) -> str:
+    """The scheme or format, with a note if it saves neither memory nor time; empty for weights in full precision."""
     name = str(dtype).removeprefix("torch.")
+    if checkpoint_format is not None:
+        widened = [layout for layout in STORED_LAYOUTS if not computes_stored(dtype, device.type, layout)]
+        note = f", widened to {name} where stored as {' or '.join(widened)}" if widened else ""
+        return f"{checkpoint_format.method} of the checkpoint{note}"
+    if scheme is None or computes_quantized(dtype, device.type, scheme):
+        return scheme or ""
     return f"{scheme}, widened again, which saves neither memory nor time: no kernel here computes {name} from {scheme}"
 
 
-def num_weight_bytes(model: Model, dtype: torch.dtype, quantization: str | None = None) -> int:
+def num_weight_bytes(
+    model: Model,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    checkpoint_format: CheckpointFormat | None = None,
+) -> int:
     """Bytes of weights that a step reads, as if all of them were linear layers."""
-    num_bits = 8 * dtype.itemsize if quantization is None else bits_per_weight(quantization)
+    num_bits: float = 8 * dtype.itemsize if quantization is None else bits_per_weight(quantization)
+    if checkpoint_format is not None:
+        num_bits = checkpoint_format.num_bits
     return int(sum(math.prod(slot.shape) for slot in model.slots().values()) * num_bits / 8)
+
+
+def check_quantized(model_class: type[Model], checkpoint_format: CheckpointFormat | None) -> None:
+    """Checks that the model's code reads weights of quantized checkpoints.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if checkpoint_format is not None and not model_class.reads_quantized:
+        raise ValueError(
+            f"config.json: {checkpoint_format.field}: weights quantized by {checkpoint_format.method} are read by "
+            f"llmstack's own models only, and this one would run with the code of {model_class.implementation}."
+        )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
@@ -42,6 +43,7 @@ class TransformersModel(CausalLM):
     """
 
     implementation = describe_version()
+    reads_quantized = False
     keeps_numeric_contract = False  # norms and activations, in some models matrix products, are of transformers
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -69,9 +71,10 @@ class TransformersModel(CausalLM):
         """Raises for contexts in which rows of a batch would not be independent."""
         check_context(self._config, self._model_class.__name__, max_model_len)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | StoredWeight]]) -> None:
         """Loads through transformers, which renames and joins tensors of older checkpoints."""
-        self._model = load_model(self._config, self._model_class, weights, self._dtype, self._device)
+        plain = ((name, _in_full_precision(tensor)) for name, tensor in weights)
+        self._model = load_model(self._config, self._model_class, plain, self._dtype, self._device)
 
     @torch.inference_mode()
     def finish_loading(self) -> None:
@@ -136,6 +139,12 @@ class TransformersModel(CausalLM):
 
 def _not_by_slot(tensor: torch.Tensor) -> None:
     raise RuntimeError("tensors are renamed and joined while loading; `load_weights` loads all of them at once")
+
+
+def _in_full_precision(tensor: torch.Tensor | StoredWeight) -> torch.Tensor:
+    if isinstance(tensor, StoredWeight):
+        raise TypeError("quantized checkpoints are refused before they are read")
+    return tensor
 
 
 def _kind(name: str, tensor: torch.Tensor) -> WeightKind:

@@ -1,0 +1,48 @@
+"""Several packed layers over the same inputs, whose outputs follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from llmstack_kernels.linear.reference import finish
+
+if TYPE_CHECKING:
+    from llmstack_kernels.linear import PackedLinear
+
+
+class ConcatenatedLinear:
+    """For parts that are stored differently, such as in checkpoints of mixed precision."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[PackedLinear]) -> None:
+        self._parts = parts
+
+    @property
+    def in_features(self) -> int:
+        """Length of an input row."""
+        return self._parts[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        """Length of an output row."""
+        return sum(part.out_features for part in self._parts)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        activation: str = "none",
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b) + residual."""
+        out = torch.cat([part(x, out_dtype=out_dtype) for part in self._parts], -1)
+        return finish(out, activation, residual, out_dtype)
+
+
+def concatenate_linears(parts: Sequence[PackedLinear]) -> PackedLinear:
+    """One layer with the outputs of all parts, which have equally many inputs."""
+    return parts[0] if len(parts) == 1 else ConcatenatedLinear(parts)

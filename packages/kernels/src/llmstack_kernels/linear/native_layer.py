@@ -1,0 +1,144 @@
+"""A native linear layer: a weight in panels of output columns."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from llmstack_kernels.linear.quantization import QuantizedWeight
+from llmstack_kernels.linear.reference import GATES, finish
+from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer
+from llmstack_kernels.native.huge_pages import empty_in_huge_pages
+
+PANEL = 64
+"""Output columns that are packed together."""
+
+_PLAIN = ("", (Pointer,))
+_QUANTIZED_WEIGHT_ARGUMENTS = (Pointer, Pointer, Int)  # integers, scales, group size
+
+
+class NativeLinear:
+    """A weight in panels of 64 output columns."""
+
+    __slots__ = (
+        "_argument_types",
+        "_bias",
+        "_bias_pointer",
+        "_dtype",
+        "_dtype_to_name",
+        "_in_features",
+        "_kept",
+        "_native",
+        "_out_features",
+        "_weight",
+    )
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        bias: torch.Tensor | None,
+        kept: tuple[torch.Tensor, ...],
+        weight: tuple[int, ...],
+        scheme: tuple[str, tuple[type, ...]],
+        native: NativeLibrary,
+    ) -> None:
+        """Use `pack` and `pack_quantized`.
+
+        Args:
+            shape: [out_features, in_features].
+            dtype: Of the inputs.
+            bias: [out_features].
+            kept: Owners of the memory that `weight` points to.
+            weight: Arguments of the native functions that describe the weight.
+            scheme: How the weight is quantized, or "", and the types of `weight`.
+            native: Where the functions are.
+        """
+        self._out_features, self._in_features = shape
+        self._dtype = dtype
+        self._bias = None if bias is None else bias.to(dtype).contiguous()
+        self._bias_pointer = 0 if self._bias is None else self._bias.data_ptr()
+        self._kept = kept
+        self._weight = weight
+        self._native = native
+        name = "_".join(filter(None, ("linear", scheme[0], DTYPE_TO_SUFFIX[dtype])))
+        self._dtype_to_name = {torch.float32: f"{name}_f32"} | {dtype: name}
+        self._argument_types = (Pointer, Int, Int, *scheme[1], Int, Int, Pointer, Pointer, Pointer, Int)
+
+    @staticmethod
+    def pack(weight: torch.Tensor, bias: torch.Tensor | None, native: NativeLibrary) -> NativeLinear:
+        """Packs a copy of `weight` [out_features, in_features]."""
+        suffix = DTYPE_TO_SUFFIX[weight.dtype]
+        out_features, in_features = weight.shape
+        packed = empty_in_huge_pages(num_columns(out_features) * (in_features + in_features % 2), weight.dtype)
+        _pack(native, suffix, weight.contiguous(), packed)
+        shape = (out_features, in_features)
+        return NativeLinear(shape, weight.dtype, bias, (packed,), (packed.data_ptr(),), _PLAIN, native)
+
+    @staticmethod
+    def pack_quantized(
+        quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None, native: NativeLibrary
+    ) -> NativeLinear:
+        """Packs the integers; `dtype` is that of the inputs: float32 or bfloat16."""
+        out_features, in_features = quantized.integers.shape
+        num_weights = num_columns(out_features) * (in_features + in_features % 2)
+        packed = empty_in_huge_pages(num_weights // 2 if quantized.scheme == "int4" else num_weights, torch.uint8)
+        _pack(native, f"{quantized.scheme}_{DTYPE_TO_SUFFIX[dtype]}", quantized.integers, packed)
+        scales = F.pad(quantized.scales, (0, 0, 0, -out_features % PANEL))
+        scales = scales.view(-1, PANEL, scales.shape[1]).transpose(1, 2).contiguous()  # [panels, groups, columns]
+        weight = (packed.data_ptr(), scales.data_ptr(), quantized.group_size)
+        shape = (out_features, in_features)
+        scheme = (quantized.scheme, _QUANTIZED_WEIGHT_ARGUMENTS)
+        return NativeLinear(shape, dtype, bias, (packed, scales), weight, scheme, native)
+
+    @property
+    def in_features(self) -> int:
+        """Length of an input row."""
+        return self._in_features
+
+    @property
+    def out_features(self) -> int:
+        """Length of an output row."""
+        return self._out_features
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        activation: str = "none",
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b) + residual."""
+        if activation in GATES:
+            return finish(self(x, out_dtype=out_dtype), activation, residual, out_dtype)
+        rows = x if x.ndim == 2 else x.reshape(-1, self._in_features)
+        if self._in_features % 2:
+            rows = F.pad(rows, (0, 1))  # inputs are read in pairs
+        elif rows.stride(1) != 1:
+            rows = rows.contiguous()
+        dtype = out_dtype or self._dtype
+        out = x.new_empty((*x.shape[:-1], self._out_features), dtype=dtype)
+        self._native.function(self._dtype_to_name[dtype], *self._argument_types)(
+            rows.data_ptr(),
+            rows.shape[0],
+            rows.stride(0),
+            *self._weight,
+            self._in_features,
+            self._out_features,
+            self._bias_pointer,
+            0 if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            ACTIVATION_TO_CODE[activation],
+        )
+        return out
+
+
+def num_columns(out_features: int) -> int:
+    """Columns of all panels."""
+    return -(-out_features // PANEL) * PANEL
+
+
+def _pack(native: NativeLibrary, suffix: str, weight: torch.Tensor, packed: torch.Tensor) -> None:
+    pack = native.function(f"linear_pack_{suffix}", Pointer, Pointer, Int, Int)
+    out_features, in_features = weight.shape
+    pack(weight.data_ptr(), packed.data_ptr(), in_features, out_features)

@@ -1,0 +1,319 @@
+// Linear layers over the weights of quantized checkpoints: weight = (number - zero point) * scale, or table[number] * scale.
+//
+// Numbers are widened in registers as in native_quantized.cpp. What a checkpoint stores is not rounded again: scales keep
+// their type, zero points are subtracted from the numbers, which is exact, and so are floats of 8 bits.
+
+#include <vector>
+
+#include "../native/repeat.h"
+#include "native_widening.h"
+
+namespace llmstack {
+namespace {
+
+// bfloat16 that is computed on as float32, for weights that bfloat16 cannot hold.
+struct WideBFloat16 : BFloat16 {};
+inline float to_float(WideBFloat16 x) {
+  return llmstack::to_float(static_cast<BFloat16>(x));
+}
+inline Floats load(const WideBFloat16* p) {
+  return llmstack::load(static_cast<const BFloat16*>(p));
+}
+inline void store(WideBFloat16* p, Floats x) {
+  llmstack::store(static_cast<BFloat16*>(p), x);
+}
+
+// What scales are stored in.
+enum class ScaleType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+struct StoredScales {
+  static constexpr bool kHasScales = true;
+  const uint8_t* scales;  // [num_groups, 64] of a panel
+  ScaleType type;
+  int64_t num_groups, group_steps;
+
+  Floats scale(int64_t group, int vector) const {
+    const int64_t at = group * kPanel + vector * kLanes;
+    switch (type) {
+      case ScaleType::kBFloat16:
+        return llmstack::load(reinterpret_cast<const BFloat16*>(scales) + at);
+      case ScaleType::kFloat16:
+        return llmstack::load(reinterpret_cast<const Float16*>(scales) + at);
+      default:
+        return llmstack::load(reinterpret_cast<const float*>(scales) + at);
+    }
+  }
+};
+
+constexpr int64_t scale_bytes(ScaleType type) {
+  return type == ScaleType::kFloat32 ? 4 : 2;
+}
+
+// One byte for a number: kLanes columns' numbers for one input after another.
+struct Bytes {
+  template <class T>
+  static constexpr int64_t kColumnBytes = kLanes * kStep<T>;
+
+  template <class T>
+  static void put(uint8_t* packed, int k, int lane, uint8_t number) {
+    packed[k * kLanes + lane] = number;
+  }
+};
+
+// Four bits for a number. Two inputs of a column share a byte, or where inputs go singly, two columns of an input.
+struct Nibbles {
+  template <class T>
+  static constexpr int64_t kColumnBytes = kLanes * kStep<T> / 2;
+
+  template <class T>
+  static void put(uint8_t* packed, int k, int lane, uint8_t number) {
+    if constexpr (kStep<T> == 2) {
+      packed[lane] |= k ? number << 4 : number;
+    } else {
+      packed[lane % (kLanes / 2)] |= lane < kLanes / 2 ? number : number << 4;
+    }
+  }
+  // The numbers of one input, in the lowest bits.
+  static Words single(const uint8_t* packed) {
+    uint8_t bytes[kLanes];
+    std::memcpy(bytes, packed, kLanes / 2);
+    std::memcpy(bytes + kLanes / 2, packed, kLanes / 2);
+    Words shifts = {};
+    for (int i = kLanes / 2; i < kLanes; ++i) shifts[i] = 4;
+    return (widen(bytes) >> shifts) & 15;
+  }
+};
+
+// The zero points of a group's columns.
+struct ZeroPoints {
+  Floats zeros[kTileVectors];
+
+  ZeroPoints(const void* extra, int64_t group, int first_vector) {
+    const uint8_t* own = static_cast<const uint8_t*>(extra) + group * kPanel + first_vector * kLanes;
+    for (int v = 0; v < kTileVectors; ++v) zeros[v] = to_floats((Ints)widen(own + v * kLanes));
+  }
+};
+
+struct Int8 : Bytes {
+  static constexpr bool kHasZeros = true;
+  template <class T>
+  struct Values : ZeroPoints {
+    using ZeroPoints::ZeroPoints;
+    Column<T> column(const uint8_t* packed, int v) const {
+      const Floats first = to_floats((Ints)widen(packed)) - zeros[v];
+      if constexpr (kStep<T> == 2) {
+        return pair_of(first, to_floats((Ints)widen(packed + kLanes)) - zeros[v]);
+      } else {
+        return {first};
+      }
+    }
+  };
+};
+
+struct Int4 : Nibbles {
+  static constexpr bool kHasZeros = true;
+  template <class T>
+  struct Values : ZeroPoints {
+    using ZeroPoints::ZeroPoints;
+    Column<T> column(const uint8_t* packed, int v) const {
+      if constexpr (kStep<T> == 2) {
+        const Words words = widen(packed);
+        return pair_of(to_floats((Ints)(words & 15)) - zeros[v], to_floats((Ints)(words >> 4)) - zeros[v]);
+      } else {
+        return {to_floats((Ints)single(packed)) - zeros[v]};
+      }
+    }
+  };
+};
+
+#if defined(__AVX512BF16__)
+// A number and 16 less its zero point name an entry of the bfloat16 numbers from -16 to 15.
+template <>
+struct Int4::Values<BFloat16> {
+  __m512i offsets[kTileVectors], negative, positive;
+
+  Values(const void* extra, int64_t group, int first_vector) {
+    const uint8_t* own = static_cast<const uint8_t*>(extra) + group * kPanel + first_vector * kLanes;
+    for (int v = 0; v < kTileVectors; ++v) offsets[v] = (__m512i)(16 - (Ints)widen(own + v * kLanes));
+    negative = _mm512_setr_epi32(0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0,
+                                 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80);
+    positive = _mm512_setr_epi32(0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+                                 0x4130, 0x4140, 0x4150, 0x4160, 0x4170);
+  }
+  Column<BFloat16> column(const uint8_t* packed, int v) const {
+    const Words words = widen(packed);
+    const __m512i low = _mm512_add_epi32((__m512i)(words & 15), offsets[v]);
+    const __m512i high = _mm512_add_epi32((__m512i)(words >> 4), offsets[v]);
+    return {_mm512_or_si512(_mm512_permutex2var_epi32(negative, low, positive),
+                            _mm512_slli_epi32(_mm512_permutex2var_epi32(negative, high, positive), 16))};
+  }
+};
+#endif
+
+// Scales are 256 times as large, which makes up for the division.
+struct Float8 : Bytes {
+  static constexpr bool kHasZeros = false;
+  template <class T>
+  struct Values {
+    Values(const void*, int64_t, int) {}
+    Column<T> column(const uint8_t* packed, int) const {
+      if constexpr (kStep<T> == 2) {
+        return pair_of(widen_float8(packed), widen_float8(packed + kLanes));
+      } else {
+        return {widen_float8(packed)};
+      }
+    }
+  };
+};
+
+struct Table4 : Nibbles {
+  static constexpr bool kHasZeros = false;
+  template <class T>
+  struct Values {
+    Table table;
+    Values(const void* extra, int64_t, int) : table{static_cast<const float*>(extra)} {}
+    Column<T> column(const uint8_t* packed, int) const {
+      static_assert(kStep<T> == 1, "entries may need the digits of a float");
+      return {table.look_up(single(packed))};
+    }
+  };
+};
+
+template <class T, class Format>
+int64_t panel_bytes(int64_t steps) {
+  return steps * kVectors * Format::template kColumnBytes<T>;
+}
+
+template <class T, class Format>
+void pack_stored(const uint8_t* numbers, uint8_t* packed, int64_t in_features, int64_t out_features) {
+  const int64_t bytes = panel_bytes<T, Format>(num_steps<T>(in_features));
+  for_each_chunk(num_panels(out_features), [&](int64_t panel) {
+    uint8_t* out = packed + panel * bytes;
+    std::memset(out, 0, bytes);
+    for (int64_t column = 0; column < kPanel && panel * kPanel + column < out_features; ++column) {
+      const uint8_t* row = numbers + (panel * kPanel + column) * in_features;
+      for (int64_t k = 0; k < in_features; ++k) {
+        uint8_t* at = out + (k / kStep<T> * kVectors + column / kLanes) * Format::template kColumnBytes<T>;
+        Format::template put<T>(at, k % kStep<T>, column % kLanes, row[k]);
+      }
+    }
+  });
+}
+
+template <class T, class Format>
+struct GroupOfPanel {
+  const uint8_t* packed;
+  int first_vector;
+  typename Format::template Values<T> values;
+
+  Column<T> column(int64_t step, int vector) const {
+    return values.column(packed + (step * kVectors + vector) * Format::template kColumnBytes<T>, vector - first_vector);
+  }
+  void prefetch(int64_t step) const {
+    prefetch_lines(packed + step * kVectors * Format::template kColumnBytes<T> + kPrefetchBytes,
+                   kVectors * Format::template kColumnBytes<T>);
+  }
+};
+
+template <class T, class Format>
+struct StoredPanel : StoredScales {
+  const uint8_t* packed;
+  const void* extra;  // the panel's zero points [num_groups, 64], or the table
+
+  GroupOfPanel<T, Format> in_group(int64_t group, int first_vector) const {
+    return {packed, first_vector, {extra, group, first_vector}};
+  }
+};
+
+template <class T, class Format>
+WidenedPanel<T, StoredScales> widened(const StoredPanel<T, Format>& panel, int64_t steps) {
+  // Plain memory: the allocator of a vector knows the alignment of its elements.
+  static thread_local std::vector<Column<T>> columns;
+  columns.resize(steps * kVectors);
+  for (int64_t group = 0; group < panel.num_groups; ++group) {
+    const int64_t begin = group * panel.group_steps, end = begin + panel.group_steps;
+    for (int first = 0; first < kVectors; first += kTileVectors) {
+      const GroupOfPanel<T, Format> own = panel.in_group(group, first);
+      for (int64_t step = begin; step < end && step < steps; ++step) {
+        for (int v = first; v < first + kTileVectors; ++v) columns[step * kVectors + v] = own.column(step, v);
+      }
+    }
+  }
+  return {panel, columns.data()};
+}
+
+struct StoredWeight {
+  const uint8_t* packed;
+  const uint8_t* scales;  // [panels, num_groups, 64]
+  ScaleType scale_type;
+  const uint8_t* extra;  // zero points [panels, num_groups, 64], or a table of 16 floats
+  int64_t group_size;
+};
+
+template <class Format, class T>
+void multiply_stored(const LinearCall<T>& call, const StoredWeight& weight) {
+  const int64_t group_steps = weight.group_size / kStep<T>, num_groups = (call.steps + group_steps - 1) / group_steps;
+  for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
+    const int64_t first = index * num_groups * kPanel;
+    const StoredScales scales{weight.scales + first * scale_bytes(weight.scale_type), weight.scale_type, num_groups,
+                              group_steps};
+    const StoredPanel<T, Format> panel{scales, weight.packed + index * panel_bytes<T, Format>(call.steps),
+                                       weight.extra + (Format::kHasZeros ? first : 0)};
+    if (end - row > kDirectRows) {
+      multiply_panel(call, widened(panel, call.steps), row, end, index * kPanel);
+    } else {
+      multiply_panel(call, panel, row, end, index * kPanel);
+    }
+  });
+}
+
+template <class T>
+void gather_columns(const T* x, int64_t num_rows, int64_t row_stride, const int32_t* order, int64_t size, T* out) {
+  for_each_row(num_rows, size, [&](int64_t row) {
+    for (int64_t i = 0; i < size; ++i) out[row * size + i] = x[row * row_stride + order[i]];
+  });
+}
+
+}  // namespace
+}  // namespace llmstack
+
+#define LLMSTACK_STORED_PACK(format, suffix, T, Format)                                                    \
+  extern "C" void llmstack_linear_pack_stored_##format##_##suffix(const uint8_t* numbers, uint8_t* packed, \
+                                                                  int64_t in_features, int64_t out_features) { \
+    llmstack::pack_stored<llmstack::T, llmstack::Format>(numbers, packed, in_features, out_features);      \
+  }
+#define LLMSTACK_STORED_LINEAR(format, suffix, T, Out, Format)                                                    \
+  extern "C" void llmstack_linear_stored_##format##_##suffix(                                                     \
+      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const uint8_t* packed, const uint8_t* scales,   \
+      int64_t scale_type, const uint8_t* extra, int64_t group_size, int64_t in_features, int64_t out_features,    \
+      const llmstack::T* bias, const llmstack::Out* residual, llmstack::Out* out, int64_t activation) {           \
+    llmstack::multiply_stored<llmstack::Format>(                                                                  \
+        llmstack::LinearCall<llmstack::T>{                                                                        \
+            x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual, \
+            out, std::is_same_v<llmstack::Out, float>, static_cast<llmstack::Activation>(activation)},            \
+        llmstack::StoredWeight{packed, scales, static_cast<llmstack::ScaleType>(scale_type), extra, group_size}); \
+  }                                                                                                               \
+  LLMSTACK_REPEATABLE(linear_stored_##format##_##suffix)
+#define LLMSTACK_STORED_FORMAT(format, Format, BFloat)                     \
+  LLMSTACK_STORED_PACK(format, f32, Float32, Format)                       \
+  LLMSTACK_STORED_PACK(format, bf16, BFloat, Format)                       \
+  LLMSTACK_STORED_PACK(format, f16, Float16, Format)                       \
+  LLMSTACK_STORED_LINEAR(format, f32, Float32, Float32, Format)            \
+  LLMSTACK_STORED_LINEAR(format, bf16, BFloat, BFloat, Format)             \
+  LLMSTACK_STORED_LINEAR(format, bf16_f32, BFloat, Float32, Format)        \
+  LLMSTACK_STORED_LINEAR(format, f16, Float16, Float16, Format)            \
+  LLMSTACK_STORED_LINEAR(format, f16_f32, Float16, Float32, Format)
+#define LLMSTACK_GATHER_COLUMNS(suffix, T)                                                                        \
+  extern "C" void llmstack_gather_columns_##suffix(const llmstack::T* x, int64_t num_rows, int64_t row_stride,    \
+                                                   const int32_t* order, int64_t size, llmstack::T* out) {        \
+    llmstack::gather_columns(x, num_rows, row_stride, order, size, out);                                          \
+  }                                                                                                               \
+  LLMSTACK_REPEATABLE(gather_columns_##suffix)
+
+LLMSTACK_STORED_FORMAT(int8, Int8, BFloat16)
+LLMSTACK_STORED_FORMAT(int4, Int4, BFloat16)
+LLMSTACK_STORED_FORMAT(fp8, Float8, BFloat16)
+LLMSTACK_STORED_FORMAT(table4, Table4, WideBFloat16)
+LLMSTACK_GATHER_COLUMNS(f32, Float32)
+LLMSTACK_GATHER_COLUMNS(bf16, BFloat16)
+LLMSTACK_GATHER_COLUMNS(f16, Float16)

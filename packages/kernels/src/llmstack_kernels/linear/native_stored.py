@@ -1,0 +1,85 @@
+"""Native linear layers over the weights of quantized checkpoints."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from llmstack_kernels.linear.native_layer import PANEL, NativeLinear, num_columns
+from llmstack_kernels.linear.stored_weight import StoredWeight
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer
+from llmstack_kernels.native.huge_pages import empty_in_huge_pages
+
+_WEIGHT_ARGUMENTS = (Pointer, Pointer, Int, Pointer, Int)  # numbers, scales, their type, zero points or table, group
+_SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_FP8_FACTOR = 256.0
+"""What kernels divide numbers of fp8 by; the scales make up for it, exactly."""
+
+
+class OrderedLinear:
+    """A layer whose weight has its inputs in another order, which the inputs are permuted to first."""
+
+    __slots__ = ("_inner", "_native", "_order")
+
+    def __init__(self, inner: NativeLinear, order: torch.Tensor, native: NativeLibrary) -> None:
+        """`order` is the input of each column: [in_features]."""
+        self._inner = inner
+        self._order = order.to(torch.int32).contiguous()
+        self._native = native
+
+    @property
+    def in_features(self) -> int:
+        """Length of an input row."""
+        return self._inner.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Length of an output row."""
+        return self._inner.out_features
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        activation: str = "none",
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b) + residual."""
+        rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        ordered = rows.new_empty(rows.shape, dtype=rows.dtype)
+        name = f"gather_columns_{DTYPE_TO_SUFFIX[x.dtype]}"
+        self._native.function(name, Pointer, Int, Int, Pointer, Int, Pointer)(
+            rows.data_ptr(), rows.shape[0], rows.stride(0), self._order.data_ptr(), self.in_features, ordered.data_ptr()
+        )
+        return self._inner(ordered.view(x.shape), activation, residual, out_dtype)
+
+
+def pack_stored(
+    weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, native: NativeLibrary
+) -> NativeLinear | OrderedLinear:
+    """Packs numbers, scales and zero points; `dtype` is that of the inputs."""
+    out_features, in_features = weight.shape
+    num_weights = num_columns(out_features) * (in_features + in_features % 2)
+    has_four_bits = weight.layout in ("int4", "table4")
+    packed = empty_in_huge_pages(num_weights // 2 if has_four_bits else num_weights, torch.uint8)
+    suffix = f"stored_{weight.layout}_{DTYPE_TO_SUFFIX[dtype]}"
+    pack = native.function(f"linear_pack_{suffix}", Pointer, Pointer, Int, Int)
+    numbers = weight.numbers.contiguous()
+    pack(numbers.data_ptr(), packed.data_ptr(), in_features, out_features)
+    own_scales = weight.scales.float() * _FP8_FACTOR if weight.layout == "fp8" else weight.scales
+    scales = _in_panels(own_scales)
+    extra = weight.table if weight.table is not None else _in_panels(weight.zero_points())
+    kept = (packed, scales, extra)
+    group_size = weight.group_size + weight.group_size % 2  # odd only where all inputs are one group
+    arguments = (packed.data_ptr(), scales.data_ptr(), _SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size)
+    scheme = (f"stored_{weight.layout}", _WEIGHT_ARGUMENTS)
+    inner = NativeLinear((out_features, in_features), dtype, bias, kept, arguments, scheme, native)
+    return inner if weight.order is None else OrderedLinear(inner, weight.order, native)
+
+
+def _in_panels(values: torch.Tensor) -> torch.Tensor:
+    """[out_features, num_groups] to [panels, num_groups, columns]."""
+    padded = F.pad(values, (0, 0, 0, -values.shape[0] % PANEL))
+    return padded.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous()

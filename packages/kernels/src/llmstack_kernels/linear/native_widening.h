@@ -1,0 +1,108 @@
+// Widening of small numbers to floats in registers, which is exact, and panels that were widened before.
+#pragma once
+
+#include "native.h"
+
+namespace llmstack {
+
+// kLanes bytes as 32-bit integers. (GCC converts vectors of such different widths lane by lane through memory.)
+inline Ints widen(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  Ints x;
+  for (int i = 0; i < kLanes; ++i) x[i] = p[i];
+  return x;
+#endif
+}
+inline Words widen(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  Words x;
+  for (int i = 0; i < kLanes; ++i) x[i] = p[i];
+  return x;
+#endif
+}
+
+inline Floats to_floats(Ints x) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps((__m512i)x);
+#else
+  return __builtin_convertvector(x, Floats);
+#endif
+}
+
+// float8 e4m3 divided by 256, which float16 has as it stands: its exponent has one bit more, and a bias that is 8 higher.
+inline Floats widen_float8(const uint8_t* p) {
+#if defined(__AVX512F__)
+  const __m256i bits = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi16(0x80)), 8);
+  const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi16(0x7f)), 7);
+  return (Floats)_mm512_cvtph_ps(_mm256_or_si256(sign, rest));
+#elif defined(__AVX2__)
+  const __m128i bits = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m128i sign = _mm_slli_epi16(_mm_and_si128(bits, _mm_set1_epi16(0x80)), 8);
+  const __m128i rest = _mm_slli_epi16(_mm_and_si128(bits, _mm_set1_epi16(0x7f)), 7);
+  return (Floats)_mm256_cvtph_ps(_mm_or_si128(sign, rest));
+#else
+  Floats x;
+  for (int i = 0; i < kLanes; ++i) {
+    const int byte = p[i];
+    x[i] = to_float(Float16{static_cast<uint16_t>((byte & 0x80) << 8 | (byte & 0x7f) << 7)});
+  }
+  return x;
+#endif
+}
+
+// The entries of a table of 16 that four bits name.
+struct Table {
+  const float* entries;
+
+  Floats look_up(Words indices) const {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_permutexvar_ps((__m512i)indices, _mm512_loadu_ps(entries));
+#elif defined(__AVX2__)
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(entries), (__m256i)indices);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(entries + 8), (__m256i)indices);
+    return (Floats)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)indices, 28)));
+#else
+    Floats x;
+    for (int i = 0; i < kLanes; ++i) x[i] = entries[indices[i]];
+    return x;
+#endif
+  }
+};
+
+// Two rows of weights, for an instruction that takes inputs in pairs.
+inline Column<BFloat16> pair_of(Floats even, Floats odd) {
+#if defined(__AVX512BF16__)
+  const Words low = bits_as<Words>(even) >> 16, high = bits_as<Words>(odd) & 0xffff0000u;  // exact: few digits
+  return {bits_as<__m512i>(low | high)};
+#else
+  return {even, odd};
+#endif
+}
+
+// A panel whose weights were widened before, with the scales of any kind.
+template <class T, class Scales>
+struct WidenedPanel : Scales {
+  const Column<T>* columns;
+
+  const WidenedPanel& in_group(int64_t, int) const {
+    return *this;
+  }
+  Column<T> column(int64_t step, int vector) const {
+    return columns[step * kVectors + vector];
+  }
+  void prefetch(int64_t) const {}
+};
+
+// Up to here, widening again for each tile is cheaper than going through the buffer.
+constexpr int64_t kDirectRows = 4 * kTileRows;
+
+}  // namespace llmstack

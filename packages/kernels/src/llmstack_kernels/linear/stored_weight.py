@@ -1,0 +1,162 @@
+"""Weights of quantized checkpoints, in the layouts that formats are reduced to.
+
+They are not rounded again: weight = (number - zero point) * scale, or table[number] * scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+__all__ = ["STORED_LAYOUTS", "StoredWeight", "join_stored"]
+
+_BITS: Mapping[str, int] = {"int8": 8, "int4": 4, "fp8": 8, "table4": 4}
+STORED_LAYOUTS = tuple(_BITS)
+_SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_FP8_NAN = 0x7F
+_LARGEST_SCALE = 2.0**112
+"""Scales of `fp8` are multiplied by a power of two while they are packed, which must not overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight [out_features, in_features] as a checkpoint stores it.
+
+    Attributes:
+        layout: One of `STORED_LAYOUTS`.
+        numbers: uint8 [out_features, in_features], of four bits from 0 to 15; of `fp8`, the bits of float8 e4m3.
+        scales: float32, bfloat16 or float16 [out_features, num_groups]; rows may be views of one row.
+        group_size: Inputs per group; the last group may have fewer.
+        zeros: uint8 [out_features, num_groups] of `int8` and `int4`; None means 128 and 8.
+        table: float32 [16] of `table4`.
+        order: int64 [in_features] where groups are not runs of inputs: the input that each column is for.
+    """
+
+    layout: str
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    group_size: int
+    zeros: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Checks all shapes and scales, so that kernels need no checks of their own; ValueError in a sentence."""
+        if self.layout not in _BITS:
+            raise ValueError(f"layout {self.layout[:64]!r} is unknown; {', '.join(STORED_LAYOUTS)} are known.")
+        if self.numbers.ndim != 2 or self.numbers.dtype != torch.uint8 or not self.numbers.numel():
+            raise ValueError(f"numbers must be uint8 [out_features, in_features], got {tuple(self.numbers.shape)}.")
+        out_features, in_features = self.numbers.shape
+        if self.group_size < 1 or (self.group_size % 2 and self.group_size < in_features):
+            raise ValueError(f"groups of {self.group_size} inputs are not supported; an even number is.")
+        groups = (out_features, -(-in_features // self.group_size))
+        if tuple(self.scales.shape) != groups or self.scales.dtype not in _SCALE_DTYPES:
+            raise ValueError(f"scales of shape {tuple(self.scales.shape)} do not fit {groups}.")
+        if self.zeros is not None and (tuple(self.zeros.shape) != groups or self.zeros.dtype != torch.uint8):
+            raise ValueError(f"zero points of shape {tuple(self.zeros.shape)} do not fit {groups}.")
+        if (self.table is None) == (self.layout == "table4"):
+            raise ValueError("only and always a weight of layout table4 has a table.")
+        _check_values(self)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the weight: [out_features, in_features]."""
+        return self.numbers.shape
+
+    @property
+    def ndim(self) -> int:
+        """A weight is a matrix, as tensors of weights are."""
+        return 2
+
+    def rows(self, index: torch.Tensor | slice) -> StoredWeight:
+        """The outputs that `index` selects."""
+        zeros = None if self.zeros is None else self.zeros[index]
+        return replace(self, numbers=self.numbers[index], scales=self.scales[index], zeros=zeros)
+
+    def to(self, device: torch.device) -> StoredWeight:
+        """The same on another device."""
+        zeros, table, order = (
+            None if value is None else value.to(device) for value in (self.zeros, self.table, self.order)
+        )
+        numbers, scales = self.numbers.to(device), self.scales.to(device)
+        return replace(self, numbers=numbers, scales=scales, zeros=zeros, table=table, order=order)
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight that the numbers represent, rounded once from float32: [out_features, in_features]."""
+        in_features = self.shape[1]
+        scales = self.scales.float().repeat_interleave(self.group_size, 1)[:, :in_features]
+        if self.layout == "fp8":
+            values = self.numbers.view(torch.float8_e4m3fn).float()
+        elif self.table is not None:
+            values = self.table[self.numbers.int()]
+        else:
+            values = self.numbers.float() - self._zeros().repeat_interleave(self.group_size, 1)[:, :in_features]
+        weight = (values * scales).to(dtype)
+        return weight if self.order is None else weight[:, torch.argsort(self.order)]
+
+    def zero_points(self) -> torch.Tensor:
+        """The zero points of all groups, uint8 [out_features, num_groups]."""
+        if self.zeros is not None:
+            return self.zeros
+        middle = 1 << (_BITS[self.layout] - 1)
+        return torch.full(self.scales.shape, middle, dtype=torch.uint8, device=self.scales.device)
+
+    def _zeros(self) -> torch.Tensor:
+        return self.zero_points().float()
+
+    def num_bytes(self) -> int:
+        """Bytes of numbers, scales and zero points when packed."""
+        zeros = self.scales.numel() if self.layout.startswith("int") else 0
+        return self.numbers.numel() * _BITS[self.layout] // 8 + self.scales.nbytes + zeros
+
+
+def join_stored(parts: Sequence[StoredWeight]) -> StoredWeight | None:
+    """The outputs of all parts, one after another; None where they cannot be one weight."""
+    first = parts[0]
+    if not all(_is_alike(first, part) for part in parts[1:]):
+        return None
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        zeros = torch.cat([part.zero_points() for part in parts])
+    numbers, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("numbers", "scales"))
+    return replace(first, numbers=numbers, scales=scales, zeros=zeros)
+
+
+def _is_alike(first: StoredWeight, other: StoredWeight) -> bool:
+    return (
+        (first.layout, first.shape[1], first.group_size, first.scales.dtype)
+        == (other.layout, other.shape[1], other.group_size, other.scales.dtype)
+        and _is_equal(first.table, other.table)
+        and _is_equal(first.order, other.order)
+    )
+
+
+def _is_equal(first: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if first is None or other is None:
+        return first is other
+    return torch.equal(first, other)
+
+
+def _check_values(weight: StoredWeight) -> None:
+    in_features = weight.shape[1]
+    if not weight.scales.isfinite().all():
+        raise ValueError("a scale is NaN or infinite.")
+    if weight.layout == "fp8":
+        if weight.scales.abs().amax() >= _LARGEST_SCALE:
+            raise ValueError("a scale is too large.")
+        if ((weight.numbers & _FP8_NAN) == _FP8_NAN).any():
+            raise ValueError("a weight is NaN.")
+    if _BITS[weight.layout] == 4:
+        too_large = weight.numbers.amax() > 15 or (weight.zeros is not None and weight.zeros.amax() > 15)
+        if too_large:
+            raise ValueError("a number does not fit into four bits.")
+    table = weight.table
+    if table is not None and (table.shape != (16,) or table.dtype != torch.float32 or not table.isfinite().all()):
+        raise ValueError("the table is not 16 finite numbers.")
+    order = weight.order
+    if order is not None:
+        wanted = torch.arange(in_features, device=order.device)
+        if order.shape != (in_features,) or not torch.equal(order.sort().values, wanted):
+            raise ValueError("the order of inputs is no permutation.")

@@ -1,0 +1,174 @@
+"""Weights of quantized checkpoints are computed from their numbers, exactly as they stand for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llmstack_kernels.linear import (
+    STORED_LAYOUTS,
+    StoredWeight,
+    computes_stored,
+    concatenate_linears,
+    join_stored,
+    linear,
+    pack_linear,
+    pack_stored_linear,
+)
+from llmstack_kernels.linear.native_stored import pack_stored
+from llmstack_kernels.native import NativeLibrary
+from llmstack_kernels.native.capture import capture
+from llmstack_kernels.testing import native_variants, runs_native_kernels
+
+# Outputs, inputs, inputs per group: whole and short panels and groups, an odd number of inputs.
+SHAPES = [(70, 64, 32), (130, 257, 257), (7, 160, 128)]
+
+
+def make(layout: str, shape: tuple[int, int, int], **parts: Any) -> StoredWeight:
+    out_features, in_features, group_size = shape
+    generator = torch.Generator().manual_seed(0)
+    size = 16 if layout in ("int4", "table4") else 256
+    numbers = torch.randint(0, size, (out_features, in_features), generator=generator).to(torch.uint8)
+    if layout == "fp8":
+        numbers = torch.where((numbers & 127) == 127, 0, numbers)  # which are NaN
+    groups = (out_features, -(-in_features // group_size))
+    scales = (torch.rand(groups, generator=generator) + 0.5).to(parts.pop("scale_dtype", torch.float16))
+    if parts.pop("has_zeros", False):
+        parts["zeros"] = torch.randint(0, size, groups, generator=generator).to(torch.uint8)
+    if parts.pop("has_order", False):
+        parts["order"] = torch.randperm(in_features, generator=generator)
+    table = torch.randn(16, generator=generator) if layout == "table4" else None
+    return StoredWeight(layout, numbers, scales, group_size, table=table, **parts)
+
+
+def meant(weight: StoredWeight) -> torch.Tensor:
+    """What the numbers stand for, in float64 and one by one."""
+    columns = weight.order if weight.order is not None else torch.arange(weight.shape[1])
+    groups = torch.arange(weight.shape[1]) // weight.group_size
+    if weight.layout == "fp8":
+        values = weight.numbers.view(torch.float8_e4m3fn).double()
+    elif weight.table is not None:
+        values = weight.table.double()[weight.numbers.int()]
+    else:
+        values = weight.numbers.double() - weight.zero_points().double()[:, groups]
+    result = torch.empty(weight.shape, dtype=torch.float64)
+    result[:, columns] = values * weight.scales.double()[:, groups]
+    return result
+
+
+PARTS: list[dict[str, Any]] = [
+    {},
+    {"scale_dtype": torch.float32, "has_zeros": True, "has_order": True},
+    {"scale_dtype": torch.bfloat16, "has_zeros": True},
+]
+
+
+@pytest.mark.parametrize("variant", native_variants())
+@pytest.mark.parametrize("layout", STORED_LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_layer_computes_what_its_numbers_stand_for_and_rows_are_bit_equal_in_any_batch(
+    dtype: torch.dtype, layout: str, variant: str
+) -> None:
+    for shape, parts in zip(SHAPES, PARTS, strict=True):
+        own = {name: value for name, value in parts.items() if name != "has_zeros" or layout.startswith("int")}
+        weight = make(layout, shape, **own)
+        bias = torch.randn(shape[0]).to(dtype)
+        packed = pack_stored(weight, dtype, bias, NativeLibrary(variant))
+        x = torch.randn(30, shape[1]).to(dtype)
+        expected = F.linear(x.double(), meant(weight), bias.double())
+        found = packed(x, out_dtype=torch.float32)
+        assert (found - expected).abs().max() <= 4e-6 * expected.abs().max()
+        for start, end in ((0, 1), (3, 8), (0, 29)):
+            assert torch.equal(packed(x[start:end], out_dtype=torch.float32), found[start:end])
+        residual = torch.randn(30, shape[0]).to(dtype)
+        finished = linear(x, packed, "silu", residual)
+        assert finished.dtype == dtype
+        torch.testing.assert_close(
+            finished.double(), F.silu(expected) + residual.double(), rtol=1e-2, atol=1e-3 * float(expected.abs().max())
+        )
+
+
+@pytest.mark.parametrize("layout", STORED_LAYOUTS)
+def test_widening_means_the_same(layout: str) -> None:
+    weight = make(layout, SHAPES[0], has_order=True)
+    torch.testing.assert_close(weight.dequantize(torch.float32).double(), meant(weight), rtol=1e-7, atol=0.0)
+    packed = pack_stored_linear(weight, torch.float64)
+    x = torch.randn(2, weight.shape[1], dtype=torch.float64)
+    torch.testing.assert_close(packed(x), F.linear(x, weight.dequantize(torch.float64)))
+
+
+def test_the_reference_widens_and_says_so() -> None:
+    if runs_native_kernels():
+        assert all(computes_stored(torch.float16, "cpu", layout) for layout in STORED_LAYOUTS)
+    assert not computes_stored(torch.float64, "cpu", "int4")
+
+
+def test_packed_weights_take_the_bits_that_they_have() -> None:
+    for layout, bits in (("int4", 4), ("table4", 4), ("int8", 8), ("fp8", 8)):
+        weight = make(layout, (64, 256, 128))
+        zeros = 2 * 64 if layout.startswith("int") else 0
+        assert weight.num_bytes() == 64 * 256 * bits // 8 + 2 * 2 * 64 + zeros
+
+
+def test_parts_of_one_kind_are_joined_and_rows_are_selected() -> None:
+    first, second = make("int4", SHAPES[0]), make("int4", SHAPES[0], has_zeros=True)
+    joined = join_stored([first, second])
+    assert joined is not None
+    assert torch.equal(joined.dequantize(torch.float32)[70:], second.dequantize(torch.float32))
+    assert torch.equal(joined.dequantize(torch.float32)[:70], first.dequantize(torch.float32))
+    chosen = joined.rows(torch.tensor([100, 3]))
+    assert torch.equal(chosen.dequantize(torch.float32), joined.dequantize(torch.float32)[[100, 3]])
+
+
+@pytest.mark.parametrize("parts", [{"has_order": True}, {"scale_dtype": torch.float32}])
+def test_parts_of_several_kinds_are_computed_apart(parts: dict[str, Any]) -> None:
+    weights = [make("int4", SHAPES[0]), make("int4", SHAPES[0], **parts)]
+    assert join_stored(weights) is None
+    plain = torch.randn(8, 64)
+    layers = [pack_stored_linear(weight, torch.float32) for weight in weights] + [pack_linear(plain)]
+    x, residual = torch.randn(3, 64), torch.randn(3, 148)
+    found = linear(x, concatenate_linears(layers), "relu", residual)
+    whole = torch.cat([*(weight.dequantize(torch.float32) for weight in weights), plain])
+    torch.testing.assert_close(found, F.linear(x, whole).relu() + residual, rtol=1e-5, atol=1e-4)
+
+
+def test_a_layer_with_an_order_of_inputs_can_be_captured() -> None:
+    if not runs_native_kernels():
+        pytest.skip("the native kernels are not built")
+    packed = pack_stored_linear(make("int4", SHAPES[0], has_order=True), torch.bfloat16)
+    x, other = torch.randn(2, 2, 64).bfloat16()
+    expected = packed(other)
+    with capture() as captured:
+        out = packed(x)
+    x.copy_(other)
+    captured.replay()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"layout": "int3"}, "layout 'int3' is unknown"),
+        ({"numbers": torch.zeros(2, 64)}, "numbers must be uint8"),
+        ({"numbers": torch.full((2, 64), 16, dtype=torch.uint8)}, "does not fit into four bits"),
+        ({"scales": torch.full((2, 2), float("nan"))}, "a scale is NaN or infinite"),
+        ({"scales": torch.ones(2, 3)}, "scales of shape"),
+        ({"zeros": torch.zeros(2, 3, dtype=torch.uint8)}, "zero points of shape"),
+        ({"group_size": 0}, "groups of 0 inputs"),
+        ({"group_size": 33}, "groups of 33 inputs"),
+        ({"table": torch.zeros(16)}, "only and always"),
+        ({"layout": "table4"}, "only and always"),
+        ({"layout": "table4", "table": torch.zeros(15)}, "16 finite numbers"),
+        ({"order": torch.zeros(64, dtype=torch.int64)}, "no permutation"),
+        ({"layout": "fp8", "numbers": torch.full((2, 64), 255, dtype=torch.uint8)}, "a weight is NaN"),
+        ({"layout": "fp8", "scales": torch.full((2, 2), 1e38)}, "a scale is too large"),
+    ],
+)
+def test_what_kernels_could_not_compute_is_refused(parts: dict[str, Any], message: str) -> None:
+    given = {"layout": "int4", "numbers": torch.zeros(2, 64, dtype=torch.uint8), "scales": torch.ones(2, 2),
+             "group_size": 32} | parts  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        StoredWeight(**given)

@@ -1,0 +1,1 @@
+"""Formats of quantized checkpoints, and their reduction to weight layouts."""

@@ -1,0 +1,200 @@
+"""The quantization that a config.json describes; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_types.vocabulary import CheckpointQuantization, words_of
+
+_FIELDS = ("quantization_config", "compression_config")
+_MAX_GROUP_SIZE = 1 << 20
+_METHOD_ALIASES: Mapping[str, str] = {"fbgemm_fp8": "fp8", "modelopt": "fp8", "bitsandbytes_4bit": "bitsandbytes",
+                                      "bitsandbytes_8bit": "bitsandbytes"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFormat:
+    """How the weights of a checkpoint are quantized.
+
+    Attributes:
+        method: One of `CheckpointQuantization`.
+        num_bits: Of a weight; of mixed checkpoints, the least.
+        config: The configuration's own fields.
+        field: Where it was found, for messages.
+    """
+
+    method: str
+    num_bits: int
+    config: Mapping[str, Any]
+    field: str
+
+
+def read_format(model_config: Mapping[str, Any]) -> CheckpointFormat | None:
+    """The format of the checkpoint's weights; None where they are in full precision.
+
+    Raises:
+        ValueError: The format is not supported, or its configuration is not valid; the message is one sentence.
+    """
+    for field in _FIELDS:
+        found = model_config.get(field)
+        if not found:
+            continue
+        where = f"config.json: {field}"
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{where} is no object.")
+        method = _method(found, where)
+        return CheckpointFormat(method, _CHECKS[method](found, where), found, field)
+    return None
+
+
+def choose_quantization(
+    model_config: Mapping[str, Any], option: str | None
+) -> tuple[CheckpointFormat | None, str | None]:
+    """The checkpoint's format, or the scheme that weights in full precision are rounded to while they are loaded.
+
+    Raises:
+        ValueError: As `read_format`, or `option` names something else than the checkpoint's format.
+    """
+    found = read_format(model_config)
+    if found is None:
+        if option in words_of(CheckpointQuantization) and option != "fp8":
+            raise ValueError(
+                f"quantization {option} names a format of checkpoints, and config.json has no quantization_config: the "
+                "weights are in full precision."
+            )
+        return None, option
+    if option not in (None, found.method):
+        raise ValueError(
+            f"config.json: {found.field}: the weights are quantized already (by {found.method}), so leave out "
+            f"quantization {str(option)[:64]!r}, or name {found.method}."
+        )
+    return found, None
+
+
+def _method(found: Mapping[str, Any], where: str) -> str:
+    given = str(found.get("quant_method") or ("compressed-tensors" if "config_groups" in found else None))
+    words = " ".join(str(found.get(name)) for name in ("quant_method", "quant_algo", "format")).lower()
+    if "nvfp4" in words or "modelopt_fp4" in words:
+        raise ValueError(f"{where}: NVFP4 is not supported; a checkpoint in FP8, AWQ or GPTQ would run.")
+    method = _METHOD_ALIASES.get(given, given)
+    if given == "modelopt" and found.get("quant_algo") != "FP8":
+        raise ValueError(f"{where}: the algorithm {str(found.get('quant_algo'))[:64]!r} of modelopt is not supported.")
+    if method not in _CHECKS:
+        raise ValueError(
+            f"{where}: the method {given[:64]!r} is not supported; {', '.join(words_of(CheckpointQuantization))} are."
+        )
+    return method
+
+
+def _check_fp8(found: Mapping[str, Any], where: str) -> int:
+    _require(found, "fmt", ("e4m3", "float8_e4m3fn"), where)
+    _require(found, "activation_scheme", ("static", "dynamic"), where)
+    block = found.get("weight_block_size")
+    if block is not None and not (
+        isinstance(block, list) and len(block) == 2 and all(_is_group_size(size) for size in block)
+    ):
+        raise ValueError(f"{where}: weight_block_size {str(block)[:64]} is not two even numbers.")
+    return 8
+
+
+def _check_awq(found: Mapping[str, Any], where: str) -> int:
+    _require(found, "bits", (4,), where, _any_of(found, "bits", "w_bit"))
+    _require(found, "version", ("gemm",), where, str(found.get("version") or "gemm").lower())
+    _require(found, "zero_point", (True,), where)
+    _check_group_size(found, where)
+    return 4
+
+
+def _check_gptq(found: Mapping[str, Any], where: str) -> int:
+    _require(found, "bits", (4, 8), where, found.get("bits") or 0)
+    _require(found, "checkpoint_format", ("gptq", "gptq_v2"), where, found.get("checkpoint_format") or "gptq")
+    _check_group_size(found, where)
+    return int(found["bits"])
+
+
+def _check_bitsandbytes(found: Mapping[str, Any], where: str) -> int:
+    has_four, has_eight = (bool(found.get(name) or found.get(f"_{name}")) for name in ("load_in_4bit", "load_in_8bit"))
+    if has_four == has_eight:
+        raise ValueError(f"{where}: exactly one of load_in_4bit and load_in_8bit must be true.")
+    _require(found, "bnb_4bit_quant_type", ("nf4", "fp4"), where)
+    _require(found, "bnb_4bit_quant_storage", ("uint8",), where)
+    return 4 if has_four else 8
+
+
+def _check_mxfp4(found: Mapping[str, Any], where: str) -> int:
+    return 4
+
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
+_STRATEGIES = ("tensor", "channel", "group", "block")
+
+
+def _check_compressed_tensors(found: Mapping[str, Any], where: str) -> int:
+    for name in ("sparsity_config", "transform_config"):
+        given = found.get(name)
+        if given and not (isinstance(given, Mapping) and given.get("format") == "dense"):
+            raise ValueError(f"{where}: {name} is not supported.")
+    _require(found, "quantization_status", ("compressed",), where)
+    groups = found.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ValueError(f"{where}: config_groups is no object of groups.")
+    where = f"{where}: config_groups"
+    return min(_check_config_group(group, found, f"{where}.{name[:64]}") for name, group in groups.items())
+
+
+def _check_config_group(group: object, found: Mapping[str, Any], where: str) -> int:
+    if not isinstance(group, Mapping):
+        raise ValueError(f"{where} is no object.")
+    kind = group.get("format") or found.get("format")
+    if "nvfp4" in str(kind):
+        raise ValueError(f"{where}: NVFP4 is not supported; a checkpoint in FP8, AWQ or GPTQ would run.")
+    if kind != "mixed-precision":
+        _require(group, "format", _FORMATS, where, kind)
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"{where}: weights is no object.")
+    _require(weights, "type", ("int", "float"), f"{where}.weights")
+    is_mxfp4 = kind == "mxfp4-pack-quantized"
+    bits = (4,) if is_mxfp4 else (8,) if weights.get("type") == "float" else (4, 8)
+    _require(weights, "num_bits", bits, f"{where}.weights", weights.get("num_bits") or 0)
+    _require(weights, "strategy", _STRATEGIES, f"{where}.weights")
+    _check_group_size(weights, f"{where}.weights")
+    activations = group.get("input_activations")
+    if isinstance(activations, Mapping):
+        _require(activations, "num_bits", (8,), f"{where}.input_activations")
+    return int(weights["num_bits"])
+
+
+def _require(found: Mapping[str, Any], name: str, known: tuple[Any, ...], where: str, *given: Any) -> None:
+    """Refuses a value that is none of `known`; where it is not `given`, it may be missing."""
+    value = given[0] if given else found.get(name)
+    if value not in known and (given or value is not None):
+        words = ", ".join(str(word) for word in known)
+        verb = "is" if len(known) == 1 else "are"
+        raise ValueError(f"{where}: {name} {str(value)[:64]!r} is not supported; {words} {verb}.")
+
+
+def _check_group_size(found: Mapping[str, Any], where: str) -> None:
+    size = _any_of(found, "group_size", "q_group_size")
+    if size is not None and size != -1 and not _is_group_size(size):
+        raise ValueError(f"{where}: group_size {str(size)[:64]} is not supported; -1 and even numbers are.")
+
+
+def _is_group_size(size: object) -> bool:
+    return type(size) is int and 0 < size <= _MAX_GROUP_SIZE and size % 2 == 0
+
+
+def _any_of(found: Mapping[str, Any], *names: str) -> Any:
+    return next((found[name] for name in names if found.get(name) is not None), None)
+
+
+_CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], int]] = {
+    "fp8": _check_fp8,
+    "compressed-tensors": _check_compressed_tensors,
+    "awq": _check_awq,
+    "gptq": _check_gptq,
+    "bitsandbytes": _check_bitsandbytes,
+    "mxfp4": _check_mxfp4,
+}

@@ -1,0 +1,110 @@
+"""What a config.json says of quantized weights is accepted, or refused in a sentence before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_runner_helpers.quantized_layers import CASES, compressed, gptq_config
+
+from llmstack_model_runner.checkpoint_formats.config import choose_quantization, read_format
+from llmstack_model_runner.preflight import find_problems
+from llmstack_types import ModelRunnerConfig
+
+AWQ = CASES["awq"][0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_formats_of_all_cases_are_known(case: str) -> None:
+    fields, _ = CASES[case]
+    found = read_format({"quantization_config": fields})
+    assert found is not None
+    assert found.num_bits == (4 if any(word in case for word in ("4", "awq")) else 8)
+    assert choose_quantization({"quantization_config": fields}, found.method) == (found, None)
+
+
+def test_weights_in_full_precision_have_no_format() -> None:
+    assert read_format({"quantization_config": None}) is None
+    assert choose_quantization({}, "fp8") == (None, "fp8")
+    assert choose_quantization({}, None) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("gptq", "is no object"),
+        ({"quant_method": "eetq"}, "the method 'eetq' is not supported; fp8, compressed-tensors, awq"),
+        ({"bits": 4}, "the method 'None' is not supported"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4 is not supported"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' of modelopt"),
+        (compressed("nvfp4-pack-quantized", 4, "tensor_group"), "NVFP4 is not supported"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' is not supported; e4m3"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size"),
+        (AWQ | {"bits": 8}, "bits '8' is not supported; 4 is"),
+        (AWQ | {"version": "gemv"}, "version 'gemv' is not supported; gemm is"),
+        (AWQ | {"zero_point": False}, "zero_point 'False'"),
+        (AWQ | {"group_size": 0}, "group_size 0 is not supported"),
+        (gptq_config(3, 128), "bits '3' is not supported; 4, 8 are"),
+        (gptq_config(4, 33), "group_size 33"),
+        (gptq_config(4, 128, checkpoint_format="marlin"), "checkpoint_format 'marlin'"),
+        ({"quant_method": "bitsandbytes"}, "exactly one of load_in_4bit and load_in_8bit"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "quant_storage"),
+        (compressed("marlin-24", 4, "group"), "format 'marlin-24'"),
+        (compressed("pack-quantized", 3, "group"), "num_bits '3' is not supported; 4, 8 are"),
+        (compressed("float-quantized", 8, "token"), "strategy 'token'"),
+        (compressed("int-quantized", 8, "channel") | {"quantization_status": "frozen"}, "quantization_status"),
+        (compressed("int-quantized", 8, "channel") | {"transform_config": {"a": 1}}, "transform_config"),
+        ({"quant_method": "compressed-tensors"}, "config_groups is no object of groups"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": 1}}, "config_groups.g is no object"),
+    ],
+)
+@pytest.mark.parametrize("field", ["quantization_config", "compression_config"])
+def test_what_is_not_supported_is_refused_in_a_sentence(fields: Any, message: str, field: str) -> None:
+    with pytest.raises(ValueError, match=rf"^config.json: {field}.*\.$") as caught:
+        read_format({field: fields})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["int8", "fp8", "gptq"])
+def test_an_option_that_contradicts_the_checkpoint_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=rf"quantized already \(by awq\), so leave out quantization '{option}'"):
+        choose_quantization({"quantization_config": AWQ}, option)
+
+
+def test_a_format_of_checkpoints_cannot_be_asked_of_weights_in_full_precision() -> None:
+    with pytest.raises(ValueError, match=r"awq names a format of checkpoints.*full precision"):
+        choose_quantization({}, "awq")
+
+
+def preflight_problems(folder: Path, fields: dict[str, Any], architecture: str, **options: Any) -> list[str]:
+    config = {"architectures": [architecture], "quantization_config": fields}
+    (folder / "config.json").write_text(json.dumps(config))
+    return find_problems(ModelRunnerConfig(str(folder), load_format="dummy", **options))
+
+
+def test_the_preflight_refuses_what_the_configuration_tells(tmp_path: Path) -> None:
+    assert preflight_problems(tmp_path, AWQ, "LlamaForCausalLM") == []
+    assert preflight_problems(tmp_path, AWQ, "LlamaForCausalLM", quantization="awq") == []
+    (found,) = preflight_problems(tmp_path, {"quant_method": "nvfp4"}, "LlamaForCausalLM")
+    assert "NVFP4 is not supported" in found
+    (found,) = preflight_problems(tmp_path, AWQ, "LlamaForCausalLM", quantization="int4")
+    assert "quantized already (by awq)" in found
+    (found,) = preflight_problems(tmp_path, AWQ, "LlamaForCausalLM", model_impl="transformers")
+    assert "read by llmstack's own models only" in found
+
+
+def test_the_preflight_needs_no_torch_to_read_a_format(tmp_path: Path) -> None:
+    preflight_problems(tmp_path, AWQ, "LlamaForCausalLM")
+    program = (
+        "import sys\nfrom llmstack_model_runner.preflight import find_problems\n"
+        "from llmstack_types import ModelRunnerConfig\n"
+        f"assert find_problems(ModelRunnerConfig({str(tmp_path)!r}, load_format='dummy')) == []\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
