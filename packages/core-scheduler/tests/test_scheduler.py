@@ -385,16 +385,22 @@ def test_what_a_failed_row_was_to_write_is_found_by_no_request():
     assert rows_of(scheduler.schedule(0.0)) == {"b": 12}
 
 
-def test_what_a_row_wrote_in_the_steps_before_it_failed_is_still_found():
+@pytest.mark.parametrize("num_prefix_tokens", [0, 8])
+def test_all_that_a_failed_row_wrote_is_forgotten_and_what_it_had_found_is_not(num_prefix_tokens: int):
     scheduler = make_scheduler(block_size=4, max_num_batched_tokens=8)
-    scheduler.add_request(make_request("a", 0, prompt=list(range(16))))
+    if num_prefix_tokens:  # another request has written the first blocks, and has ended
+        scheduler.add_request(make_request("before", 0, max_tokens=1, prompt=list(range(num_prefix_tokens))))
+        scheduled = scheduler.schedule(0.0)
+        scheduler.update_from_output(scheduled, ModelRunnerOutput(["before"], [[7]]), 0.0)
+    scheduler.add_request(make_request("a", 0, prompt=list(range(24))))
+    for _ in range((24 - num_prefix_tokens) // 8 - 1):  # its numbers may be wrong already, and no one looks at them
+        scheduled = scheduler.schedule(0.0)
+        scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[]]), 0.0)
     scheduled = scheduler.schedule(0.0)
-    scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[]]), 0.0)
-    scheduled = scheduler.schedule(0.0)
-    scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[]], errors={"a": "no memory"}), 0.0)
-    scheduler.add_request(make_request("b", 0, prompt=list(range(16))))
+    scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[]], errors={"a": "no numbers"}), 0.0)
+    scheduler.add_request(make_request("b", 0, prompt=list(range(24))))
     (row,) = scheduler.schedule(0.0).scheduled_requests
-    assert row.num_computed_tokens == 8
+    assert row.num_computed_tokens == num_prefix_tokens
 
 
 def test_a_row_that_should_have_sampled_and_did_not_fails_instead_of_hanging():

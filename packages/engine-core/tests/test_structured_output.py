@@ -24,6 +24,7 @@ from llmstack_types import (
     InvalidRequestError,
     ModelRunnerConfig,
     NewRequest,
+    QuarantinedError,
     SamplingParams,
     ScheduledRequest,
     SchedulerOutput,
@@ -279,3 +280,92 @@ def test_a_step_without_constrained_rows_is_passed_on_as_it_is() -> None:
     rows.execute(watched, step)
     assert calls == [(step,)]
     assert not rows.num_known_tokens
+
+
+class FaultyBackend(SpellingBackend):
+    """Fails in one of its methods for the requests whose text is `faulty`."""
+
+    method: ClassVar[str] = ""
+
+    def compile(self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...]) -> None:
+        self._raise("compile", params.regex)
+
+    def start(
+        self, request_id: str, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...], min_tokens: int = 0
+    ) -> None:
+        super().start(request_id, params, eos_token_ids, min_tokens)
+        self._raise("start", params.regex)
+
+    def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
+        super().accept(request_id, token_ids)
+        if self.num_said[request_id] >= 2:
+            self._raise("accept", self._text(request_id))
+
+    def masks(self, rows: Sequence[tuple[str, Sequence[int]]]) -> bytearray:
+        for request_id, _ in rows:
+            if self.num_said[request_id] >= 2:
+                self._raise("masks", self._text(request_id))
+        return super().masks(rows)
+
+    def end(self, request_id: str) -> None:
+        text = self._text(request_id)
+        super().end(request_id)
+        self._raise("end", text)
+
+    def _text(self, request_id: str) -> str:
+        return "".join(map(chr, self.texts[request_id][:-1]))
+
+    def _raise(self, method: str, text: str | None) -> None:
+        if method == self.method and text == "faulty":
+            raise IndexError("a bug of the grammar library")
+
+
+@pytest.mark.parametrize("mode", ["plain", "ahead", "drafts"])
+@pytest.mark.parametrize("method", ["compile", "start", "accept", "masks"])
+def test_a_grammar_that_fails_ends_its_request_alone_and_frees_its_blocks(
+    method: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "spelling", SimpleNamespace(Backend=FaultyBackend))
+    others = {"first": "abcdefgh", "last": "zyxwv"}
+
+    def outputs_with(fault: str) -> dict[str, list[EngineCoreOutput]]:
+        monkeypatch.setattr(FaultyBackend, "method", fault)
+        core = build(has_drafts=mode == "drafts", async_scheduling=mode == "ahead")
+        core.add_request(request("first", others["first"]))
+        core.add_request(request("faulty", "faulty", 9))
+        core.add_request(request("last", others["last"]))
+        core.add_request(request("free"))
+        outputs = run(core)
+        assert core.stats().num_running == 0
+        assert core.stats().num_free_blocks == core.stats().num_blocks
+        return outputs
+
+    good, bad = outputs_with(""), outputs_with(method)
+    ended = bad.pop("faulty")[-1]
+    assert (ended.finish_reason, ended.error) == (FinishReason.ERROR, QuarantinedError.NOT_CONSTRAINABLE)
+    assert said(good.pop("faulty")) == "faulty" + chr(EOS)
+    assert {name: said(ended) for name, ended in bad.items()} == {name: said(ended) for name, ended in good.items()}
+
+
+def test_a_grammar_that_cannot_be_ended_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "spelling", SimpleNamespace(Backend=FaultyBackend))
+    monkeypatch.setattr(FaultyBackend, "method", "end")
+    core = build()
+    core.add_request(request("a", "faulty"))
+    assert said(run(core)["a"]) == "faulty" + chr(EOS)
+    core.add_request(request("b", "abc"))
+    assert said(run(core)["b"]) == "abc" + chr(EOS)
+    assert "could not be ended" in caplog.text
+
+
+def test_the_blocks_of_a_request_whose_grammar_failed_are_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "spelling", SimpleNamespace(Backend=FaultyBackend))
+    monkeypatch.setattr(FaultyBackend, "method", "masks")
+    core = build()
+    core.add_request(request("bad", "faulty", 12))
+    run(core)
+    core.add_request(request("same", None, 12))
+    run(core)
+    assert core.stats().prefix_cache_hits == 0

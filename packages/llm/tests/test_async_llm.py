@@ -26,6 +26,7 @@ from llmstack_types import (
     EngineDeadError,
     EngineReady,
     InvalidRequestError,
+    PoolingParams,
     RequestFailedError,
     RequestOutputKind,
     SamplingParams,
@@ -413,6 +414,27 @@ async def test_observers_are_called_at_submission_at_outputs_and_at_the_end(llm:
     gc.collect()
     await asyncio.sleep(0.01)
     assert seen[-1] == ("finished", ("left", None))
+
+
+@pytest.mark.parametrize("method", ["on_submitted", "on_engine_outputs", "on_output", "on_pooled", "on_finished"])
+async def test_an_observer_that_fails_is_logged_and_ends_no_request(
+    llm: AsyncLLM, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail(*arguments: Any) -> None:
+        raise ZeroDivisionError("a bug of the observer")
+
+    class Observer(RequestObserver):
+        pass
+
+    expected = await collect(llm, "abcd", "before", max_tokens=4)
+    monkeypatch.setattr(Observer, method, fail)
+    llm.add_observer(Observer())
+    outputs = await collect(llm, "abcd", "r", max_tokens=4)
+    assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+    async for _ in llm.encode("ab", PoolingParams(), "pooled"):
+        pass
+    assert "an observer of requests failed" in caplog.text
+    assert not llm.output_processor.request_id_to_state
 
 
 async def test_a_conversation_becomes_a_prompt(llm: AsyncLLM):

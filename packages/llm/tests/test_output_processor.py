@@ -14,6 +14,7 @@ from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import RequestOutput
+from llmstack_llm.outputs.request_state import CompletionState
 from llmstack_llm.testing import byte_tokenizer
 from llmstack_llm.text.tokenizer import Tokenizer
 from llmstack_types import (
@@ -289,6 +290,34 @@ def test_a_bug_with_one_request_ends_that_request_alone():
     with pytest.raises(RequestFailedError):
         bad.get_nowait()
     assert taken(good).outputs[0].token_ids == [70]
+
+
+def test_a_detokenizer_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch):
+    def story(bad_ids: list[int]) -> tuple[list[RequestOutput], RequestOutputCollector, Bench]:
+        bench = Bench()
+        bad, good = bench.add("bad"), bench.add("good")
+        outputs = []
+        for index, token_id in enumerate(bad_ids):
+            bench.step(EngineCoreOutput("bad", [token_id]), EngineCoreOutput("good", [70 + index]))
+            outputs.append(taken(good))
+        return outputs, bad, bench
+
+    expected, _, _ = story([91, 92, 93])
+    append_all = CompletionState.append_all
+
+    def fail_at_92(self: CompletionState, output: EngineCoreOutput) -> bool:
+        if 92 in output.new_token_ids:
+            raise UnicodeError("a bug of the tokenizer")
+        return append_all(self, output)
+
+    monkeypatch.setattr(CompletionState, "append_all", fail_at_92)
+    outputs, bad, bench = story([91, 92, 93])
+    assert [output.outputs for output in outputs[:1]] == [output.outputs for output in expected[:1]]
+    assert [output.outputs[0].text for output in outputs] == [output.outputs[0].text for output in expected]
+    assert taken(bad).outputs[0].token_ids == [91]
+    with pytest.raises(RequestFailedError):
+        bad.get_nowait()
+    assert bench.to_abort == ["bad"]
 
 
 def test_an_error_comes_after_what_was_already_there():

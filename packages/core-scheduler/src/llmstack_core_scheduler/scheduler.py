@@ -348,7 +348,8 @@ class Scheduler:
         """Applies one row's results; None without a message, as after a chunk of a prefill."""
         error = output.errors.get(request.request_id) if output.errors else None
         if error is not None:
-            self._kv_cache_manager.forget_prefix(request.token_ids, row.num_computed_tokens, request.arrival.cache_salt)
+            num_hits = min(max(request.num_cached_tokens, 0), row.num_computed_tokens)  # the rest it wrote itself
+            self._kv_cache_manager.forget_prefix(request.token_ids, num_hits, request.arrival.cache_salt)
             return self._fail(request, error)
         if request.prompt_logprobs is not None and step > request.recompute_step:
             collect_prompt_logprobs(request, output)

@@ -20,7 +20,7 @@ from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.model.preflight import check_model_runs
 from llmstack_llm.output_processor import OutputProcessor
-from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.outputs.stats import StatLogger
 from llmstack_llm.outputs.stream import GenerationStream
@@ -267,22 +267,18 @@ class AsyncLLM(EngineFrontEnd):
         )
         collector = self.output_processor.add_pooling_request(prompt.prompt, request)
         observers = self.output_processor.observers
-        for observer in observers:
-            observer.on_submitted(
-                SubmittedRequest(request_id, prompt.prompt, prompt.prompt_token_ids, prompt.pooling_params)
-            )
+        submitted = SubmittedRequest(request_id, prompt.prompt, prompt.prompt_token_ids, prompt.pooling_params)
+        notify(observers, RequestObserver.on_submitted, submitted)
         output, error = None, None
         try:
             await self._send([request_id], [request])
             output = await collector.get()
-            for observer in observers:
-                observer.on_pooled(request_id)
+            notify(observers, RequestObserver.on_pooled, request_id)
         except Exception as raised:
             error = raised
             raise
         finally:
-            for observer in observers:
-                observer.on_finished(request_id, error)
+            notify(observers, RequestObserver.on_finished, request_id, error)
             if output is None:
                 self._abort_silently([request_id])
         yield output

@@ -169,7 +169,8 @@ class InputProcessor:
         draft = await self.gate.run(num_chars, self._tokenized, *arguments)
         constraint = draft.values.get("structured_outputs")
         if constraint is not None:
-            checked = await self.constraints.check_async(constraint, self.limits.vocab_size, sampling.names)
+            vocab_size, names = self.limits.vocab_size, sampling.names
+            checked = await self.constraints.check_async(constraint, vocab_size, names, request.tenant)
             draft.values["structured_outputs"] = checked
         return draft.finish()
 

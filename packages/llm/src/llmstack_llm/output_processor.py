@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from llmstack_llm.outputs.collector import ObservedCollector, RequestOutputCollector
-from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
 from llmstack_llm.outputs.request_state import CompletionState, RequestState, StepTimes, logprobs_dict
 from llmstack_llm.outputs.stats import FinishedRequestStats, IterationStats
 from llmstack_llm.pooling.states import PoolingCollector, PoolingStates
@@ -132,8 +132,8 @@ class OutputProcessor:
                 state.note_status(status, time_s)
             else:
                 self.pooling.note_status(request_id, status, time_s)
-        for observer in self.observers:
-            observer.on_engine_outputs(outputs)
+        if self.observers:
+            notify(self.observers, RequestObserver.on_engine_outputs, outputs)
         processed = ProcessedOutputs(iteration_stats=stats)
         touched: dict[str, None] = {}
         for output in outputs:

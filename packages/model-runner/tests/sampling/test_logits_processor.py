@@ -24,7 +24,14 @@ from llmstack_model_runner.sampling import (
     target_probabilities,
 )
 from llmstack_model_runner.testing import write_gpt2_config
-from llmstack_types import ModelRunnerConfig, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+from llmstack_types import (
+    ModelRunnerConfig,
+    NewRequest,
+    QuarantinedError,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 VOCAB_SIZE = 12
 
@@ -213,3 +220,62 @@ def test_a_runner_without_the_processor_it_is_to_use_does_not_start(tmp_path: Pa
     config = ModelRunnerConfig(str(write_gpt2_config(tmp_path)), load_format="dummy", logits_processors=("no_such:X",))
     with pytest.raises(ValueError, match="no_such"):
         ModelRunner(config).load_model()
+
+
+class FailsAtWord(ForceToken):
+    """Fails for requests that say `fail`, in the method that they name; what it forces is not affected."""
+
+    def update_state(self, removed: Sequence[int], added: Sequence[AddedRow]) -> None:
+        super().update_state(removed, added)
+        self.failing = getattr(self, "failing", set()) - set(removed)
+        for one in added:
+            if (one.params.extra_args or {}).get("fail") == "update_state":
+                raise KeyError("no such rule")
+            if (one.params.extra_args or {}).get("fail") == "apply":
+                self.failing.add(one.row)
+
+    def apply(self, logits: torch.Tensor, rows: LogitsRows) -> torch.Tensor:
+        changed = super().apply(logits, rows)
+        if self.failing & set(rows.rows.tolist()):
+            raise KeyError("no such rule")
+        return changed
+
+
+@pytest.mark.parametrize("method", ["update_state", "apply"])
+def test_a_processor_that_fails_at_one_request_ends_that_one_alone(
+    method: str, tmp_path: Path, module_name: str
+) -> None:
+    config = ModelRunnerConfig(
+        str(write_gpt2_config(tmp_path)),
+        load_format="dummy",
+        max_model_len=32,
+        device="cpu",
+        logits_processors=(f"{module_name}:FailsAtWord",),
+    )
+    runner = ModelRunner(config)
+    runner.load_model()
+
+    def run(fail: str) -> tuple[dict[str, list[int]], dict[str, str]]:
+        runner.initialize_kv_cache(num_blocks=8)
+        extra_args = {"a": {"force": 7}, "b": {"fail": fail}, "c": {"force": 9}, "d": {}}
+        tokens: dict[str, list[int]] = {name: [] for name in extra_args}
+        requests = [
+            NewRequest(name, [1, index], 2, SamplingParams(seed=index, extra_args=extra))
+            for index, (name, extra) in enumerate(extra_args.items())
+        ]
+        rows = [ScheduledRequest(name, 0, 2, [index + 1]) for index, name in enumerate(extra_args)]
+        first = runner.execute_model(SchedulerOutput(0, requests, rows)).result()
+        others = [ScheduledRequest(name, 2, 1, []) for name in "acd"]
+        second = runner.execute_model(SchedulerOutput(1, [], others, removed_request_ids=["b"])).result()
+        for output in (first, second):
+            for name, sampled in zip(output.request_ids, output.sampled_token_ids, strict=True):
+                tokens[name] += sampled
+        return tokens, dict(first.errors) | dict(second.errors)
+
+    expected, no_errors = run("")
+    tokens, errors = run(method)
+    assert no_errors == {}
+    assert errors == {"b": QuarantinedError.NOT_COMPUTABLE}
+    assert tokens.pop("b") == []
+    del expected["b"]
+    assert tokens == expected

@@ -56,14 +56,16 @@ class QuarantinedError(RequestFailedError):
     Attributes:
         OUT_OF_MEMORY: What an engine core says of a request that needs more memory than there is.
         NOT_COMPUTABLE: What it says of one that the model fails at.
+        NOT_CONSTRAINABLE: What it says of one whose output constraint fails while it is followed.
         KILLS_ENGINES: The text for a request that crashes the engine core.
         TEXTS: All of these.
     """
 
     OUT_OF_MEMORY: ClassVar = "the device has too little memory left to compute this request"
     NOT_COMPUTABLE: ClassVar = "the model failed at this request"
+    NOT_CONSTRAINABLE: ClassVar = "the output constraint of this request failed"
     KILLS_ENGINES: ClassVar = "the engine crashed on this request"
-    TEXTS: ClassVar = (OUT_OF_MEMORY, NOT_COMPUTABLE, KILLS_ENGINES)
+    TEXTS: ClassVar = (OUT_OF_MEMORY, NOT_COMPUTABLE, NOT_CONSTRAINABLE, KILLS_ENGINES)
 
 
 class EngineLostError(RequestFailedError):

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput
 from llmstack_types import (
     ModelRunnerOutput,
     NewRequest,
+    QuarantinedError,
     ScheduledRequest,
     SchedulerOutput,
     TokenMasks,
 )
 
+logger = logging.getLogger(__name__)
+
 # `ignore_eos` as `min_tokens`: a text does not end by itself before so many tokens.
 _NEVER = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _ConstrainedStep:
+    """A step under way. Rows whose grammar has failed end with an error; what they sampled is dropped."""
+
+    pending: PendingOutput
+    request_ids: AbstractSet[str]
+    failed: AbstractSet[str]
+
+    def result(self) -> ModelRunnerOutput:
+        output = self.pending.result()
+        failed = self.failed & self.request_ids
+        if not failed:
+            return output
+        sampled = [
+            [] if request_id in failed else token_ids
+            for request_id, token_ids in zip(output.request_ids, output.sampled_token_ids, strict=True)
+        ]
+        errors = {**dict.fromkeys(failed, QuarantinedError.NOT_CONSTRAINABLE), **output.errors}
+        return replace(output, sampled_token_ids=sampled, errors=errors)
 
 
 class ConstrainedRows:
@@ -26,6 +53,8 @@ class ConstrainedRows:
     The runner asks for the masks once its forward pass is launched. Only then are the tokens of the last step read:
     under asynchronous scheduling that step may still be under way when this one begins.
 
+    An error of the backend ends the row at fault. The masks of the other rows stay what they are.
+
     Attributes:
         num_known_tokens: Request id to the number of tokens that its grammar has accepted, prompt included.
     """
@@ -34,6 +63,7 @@ class ConstrainedRows:
         """`backend` is called when there are constrained rows."""
         self.num_known_tokens: dict[str, int] = {}
         self._backend = backend
+        self._failed: set[str] = set()
         # Steps whose tokens the grammars have not accepted yet: request id to its index in the step.
         self._unread: list[tuple[dict[str, int], PendingOutput]] = []
 
@@ -50,24 +80,34 @@ class ConstrainedRows:
         rows = [scheduled.scheduled_requests[index] for index in indices.values()]
         pending = runner.execute_model(scheduled, lambda: self._masks(rows))
         self._unread.append((indices, pending))
-        return pending
+        return _ConstrainedStep(pending, frozenset(indices), self._failed)
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             if self.num_known_tokens.pop(request_id, None) is not None:
-                self._backend().end(request_id)
+                self._end(request_id)
                 for indices, _ in self._unread:  # a request that is scheduled again carries those tokens itself
                     indices.pop(request_id, None)
+
+    def _end(self, request_id: str) -> None:
+        self._failed.discard(request_id)
+        try:
+            self._backend().end(request_id)
+        except Exception:  # the request has ended, and no other depends on its grammar
+            logger.exception("the grammar of request %s could not be ended", request_id)
 
     def _follow(self, request: NewRequest) -> None:
         params = request.sampling_params
         if params.structured_outputs is None:
             return
         request_id, token_ids = request.request_id, request.token_ids
-        min_tokens = _NEVER if params.ignore_eos else params.min_tokens
-        self._backend().start(request_id, params.structured_outputs, request.eos_token_ids, min_tokens)
-        self._backend().accept(request_id, token_ids[request.num_prompt_tokens :])
         self.num_known_tokens[request_id] = len(token_ids)
+        min_tokens = _NEVER if params.ignore_eos else params.min_tokens
+        try:
+            self._backend().start(request_id, params.structured_outputs, request.eos_token_ids, min_tokens)
+            self._backend().accept(request_id, token_ids[request.num_prompt_tokens :])
+        except Exception as error:  # noqa: BLE001 (of one row, which must not end the other rows)
+            self._fail(request_id, error)
 
     def _constrained_rows(self, scheduled: SchedulerOutput) -> dict[str, int]:
         followed = self.num_known_tokens
@@ -76,9 +116,24 @@ class ConstrainedRows:
 
     def _masks(self, rows: Sequence[ScheduledRequest]) -> TokenMasks:
         self._read_last_steps()
-        sampling = [row for row in rows if self._samples(row)]
-        bits = self._backend().masks([(row.request_id, row.draft_token_ids) for row in sampling])
+        sampling = [row for row in rows if row.request_id not in self._failed and self._samples(row)]
+        try:
+            bits = self._backend().masks([(row.request_id, row.draft_token_ids) for row in sampling])
+        except Exception:  # of some row, which is found by asking for each alone
+            logger.exception("the masks of a step could not be computed together")
+            return self._masks_one_by_one(sampling)
         return TokenMasks([row.request_id for row in sampling], bits)
+
+    def _masks_one_by_one(self, rows: Sequence[ScheduledRequest]) -> TokenMasks:
+        request_ids, bits = [], bytearray()
+        for row in rows:
+            try:
+                bits += self._backend().masks([(row.request_id, row.draft_token_ids)])
+            except Exception as error:  # noqa: BLE001 (of one row, which must not end the other rows)
+                self._fail(row.request_id, error)
+            else:
+                request_ids.append(row.request_id)
+        return TokenMasks(request_ids, bits)
 
     def _samples(self, row: ScheduledRequest) -> bool:
         """Whether the row reaches the last token that is known."""
@@ -94,6 +149,14 @@ class ConstrainedRows:
     def _accept(self, indices: Mapping[str, int], output: ModelRunnerOutput) -> None:
         for request_id, index in indices.items():
             token_ids = output.sampled_token_ids[index]
-            if token_ids:
-                self._backend().accept(request_id, token_ids)
+            if token_ids and request_id not in self._failed:
+                try:
+                    self._backend().accept(request_id, token_ids)
+                except Exception as error:  # noqa: BLE001 (of one row, which must not end the other rows)
+                    self._fail(request_id, error)
                 self.num_known_tokens[request_id] += len(token_ids)
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        """Lets a request end with this step."""
+        logger.error("the grammar of request %s failed", request_id, exc_info=error)
+        self._failed.add(request_id)

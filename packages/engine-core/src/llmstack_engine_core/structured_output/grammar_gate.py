@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from llmstack_engine_core.protocols import ConstraintBackend
-from llmstack_types import EngineCoreRequest, InvalidRequestError, RequestStatus
+from llmstack_types import EngineCoreRequest, InvalidRequestError, QuarantinedError, RequestStatus
+
+logger = logging.getLogger(__name__)
 
 NUM_QUICK_THREADS = 2
 NUM_SLOW_THREADS = 1
@@ -58,7 +61,7 @@ class GrammarGate:
             wait([compilation for _, compilation in self.waiting.values()], wait_s, FIRST_COMPLETED)
         ended = [(request, compilation) for request, compilation in self.waiting.values() if compilation.done()]
         self.abort([request.request_id for request, _ in ended])
-        return [(request, _grammar_error(compilation)) for request, compilation in ended]
+        return [(request, _grammar_error(request.request_id, compilation)) for request, compilation in ended]
 
     def _compilation(self, request: EngineCoreRequest) -> Future[None]:
         parent, compilation = self.waiting.get(request.fork_of, (None, None))
@@ -93,13 +96,13 @@ class GrammarGate:
             compilation.set_result(None)
 
 
-def _grammar_error(compilation: Future[None]) -> InvalidRequestError | None:
-    """The error of a grammar that does not compile; any other error is a bug and is raised."""
-    try:
-        compilation.result()
-    except InvalidRequestError as error:
+def _grammar_error(request_id: str, compilation: Future[None]) -> InvalidRequestError | None:
+    """The error of a grammar that does not compile; any error ends that request alone."""
+    error = compilation.exception()
+    if error is None or isinstance(error, InvalidRequestError):
         return error
-    return None
+    logger.error("the grammar of request %s could not be compiled", request_id, exc_info=error)
+    return InvalidRequestError(QuarantinedError.NOT_CONSTRAINABLE)
 
 
 def _have_one_grammar(one: EngineCoreRequest, other: EngineCoreRequest) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest
+from llmstack_llm.outputs.observers import RequestObserver, SubmittedRequest, notify
 from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
 from llmstack_types import RequestOutputKind
 
@@ -102,13 +102,11 @@ class ObservedCollector(RequestOutputCollector):
     def open(self, request: SubmittedRequest) -> None:
         """Reports a request, whose outputs follow."""
         self._open_ids[request.request_id] = None
-        for observer in self._observers:
-            observer.on_submitted(request)
+        notify(self._observers, RequestObserver.on_submitted, request)
 
     def put(self, output: RequestOutput) -> None:
         """Reports the output before it is merged."""
-        for observer in self._observers:
-            observer.on_output(output)
+        notify(self._observers, RequestObserver.on_output, output)
         if output.finished:
             self._finish(output.request_id, None)
         super().put(output)
@@ -127,8 +125,7 @@ class ObservedCollector(RequestOutputCollector):
     def _finish(self, request_id: str, error: Exception | None) -> None:
         if request_id in self._open_ids:
             del self._open_ids[request_id]
-            for observer in self._observers:
-                observer.on_finished(request_id, error)
+            notify(self._observers, RequestObserver.on_finished, request_id, error)
 
 
 def _merged(old: RequestOutput, new: RequestOutput, is_delta: bool) -> RequestOutput:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Concatenate, ParamSpec
 
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_types import EngineCoreOutput, PoolingParams, SamplingParams
+
+Arguments = ParamSpec("Arguments")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,10 @@ class SubmittedRequest:
 
 
 class RequestObserver:
-    """Base of observers, whose methods do nothing. They run on the event loop and must not block."""
+    """Base of observers, whose methods do nothing. They run on the event loop and must not block.
+
+    Their errors are logged: a user's observer must not end the requests of all users.
+    """
 
     def on_submitted(self, request: SubmittedRequest) -> None:
         """A request has passed every check and goes to the engine core."""
@@ -43,3 +52,17 @@ class RequestObserver:
 
     def on_finished(self, request_id: str, error: Exception | None) -> None:
         """A request has ended, by an error where there is one; an aborted one has no finished output before."""
+
+
+def notify(
+    observers: Sequence[RequestObserver],
+    method: Callable[Concatenate[RequestObserver, Arguments], None],
+    *arguments: Arguments.args,
+    **named: Arguments.kwargs,
+) -> None:
+    """Calls a method of `RequestObserver` of every observer; errors are logged."""
+    for observer in observers:
+        try:
+            getattr(observer, method.__name__)(*arguments, **named)
+        except Exception:
+            logger.exception("an observer of requests failed")

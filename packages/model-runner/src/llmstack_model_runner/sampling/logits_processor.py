@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -13,6 +15,8 @@ import numpy.typing as npt
 import torch
 
 from llmstack_types import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "llmstack.logits_processors"
 _METHODS = ("is_argmax_invariant", "update_state", "apply")
@@ -67,7 +71,10 @@ class LogitsProcessor(Protocol):
         """
 
     def update_state(self, removed: Sequence[int], added: Sequence[AddedRow]) -> None:
-        """Notifies of removed rows, then of added rows; called between steps if there are any."""
+        """Notifies of removed rows, then of added rows; called between steps if there are any.
+
+        After an error it is called again for each row, so that only the requests end at which it fails again.
+        """
 
     def apply(self, logits: torch.Tensor, rows: LogitsRows) -> torch.Tensor:
         """The changed logits, which may be `logits` changed in place: float32 [num_logits, vocab_size]."""
@@ -90,6 +97,7 @@ class LogitsProcessors:
         self._after = tuple(one for one, is_late in zip(processors, is_invariant, strict=True) if is_late)
         self._removed: list[int] = []
         self._added: dict[int, AddedRow] = {}
+        self._failed: dict[int, Exception] = {}
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -108,20 +116,45 @@ class LogitsProcessors:
             self._removed.append(row)
 
     def update(self) -> None:
-        """Notifies the processors of the queued changes."""
+        """Notifies the processors of the queued changes; rows that one fails at cannot be computed."""
         if not (self._removed or self._added):
             return
         removed, added = self._removed, list(self._added.values())
         self._removed, self._added = [], {}
+        for row in (*removed, *(one.row for one in added)):
+            self._failed.pop(row, None)
         for processor in self._all:
-            processor.update_state(removed, added)
+            try:
+                processor.update_state(removed, added)
+            except Exception:  # of one row, perhaps, which must not end the other rows
+                logger.exception("%s failed at changed rows", type(processor).__name__)
+                self._update_one_by_one(processor, removed, added)
+
+    def _update_one_by_one(self, processor: LogitsProcessor, removed: Sequence[int], added: Sequence[AddedRow]) -> None:
+        for row in removed:
+            with contextlib.suppress(Exception):  # it may have been removed before the error
+                processor.update_state([row], [])
+        for one in added:
+            try:
+                processor.update_state([], [one])
+            except Exception as error:  # noqa: BLE001 (raised again by the steps with that row)
+                self._failed[one.row] = error
 
     def before_penalties(self, logits: torch.Tensor, rows: LogitsRows) -> torch.Tensor:
-        """Applies the processors that may change the most likely token."""
+        """Applies the processors that may change the most likely token.
+
+        Raises:
+            LogitsProcessorError: A processor has failed at one of these rows when it was added.
+        """
+        self._check(rows)
         return _apply(self._before, logits, rows)
 
     def after_temperature(self, logits: torch.Tensor, rows: LogitsRows) -> torch.Tensor:
         return _apply(self._after, logits, rows)
+
+    def _check(self, rows: LogitsRows) -> None:
+        for row in self._failed.keys() & set(rows.rows.tolist()) if self._failed else ():
+            raise LogitsProcessorError(f"a logits processor failed at row {row}") from self._failed[row]
 
     @property
     def has_after_temperature(self) -> bool:
