@@ -399,8 +399,7 @@ def test_all_that_a_failed_row_wrote_is_forgotten_and_what_it_had_found_is_not(n
     scheduled = scheduler.schedule(0.0)
     scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[]], errors={"a": "no numbers"}), 0.0)
     scheduler.add_request(make_request("b", 0, prompt=list(range(24))))
-    (row,) = scheduler.schedule(0.0).scheduled_requests
-    assert row.num_computed_tokens == num_prefix_tokens
+    assert scheduler.schedule(0.0).scheduled_requests[0].num_computed_tokens == num_prefix_tokens
 
 
 def test_a_row_that_should_have_sampled_and_did_not_fails_instead_of_hanging():
