@@ -236,6 +236,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> AsyncIterator[PooledOutput]:
         """A stream of one output; raises as `submit`."""
         ...

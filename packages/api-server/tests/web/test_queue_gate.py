@@ -13,8 +13,9 @@ from server_helpers.waiting import wait_until
 from llmstack_llm.outputs.stats import IterationStats
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
-from llmstack_server.options.secret import Secret
+from llmstack_server.options.secret import Secret, tenant_ids
 from llmstack_server.state.lifecycle import LifecycleState
+from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.web.queue_gate import JITTER, QUEUED_PATHS
@@ -195,3 +196,58 @@ async def test_the_metrics_show_the_predicted_wait():
     line = next(line for line in text.splitlines() if line.startswith("llmstack:predicted_queue_wait_seconds{"))
     assert float(line.rpartition(" ")[2]) == pytest.approx(20.0, abs=5.0)
     assert "llmstack:queue_drain_tokens_per_second{" in text
+
+
+async def test_the_engine_gets_an_opaque_id_of_each_key(monkeypatch):
+    engine, tenants = FakeEngineClient(), list[str]()
+    submit, encode = engine.submit, engine.encode
+
+    def note_submit(*requests: Any) -> Any:
+        tenants.extend(request.tenant for request in requests)
+        return submit(*requests)
+
+    def note_encode(*arguments: Any, tenant: str, **named: Any) -> Any:
+        tenants.append(tenant)
+        return encode(*arguments, tenant=tenant, **named)
+
+    monkeypatch.setattr(engine, "submit", note_submit)
+    monkeypatch.setattr(engine, "encode", note_encode)
+    keys = ("first-key", "second-key")
+    app, _ = waiting_server(0.0, engine, api_keys=tuple(Secret(key) for key in keys))
+    messages = [{"role": "user", "content": "Hi"}]
+    for key in keys:
+        authorization = f"Bearer {key}"
+        await post(app, authorization=authorization)
+        await post(app, {"messages": messages}, path="/v1/chat/completions", authorization=authorization)
+        await post(app, {"input": "Hi"}, path="/v1/responses", authorization=authorization)
+        await post(app, {"input": "Hi"}, path="/v1/embeddings", authorization=authorization)
+        await post(
+            app, {"messages": messages, "max_tokens": 3, "model": "fake"}, path="/v1/messages", x_api_key=key
+        )  # fmt: skip
+    first, second = tenants[:5], tenants[5:]
+    assert len(set(first)) == len(set(second)) == 1
+    assert first[0] != second[0]
+    assert not any(key in tenant for key in keys for tenant in tenants)
+
+
+async def test_a_key_with_a_long_queue_is_refused_beside_one_that_is_not():
+    keys = ("heavy", "light")
+    state = ready_state(FakeEngineClient(), HTTPConfig(api_keys=tuple(map(Secret, keys))))
+    state.queue = QueueMonitor(4, quantum=100)
+    heavy, _ = tenant_ids(state.config.http.api_keys)
+    num_waiting, now_s = 100 * RATE, time.monotonic()
+    for step in range(11):
+        stats = SchedulerStats(
+            num_waiting_tokens=num_waiting, num_admitted_tokens=RATE * step, waiting_tenants=(heavy,),
+            num_waiting_tokens_per_tenant=(num_waiting,),
+        )  # fmt: skip
+        state.queue.record(stats, IterationStats(timestamp_s=now_s - 10 + step))
+    app = build_app(state)
+    assert [(await post(app, authorization=f"Bearer {key}")).status for key in keys] == [503, 200]
+
+
+def test_processes_with_the_same_keys_agree_on_tenants_whatever_their_order():
+    a, b = tenant_ids([Secret("a"), Secret("b")])
+    assert tenant_ids([Secret("b"), Secret("a")]) == (b, a)
+    assert tenant_ids([Secret("a"), Secret("c")])[0] != a
+    assert tenant_ids([]) == ()

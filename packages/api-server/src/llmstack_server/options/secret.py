@@ -35,3 +35,12 @@ def matching_index(secrets: Sequence[Secret], candidate: bytes) -> int | None:
     for index, secret in enumerate(secrets):
         found = index if secret.matches(candidate) else found
     return found
+
+
+def tenant_ids(keys: Sequence[Secret]) -> tuple[str, ...]:
+    """An opaque id of each key, which all processes and hosts with the same keys agree on."""
+    import hmac  # late, as in `matches`
+
+    digests = [key._digest for key in keys]
+    secret = _sha256(b"".join(sorted(digests)))
+    return tuple(hmac.digest(secret, digest, "sha256")[:16].hex() for digest in digests)

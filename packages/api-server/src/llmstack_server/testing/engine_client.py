@@ -200,6 +200,7 @@ class FakeEngineClient:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> AsyncIterator[PoolingRequestOutput]:
         """The prompt's length, first, greatest and last byte, as far as `dimensions` or labels go."""
         await self.check_health()

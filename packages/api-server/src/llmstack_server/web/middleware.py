@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_server.observability.logs import current_request_id
-from llmstack_server.options.secret import matching_index
+from llmstack_server.options.secret import matching_index, tenant_ids
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import ClientDisconnected, discard_body
 from llmstack_server.web.errors import (
@@ -151,11 +151,13 @@ class AuthenticationMiddleware:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._keys = state.config.http.api_keys
+        self._tenants = tenant_ids(self._keys)
         self._open_paths = OPEN_PATHS | ({"/metrics"} if state.config.http.has_open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and route_path(scope) not in self._open_paths:
-            scope["state"]["api_key_index"] = self._key_index(Headers(scope=scope))
+            index = self._key_index(Headers(scope=scope))
+            scope["state"]["api_key_index"], scope["state"]["tenant"] = index, self._tenants[index]
         await self._app(scope, receive, send)
 
     def _key_index(self, headers: Headers) -> int:

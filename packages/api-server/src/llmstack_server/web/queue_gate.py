@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +29,9 @@ QUEUED_PATHS = frozenset({
 # Clients that were refused together do not return together.
 JITTER = 0.2
 
+current_tenant: ContextVar[str] = ContextVar("tenant", default="")
+"""The opaque id of the API key of the current request; empty without keys."""
+
 
 class QueueGateMiddleware:
     """Decides from the key, the headers and the length of a request alone."""
@@ -49,6 +53,7 @@ class QueueGateMiddleware:
         if wait_s is not None:
             self._check(wait_s, deadline_s)
             send = _with_prediction(send, wait_s)
+        current_tenant.set(tenant)
         begin_client_deadline(deadline_s)
         with queue.coming(num_tokens, tenant, num_bytes):
             try:

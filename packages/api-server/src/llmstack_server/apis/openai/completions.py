@@ -14,7 +14,7 @@ from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, 
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
-from llmstack_server.web.queue_gate import note_submitted
+from llmstack_server.web.queue_gate import current_tenant, note_submitted
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
 from llmstack_server.web.usage import UsageCounter
 
@@ -47,6 +47,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             param=f"prompt[{index}]" if is_list else "prompt",
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
+            tenant=current_tenant.get(),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             add_special_tokens=fields.add_special_tokens is not False,
         )

@@ -10,6 +10,7 @@ from llmstack_server.protocols import AdmittedInput, PooledOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.deadlines import timed
 from llmstack_server.web.fields import PoolingFields
+from llmstack_server.web.queue_gate import current_tenant
 from llmstack_server.web.streams import merge
 from llmstack_types import PoolingParams
 
@@ -48,10 +49,11 @@ async def run_all(
     state: ServerState, inputs: Sequence[AdmittedInput], fields: PoolingFields, request_id: str
 ) -> AsyncIterator[tuple[int, PooledOutput]]:
     """The output of each input with its index, as they come; closing the iterator aborts the rest."""
-    encode, priority, cache_salt = state.engine.encode, fields.priority or 0, fields.cache_salt or ""
+    encode, tenant = state.engine.encode, current_tenant.get()
+    priority, cache_salt = fields.priority or 0, fields.cache_salt or ""
     for start in range(0, len(inputs), MAX_NUM_IN_FLIGHT):
         streams: list[AsyncIterator[PooledOutput]] = [
-            encode(one, None, f"{request_id}-{index}", priority=priority, cache_salt=cache_salt)
+            encode(one, None, f"{request_id}-{index}", priority=priority, cache_salt=cache_salt, tenant=tenant)
             for index, one in enumerate(inputs[start : start + MAX_NUM_IN_FLIGHT], start)
         ]
         state.queue.note_submitted(count_tokens(inputs), 0)
