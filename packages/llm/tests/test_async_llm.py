@@ -252,6 +252,60 @@ async def test_prompt_tokens_that_wait_may_be_bounded(folder: Path, client: Fake
     await llm.shutdown()
 
 
+async def fill(llm: AsyncLLM, tenant: str, prompt: str = "ab") -> int:
+    """Submits requests until one is refused; how many were accepted."""
+    for number in range(20):
+        sampling = GivenSampling({"max_tokens": 50})
+        request = GenerationRequest(f"{tenant}-{number}", prompt, sampling, tenant=tenant)
+        try:
+            await llm.submit(request)
+        except ServerOverloadedError:
+            return number
+    return 20
+
+
+@pytest.mark.parametrize(
+    ("limits", "prompt"), [({"max_num_queued_reqs": 10}, "ab"), ({"max_num_queued_tokens": 100}, "ten tokens")]
+)
+async def test_one_tenant_cannot_fill_the_queue_of_all(
+    folder: Path, client: FakeEngineCoreClient, limits: dict[str, int], prompt: str
+):
+    client.step_delay_s = 60.0
+    llm = make(folder, client, **limits)
+    assert await fill(llm, "heavy", prompt) == 8
+    assert await fill(llm, "light", prompt) == 2
+    await llm.shutdown()
+
+
+async def test_without_tenants_the_queue_may_be_filled(folder: Path, client: FakeEngineCoreClient):
+    client.step_delay_s = 60.0
+    llm = make(folder, client, max_num_queued_reqs=10)
+    assert await fill(llm, "") == 10
+    await llm.shutdown()
+
+
+async def test_prompts_to_pool_are_waiting_tokens_too(folder: Path, client: FakeEngineCoreClient):
+    client.step_delay_s = 60.0
+    llm = make(folder, client, max_num_queued_tokens=8)
+    first = asyncio.create_task(anext(llm.encode("longer than eight", None, "a")))
+    await first_request(client)
+    with pytest.raises(ServerOverloadedError):
+        await collect(llm, "ab", "b")
+    with pytest.raises(ServerOverloadedError):
+        await anext(llm.encode("ab", None, "c"))
+    # One of several prompts that were checked together.
+    second = asyncio.create_task(anext(llm.encode("ab", None, "d", has_room=True)))
+    for _ in range(10_000):
+        if len(client.added) == 2:
+            break
+        await asyncio.sleep(0)
+    assert len(client.added) == 2
+    for task in (first, second):
+        task.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    await llm.shutdown()
+
+
 async def test_the_engine_cores_limits_are_those_of_admission(folder: Path):
     client = FakeEngineCoreClient(EngineReady(2, 16, 64, 257, "float32", "cpu"))
     llm = make(folder, client)

@@ -347,9 +347,9 @@ def test_prompt_tokens_wait_until_their_first_token():
     bench = Bench()
     bench.add("a", "four")
     bench.add("b", "twelve")
-    assert bench.outputs.num_waiting_prompt_tokens == 10
+    assert bench.outputs.num_waiting_prompt_tokens() == 10
     bench.say("x", "a")
-    assert bench.outputs.num_waiting_prompt_tokens == 6
+    assert bench.outputs.num_waiting_prompt_tokens() == 6
 
 
 def test_a_slow_consumer_finds_one_merged_output():

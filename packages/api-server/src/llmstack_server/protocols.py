@@ -228,6 +228,14 @@ class EngineClient(Protocol):
         """
         ...
 
+    def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "") -> None:
+        """Checks that so many prompts may join the queue.
+
+        Raises:
+            ServerOverloadedError: The queue is full.
+        """
+        ...
+
     def encode(
         self,
         prompt: Any,
@@ -237,6 +245,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        has_room: bool = False,
     ) -> AsyncIterator[PooledOutput]:
         """A stream of one output; raises as `submit`."""
         ...

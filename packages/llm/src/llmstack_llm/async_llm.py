@@ -189,7 +189,8 @@ class AsyncLLM(EngineFrontEnd):
         check_fan_out(len(requests), sampling.num_generated, self.input_processor.limits)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
         self._check_alive()
-        self._check_room(len(requests) * sampling.num_generated, sum([len(one.prompt_token_ids) for one in admitted]))
+        num_prompt_tokens = sum([len(one.prompt_token_ids) for one in admitted])
+        self.check_room(len(requests) * sampling.num_generated, num_prompt_tokens, requests[0].tenant)
         # Registered first: an output can never arrive for a request that is not known here.
         collector, engine_requests = self._register(requests, admitted)
         request_ids = [request.request_id for request in requests]
@@ -249,10 +250,12 @@ class AsyncLLM(EngineFrontEnd):
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        has_room: bool = False,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Pools one prompt: a stream of one output. Leaving the iteration before aborts the request.
 
         `pooling_params`: None pools as the model was trained for; not looked at where `prompt` is admitted already.
+        `has_room`: The caller has passed `check_room`, for this prompt and others.
 
         Raises:
             InvalidRequestError, ServerOverloadedError, EngineDeadError, RequestFailedError: As `generate`.
@@ -261,7 +264,8 @@ class AsyncLLM(EngineFrontEnd):
         if not isinstance(prompt, AdmittedPooling):
             prompt = await self.admit_pooling(prompt, pooling_params or PoolingParams())
         self._check_alive()
-        self._check_room(1, len(prompt.prompt_token_ids))
+        if not has_room:
+            self.check_room(1, len(prompt.prompt_token_ids), tenant)
         request = self.input_processor.process_pooling(
             request_id, prompt, priority=priority, cache_salt=cache_salt, tenant=tenant
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from llmstack_llm.engine_clients import check_model
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from llmstack_llm.protocols import AsyncEngineCoreClient
 
 logger = logging.getLogger(__name__)
+
+# What one tenant may use of a bounded queue, in terms of what is free: alone four fifths of it.
+MAX_SHARE_OF_FREE = 4
 
 
 class EngineFrontEnd:
@@ -170,6 +173,32 @@ class EngineFrontEnd:
         """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""
         return await self._client.call(Control.RECENT_STEPS, after_step, engine_index=engine_index)
 
+    def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "") -> None:
+        """Checks that so many completions, or prompts to pool, may join the queue.
+
+        Raises:
+            ServerOverloadedError: The queue is full, or the tenant's share of it is.
+        """
+        outputs, limit = self.output_processor, self._max_num_queued_reqs
+        num_unfinished = outputs.num_unfinished_completions
+        if limit is not None and (
+            num_unfinished + num_completions > limit
+            or _exceeds_share(num_completions, limit - num_unfinished, tenant, outputs.num_unfinished_of)
+        ):
+            raise ServerOverloadedError("too many requests are in flight")
+        limit = self._max_num_queued_tokens
+        num_waiting = 0 if limit is None else outputs.num_waiting_prompt_tokens()
+        # With no request waiting, any length is accepted: otherwise the longest would never run.
+        if (
+            limit is not None
+            and num_waiting
+            and (
+                num_waiting + num_prompt_tokens > limit
+                or _exceeds_share(num_prompt_tokens, limit - num_waiting, tenant, outputs.num_waiting_prompt_tokens)
+            )
+        ):
+            raise ServerOverloadedError("too many prompt tokens are waiting", reason="max_num_queued_tokens")
+
     async def shutdown(self) -> None:
         """Ends every stream, the output loop and the engine core. Idempotent."""
         if self._is_shut_down:
@@ -234,16 +263,6 @@ class EngineFrontEnd:
         if self._client.is_dead:
             raise EngineDeadError("the engine core is gone")
 
-    def _check_room(self, num_completions: int, num_prompt_tokens: int) -> None:
-        limit = self._max_num_queued_reqs
-        if limit is not None and self.output_processor.num_unfinished_completions + num_completions > limit:
-            raise ServerOverloadedError("too many requests are in flight")
-        limit = self._max_num_queued_tokens
-        num_waiting = 0 if limit is None else self.output_processor.num_waiting_prompt_tokens
-        # With no request waiting, any length is accepted: otherwise the longest would never run.
-        if limit is not None and num_waiting and num_waiting + num_prompt_tokens > limit:
-            raise ServerOverloadedError("too many prompt tokens are waiting", reason="max_num_queued_tokens")
-
     def _set_ready(self, ready: EngineReady) -> None:
         for engine in self._client.engines:
             check_model(self.model_config, engine)
@@ -268,6 +287,14 @@ class EngineFrontEnd:
         task = asyncio.create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _exceeds_share(num_new: int, num_free: int, tenant: str, used_by: Callable[[str], int]) -> bool:
+    """Whether a tenant would use more than its share of a queue, so that too little is left to the others."""
+    if not tenant:
+        return False
+    num_used = used_by(tenant)
+    return num_used > 0 and num_used + num_new > MAX_SHARE_OF_FREE * num_free
 
 
 def trace_observers(is_traced: bool) -> tuple[RequestObserver, ...]:

@@ -71,11 +71,22 @@ class OutputProcessor:
         """Completions in flight, and requests that pool."""
         return len(self.request_id_to_completion) + len(self.pooling.request_id_to_state)
 
-    @property
-    def num_waiting_prompt_tokens(self) -> int:
-        """Prompt tokens of requests that have no token yet; linear in the requests in flight."""
+    def num_unfinished_of(self, tenant: str) -> int:
+        """Those of one tenant; linear in the requests in flight."""
         states = self.request_id_to_state.values()
-        return sum(len(state.prompt_token_ids) for state in states if state.metrics.first_token_time_s is None)
+        num_completions = sum(state.num_unfinished for state in states if state.tenant == tenant)
+        return num_completions + sum(request.tenant == tenant for request in self.pooling.requests())
+
+    def num_waiting_prompt_tokens(self, tenant: str | None = None) -> int:
+        """Prompt tokens of requests that have no output yet, of one tenant or of all; linear in the requests."""
+        states = self.request_id_to_state.values()
+        waiting = [
+            len(state.prompt_token_ids)
+            for state in states
+            if state.metrics.first_token_time_s is None and tenant in (None, state.tenant)
+        ]
+        pooling = [len(one.prompt_token_ids) for one in self.pooling.requests() if tenant in (None, one.tenant)]
+        return sum(waiting) + sum(pooling)
 
     def new_collector(self, output_kind: RequestOutputKind) -> RequestOutputCollector:
         """A collector for the requests of one consumer."""

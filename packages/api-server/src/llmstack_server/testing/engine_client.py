@@ -192,6 +192,9 @@ class FakeEngineClient:
         """Runs the real checks on the bytes of the prompt."""
         return admit_bytes(prompt, pooling_params, self.limits, param, param_names)
 
+    def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "") -> None:
+        """Has room for any number of prompts."""
+
     async def encode(
         self,
         prompt: AdmittedPooling,
@@ -201,6 +204,7 @@ class FakeEngineClient:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        has_room: bool = False,
     ) -> AsyncIterator[PoolingRequestOutput]:
         """The prompt's length, first, greatest and last byte, as far as `dimensions` or labels go."""
         await self.check_health()

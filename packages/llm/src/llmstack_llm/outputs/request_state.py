@@ -79,6 +79,7 @@ class RequestState:
         self.request_id = request_id
         self.prompt = admitted.prompt
         self.prompt_token_ids = requests[0].prompt_token_ids
+        self.tenant = requests[0].tenant
         self.sampling_params = admitted.sampling_params
         self.output_kind = self.sampling_params.output_kind
         self.collector = collector

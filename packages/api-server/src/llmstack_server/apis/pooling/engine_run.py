@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from llmstack_server.protocols import AdmittedInput, PooledOutput
@@ -49,15 +50,17 @@ async def run_all(
     state: ServerState, inputs: Sequence[AdmittedInput], fields: PoolingFields, request_id: str
 ) -> AsyncIterator[tuple[int, PooledOutput]]:
     """The output of each input with its index, as they come; closing the iterator aborts the rest."""
-    encode, tenant = state.engine.encode, current_tenant.get()
-    priority, cache_salt = fields.priority or 0, fields.cache_salt or ""
+    tenant, priority, cache_salt = current_tenant.get(), fields.priority or 0, fields.cache_salt or ""
+    first = inputs[:MAX_NUM_IN_FLIGHT]
+    # Once for all: a request must not be refused by its own inputs.
+    state.engine.check_room(len(first), count_tokens(first), tenant)
+    state.queue.note_submitted(count_tokens(inputs), 0)
+    encode = partial(state.engine.encode, priority=priority, cache_salt=cache_salt, tenant=tenant, has_room=True)
     for start in range(0, len(inputs), MAX_NUM_IN_FLIGHT):
         streams: list[AsyncIterator[PooledOutput]] = [
-            encode(one, None, f"{request_id}-{index}", priority=priority, cache_salt=cache_salt, tenant=tenant)
+            timed(encode(one, None, f"{request_id}-{index}"), state.config.http.request_timeout_s)
             for index, one in enumerate(inputs[start : start + MAX_NUM_IN_FLIGHT], start)
         ]
-        state.queue.note_submitted(count_tokens(inputs), 0)
-        streams = [timed(stream, state.config.http.request_timeout_s) for stream in streams]
         async for index, output in merge(streams):
             yield start + index, output
 
