@@ -154,7 +154,7 @@ class ModelRunner:
         model_config = overridden(read_json(model_path, "config.json"), json.loads(config.hf_overrides or "{}"))
         checkpoint_format, scheme = choose_quantization(model_config, config.quantization)
         model_class = choose_model_class(architecture(model_config), config.model_impl)
-        check_quantized(model_class, checkpoint_format)
+        check_quantized(model_class, checkpoint_format, scheme, self._device)
         logger.info("model: %s (%s)", architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
         with packed_linears(scheme, config.enable_deterministic_inference):  # attention layers read it too

@@ -25,7 +25,7 @@ from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES
 
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
 _FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
-_SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4}
+_SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4, "int8_dynamic": 8}
 _DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8}
 _LEAST_KV_BITS = 16
 _GIB = 1 << 30

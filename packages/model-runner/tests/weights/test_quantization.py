@@ -12,12 +12,12 @@ import torch
 from model_runner_helpers.paged_harness import PagedHarness
 from safetensors.torch import load_file, save_file
 
-from llmstack_kernels.linear import QUANTIZATIONS, computes_quantized, quantize
+from llmstack_kernels.linear import INT8_DYNAMIC, QUANTIZATIONS, computes_quantized, quantize
 from llmstack_model_runner.layers.packing import Packing, pack, packed_linears, packing
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import Model, load_model_class
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint
-from llmstack_model_runner.weights import load_weights, num_weight_bytes
+from llmstack_model_runner.weights import check_quantized, load_weights, num_weight_bytes
 from llmstack_types import ModelRunnerConfig, SamplingParams
 from llmstack_types.vocabulary import RoundingScheme, words_of
 
@@ -29,7 +29,7 @@ BERT: dict[str, Any] = {
 
 
 def test_the_kernels_have_every_scheme_that_an_option_may_name() -> None:
-    assert words_of(RoundingScheme) == QUANTIZATIONS
+    assert words_of(RoundingScheme) == (*QUANTIZATIONS, INT8_DYNAMIC)
 
 
 def load(folder: Path, scheme: str | None) -> Any:
@@ -77,7 +77,7 @@ def start(folder: Path, scheme: str | None, **values: Any) -> ModelRunner:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scheme", QUANTIZATIONS)
+@pytest.mark.parametrize("scheme", [*QUANTIZATIONS, INT8_DYNAMIC])
 def test_greedy_output_is_the_same_alone_in_a_batch_and_in_chunks(tmp_path: Path, scheme: str, dtype: str) -> None:
     runner = start(write_gpt2_checkpoint(tmp_path), scheme, dtype=dtype)
     greedy = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
@@ -97,6 +97,23 @@ def test_greedy_output_is_the_same_alone_in_a_batch_and_in_chunks(tmp_path: Path
         driver.step({name: driver.num_left(name) for name in PROMPTS})
     assert {name: output[:12] for name, output in driver.outputs.items()} == alone
     assert len({tuple(output) for output in alone.values()}) == len(PROMPTS)
+
+
+def test_rounded_inputs_stay_close_to_the_model_and_say_what_they_are(tmp_path: Path) -> None:
+    folder = write_gpt2_checkpoint(tmp_path, spread=0.2, tie_word_embeddings=False)
+    full, rounded = (
+        PagedHarness(load(folder, scheme), torch.float32).step([("a", PROMPTS["a"])]) for scheme in (None, INT8_DYNAMIC)
+    )
+    error = (full - rounded).norm() / full.norm()
+    assert 1e-4 < error < 0.05
+    described = start(folder, INT8_DYNAMIC).backends()["quantization"]
+    assert described.startswith(INT8_DYNAMIC)
+    assert (described == INT8_DYNAMIC) == computes_quantized(torch.float32, "cpu", INT8_DYNAMIC)
+
+
+def test_rounded_inputs_are_refused_on_a_gpu() -> None:
+    with pytest.raises(ValueError, match="int8_dynamic is computed on CPUs only"):
+        check_quantized(Model, None, INT8_DYNAMIC, torch.device("cuda"))
 
 
 def test_the_choice_holds_within_its_block_only() -> None:

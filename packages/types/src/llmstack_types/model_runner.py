@@ -22,7 +22,7 @@ class ModelRunnerConfig:
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
         enforce_eager: No graphs are captured: every step is launched operation by operation.
         logits_processors: `module:Class` names of custom logits processors, in the order they are applied.
-        quantization: `int8`, `int4` or `fp8` rounds the weights of linear layers on loading; None keeps their
+        quantization: a `RoundingScheme` rounds the weights of linear layers on loading; None keeps their
             precision.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
         hf_overrides: A JSON object of values in place of those in `config.json`; empty for none.

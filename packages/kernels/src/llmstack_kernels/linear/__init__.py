@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Protocol
 
 import torch
 
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.linear.concatenated import concatenate_linears
+from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, round_weight
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
 from llmstack_kernels.linear.reference import GATES
 from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight, join_stored
@@ -15,6 +17,7 @@ from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight, 
 __all__ = [
     "ACTIVATIONS",
     "GATED_ACTIVATIONS",
+    "INT8_DYNAMIC",
     "QUANTIZATIONS",
     "STORED_LAYOUTS",
     "PackedLinear",
@@ -75,7 +78,8 @@ def pack_linear(
     Args:
         weight: Is copied or kept, and must not be changed afterwards.
         bias: The same.
-        quantization: One of `QUANTIZATIONS`: the weight is rounded; inputs and sums are not.
+        quantization: One of `QUANTIZATIONS`: the weight is rounded; inputs and sums are not. `INT8_DYNAMIC` rounds
+            inputs too, a row at a time.
         is_batch_invariant: A row's result is bit-equal however many rows are beside it. On a GPU that costs speed
             where there are many rows; on a CPU it holds anyway. `numeric_contract` says where it cannot be had.
     """
@@ -87,9 +91,18 @@ def pack_linear(
     packed: PackedLinear
     if quantization is None:
         packed = module.pack_linear(weight, bias, is_batch_invariant)
+    elif quantization == INT8_DYNAMIC:
+        packed = _pack_dynamic(module, weight, bias)
     else:
         quantized = module.quantize(weight, quantization)
         packed = module.pack_quantized_linear(quantized, weight.dtype, bias, is_batch_invariant)
+    return packed
+
+
+def _pack_dynamic(module: ModuleType, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    if not hasattr(module, "pack_dynamic_linear"):
+        return DynamicLinear(round_weight(weight), bias)
+    packed: PackedLinear = module.pack_dynamic_linear(weight, bias)
     return packed
 
 

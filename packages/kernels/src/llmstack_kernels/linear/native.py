@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.linear import quantization
+from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, round_weight
 from llmstack_kernels.linear.native_layer import NativeLinear
 from llmstack_kernels.linear.native_stored import OrderedLinear, pack_stored
 from llmstack_kernels.linear.quantization import QuantizedWeight
@@ -22,6 +23,7 @@ __all__ = [
     "NativeLinear",
     "describe",
     "is_available",
+    "pack_dynamic_linear",
     "pack_linear",
     "pack_quantized_linear",
     "pack_stored_linear",
@@ -31,6 +33,7 @@ __all__ = [
 
 _QUANTIZE_ARGUMENTS = (Pointer, Int, Int, Int, Int, Int, Pointer, Int, Pointer, Pointer)
 QUANTIZED_DTYPES = dict.fromkeys(("int8", "int4"), (torch.float32, torch.bfloat16))
+QUANTIZED_DTYPES[INT8_DYNAMIC] = tuple(DTYPE_TO_SUFFIX)
 STORED_DTYPES = dict.fromkeys(STORED_LAYOUTS, tuple(DTYPE_TO_SUFFIX))
 
 
@@ -54,6 +57,14 @@ def pack_quantized_linear(
     return NativeLinear.pack_quantized(quantized, dtype, bias, native)
 
 
+def pack_dynamic_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> NativeLinear | DynamicLinear:
+    """Round the weight, for inputs of its type that are rounded too."""
+    native = library()
+    if native is None or weight.dtype not in DTYPE_TO_SUFFIX:
+        return DynamicLinear(round_weight(weight), bias)
+    return NativeLinear.pack_dynamic(round_weight(weight), weight.dtype, bias, native)
+
+
 def pack_stored_linear(
     weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
 ) -> NativeLinear | OrderedLinear | PlainLinear:
@@ -67,7 +78,7 @@ def pack_stored_linear(
 def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:
     """Round to integers of `scheme`, in one pass."""
     native = library()
-    if native is None or weight.dtype not in DTYPE_TO_SUFFIX or scheme not in QUANTIZED_DTYPES:
+    if native is None or weight.dtype not in DTYPE_TO_SUFFIX or scheme not in ("int8", "int4"):
         return quantization.quantize(weight, scheme)
     return quantize_by(native, weight, scheme)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from llmstack_kernels.linear.dynamic import DynamicWeight
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import GATES, finish
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer
@@ -90,6 +91,22 @@ class NativeLinear:
         shape = (out_features, in_features)
         scheme = (quantized.scheme, _QUANTIZED_WEIGHT_ARGUMENTS)
         return NativeLinear(shape, dtype, bias, (packed, scales), weight, scheme, native)
+
+    @staticmethod
+    def pack_dynamic(
+        weight: DynamicWeight, dtype: torch.dtype, bias: torch.Tensor | None, native: NativeLibrary
+    ) -> NativeLinear:
+        """Packs integers that rounded inputs of `dtype` are multiplied by."""
+        out_features, in_features = weight.integers.shape
+        packed = empty_in_huge_pages(num_columns(out_features) * (in_features + -in_features % 4), torch.uint8)
+        corrections = torch.empty(num_columns(out_features), dtype=torch.int32)
+        native.function("linear_pack_dynamic", Pointer, Pointer, Pointer, Int, Int)(
+            weight.integers.data_ptr(), packed.data_ptr(), corrections.data_ptr(), in_features, out_features
+        )
+        scales = F.pad(weight.scales, (0, -out_features % PANEL))
+        kept = (packed, corrections, scales)
+        shape, arguments = (out_features, in_features), tuple(tensor.data_ptr() for tensor in kept)
+        return NativeLinear(shape, dtype, bias, kept, arguments, ("dynamic", (Pointer,) * 3), native)
 
     @property
     def in_features(self) -> int:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from llmstack_kernels.linear import STORED_LAYOUTS, bits_per_weight, computes_quantized, computes_stored
+from llmstack_kernels.linear import INT8_DYNAMIC, STORED_LAYOUTS, bits_per_weight, computes_quantized, computes_stored
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.models.base import Model
 
@@ -20,6 +20,8 @@ def describe_quantization(
         widened = [layout for layout in STORED_LAYOUTS if not computes_stored(dtype, device.type, layout)]
         note = f", widened to {name} where stored as {' or '.join(widened)}" if widened else ""
         return f"{checkpoint_format.method} of the checkpoint{note}"
+    if scheme == INT8_DYNAMIC and not computes_quantized(dtype, device.type, scheme):
+        return f"{scheme}, computed in float64, which saves no time: no kernel here computes {name} from integers"
     if scheme is None or computes_quantized(dtype, device.type, scheme):
         return scheme or ""
     return f"{scheme}, widened again, which saves neither memory nor time: no kernel here computes {name} from {scheme}"
@@ -38,12 +40,16 @@ def num_weight_bytes(
     return int(sum(math.prod(slot.shape) for slot in model.slots().values()) * num_bits / 8)
 
 
-def check_quantized(model_class: type[Model], checkpoint_format: CheckpointFormat | None) -> None:
-    """Checks that the model's code reads weights of quantized checkpoints.
+def check_quantized(
+    model_class: type[Model], checkpoint_format: CheckpointFormat | None, scheme: str | None, device: torch.device
+) -> None:
+    """Checks that the model's code reads weights of quantized checkpoints, and that the device computes the scheme.
 
     Raises:
         ValueError: It does not.
     """
+    if scheme == INT8_DYNAMIC and device.type != "cpu":
+        raise ValueError(f"quantization {scheme} is computed on CPUs only; int8, int4 and fp8 run on a GPU.")
     if checkpoint_format is not None and not model_class.reads_quantized:
         raise ValueError(
             f"config.json: {checkpoint_format.field}: weights quantized by {checkpoint_format.method} are read by "

@@ -1,0 +1,172 @@
+// Linear layers whose inputs are rounded to integers of 8 bits, row by row, as their weights are: integer dot products.
+//
+// output = sum of integer products * (scale of the row * scale of the column). Sums of integers are exact in any order, so
+// rows cannot depend on their neighbours, and all variants and the reference give the same bits.
+
+#include <vector>
+
+#include "../native/repeat.h"
+#include "native_widening.h"
+
+namespace llmstack {
+namespace {
+
+#if defined(__AVX512VNNI__)
+constexpr int kInputs = 4;  // of one instruction, which takes inputs without a sign: 128 is added, and subtracted again
+#else
+constexpr int kInputs = 2;
+#endif
+
+// Rows without a larger input become zeros, since 127 divided by their largest would be infinite.
+constexpr float kSmallestInput = 1e-30f;
+
+constexpr int64_t dynamic_steps(int64_t in_features) {
+  return (in_features + kInputs - 1) / kInputs;
+}
+
+// Sums of kInputs products in each lane. `inputs` is a step's inputs of one row, `weights` of kLanes columns.
+inline Ints add_products(Ints sums, uint32_t inputs, const int8_t* weights) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(inputs), _mm512_loadu_si512(weights));
+#elif defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights)));
+  return sums + (Ints)_mm512_madd_epi16(_mm512_set1_epi32(inputs), wide);
+#elif defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
+  return sums + (Ints)_mm256_madd_epi16(_mm256_set1_epi32(inputs), wide);
+#else
+  const int first = static_cast<int16_t>(inputs & 0xffff), second = static_cast<int16_t>(inputs >> 16);
+  for (int i = 0; i < kLanes; ++i) sums[i] += first * weights[2 * i] + second * weights[2 * i + 1];
+  return sums;
+#endif
+}
+
+inline void put_input(uint32_t* words, int64_t k, int32_t value) {
+#if defined(__AVX512VNNI__)
+  words[k / 4] |= static_cast<uint32_t>(value + 128) << (8 * (k % 4));
+#else
+  words[k / 2] |= static_cast<uint32_t>(static_cast<uint16_t>(value)) << (16 * (k % 2));
+#endif
+}
+
+// Integers of a row, and the scale that they are to be multiplied by. A row with a NaN gets the scale NaN.
+template <class T>
+float round_row(const T* x, int64_t size, uint32_t* words) {
+  Floats top = {}, nan = {};
+  for_each_vector(size, [&](int64_t i, int n) {
+    const Floats v = load_some(x + i, n);
+    top = maximum(top, maximum(v, -v));
+    nan = nan + (v - v);  // 0, or NaN where v is infinite or none
+  });
+  std::memset(words, 0, dynamic_steps(size) * sizeof(uint32_t));
+  const float largest_input = largest(top), check = sum(nan);
+  const float inverse = largest_input > kSmallestInput && check == 0.0f ? 127.0f / largest_input : 0.0f;
+  const Floats shifter = broadcast(0x1.8p23f);  // rounds to an integer, ties to even
+  for_each_vector(size, [&](int64_t i, int n) {
+    Floats v = load_some(x + i, n) * inverse;
+    if (check != 0.0f) v = Floats{};
+    const Floats rounded = (v + shifter) - shifter;
+    for (int lane = 0; lane < n; ++lane) put_input(words, i + lane, static_cast<int32_t>(rounded[lane]));
+  });
+  return largest_input / 127.0f + check;
+}
+
+struct DynamicWeight {
+  const int8_t* packed;        // [panels, steps, 64, kInputs]
+  const int32_t* corrections;  // [panels * 64], what an offset of the inputs adds to each sum
+  const float* scales;         // [panels * 64]
+};
+
+template <int kRows, class T>
+void dynamic_tile(const LinearCall<T>& call, const DynamicWeight& weight, const uint32_t* words, const float* row_scales,
+                  int64_t steps, int64_t row, int64_t first_column, int first_vector) {
+  const int8_t* packed = weight.packed + (first_column * steps + first_vector * kLanes) * kInputs;
+  const uint32_t* inputs = words + row * steps;
+  Ints sums[kRows][kTileVectors] = {};
+  for (int64_t step = 0; step < steps; ++step) {
+    const int8_t* columns = packed + step * kPanel * kInputs;
+    prefetch_lines(reinterpret_cast<const uint8_t*>(columns) + kPrefetchBytes, kTileVectors * kLanes * kInputs);
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kTileVectors; ++v) {
+        sums[r][v] = add_products(sums[r][v], inputs[r * steps + step], columns + v * kLanes * kInputs);
+      }
+    }
+  }
+  for (int v = 0; v < kTileVectors; ++v) {
+    const int64_t column = first_column + (first_vector + v) * kLanes;
+    if (column >= call.out_features) return;
+    Ints correction;
+    std::memcpy(&correction, weight.corrections + column, sizeof(correction));
+    for (int r = 0; r < kRows; ++r) {
+      const Floats scale = row_scales[row + r] * load(weight.scales + column);
+      store_sums(call, row + r, column, to_floats(sums[r][v] - correction) * scale);
+    }
+  }
+}
+
+template <class T>
+void multiply_dynamic(const LinearCall<T>& call, int64_t in_features, const DynamicWeight& weight) {
+  static thread_local std::vector<uint32_t> all_words;
+  static thread_local std::vector<float> all_scales;
+  const int64_t steps = dynamic_steps(in_features);
+  all_words.resize(call.num_rows * steps);
+  all_scales.resize(call.num_rows);
+  uint32_t* words = all_words.data();  // other threads have vectors of their own
+  float* scales = all_scales.data();
+  for_each_row(call.num_rows, in_features, [&](int64_t row) {
+    scales[row] = round_row(call.x + row * call.row_stride, in_features, words + row * steps);
+  });
+  for_each_panel(call, [&](int64_t panel, int64_t row, int64_t end) {
+    for (; row < end; row += row + 4 <= end ? 4 : 1) {
+      for (int vector = 0; vector < kVectors; vector += kTileVectors) {
+        if (row + 4 <= end) {
+          dynamic_tile<4>(call, weight, words, scales, steps, row, panel * kPanel, vector);
+        } else {
+          dynamic_tile<1>(call, weight, words, scales, steps, row, panel * kPanel, vector);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace llmstack
+
+extern "C" void llmstack_linear_pack_dynamic(const int8_t* weight, int8_t* packed, int32_t* corrections,
+                                             int64_t in_features, int64_t out_features) {
+  using namespace llmstack;
+  const int64_t steps = dynamic_steps(in_features);
+  for_each_chunk(num_panels(out_features), [&](int64_t panel) {
+    int8_t* out = packed + panel * kPanel * steps * kInputs;
+    std::memset(out, 0, kPanel * steps * kInputs);
+    for (int64_t column = 0; column < kPanel; ++column) {
+      const int64_t index = panel * kPanel + column;
+      int32_t total = 0;
+      for (int64_t k = 0; index < out_features && k < in_features; ++k) {
+        const int8_t value = weight[index * in_features + k];
+        out[(k / kInputs * kPanel + column) * kInputs + k % kInputs] = value;
+        total += value;
+      }
+      corrections[index] = kInputs == 4 ? 128 * total : 0;
+    }
+  });
+}
+
+#define LLMSTACK_DYNAMIC_LINEAR(suffix, T, Out)                                                                   \
+  extern "C" void llmstack_linear_dynamic_##suffix(                                                               \
+      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const int8_t* packed, const int32_t* corrections, \
+      const float* scales, int64_t in_features, int64_t out_features, const llmstack::T* bias,                    \
+      const llmstack::Out* residual, llmstack::Out* out, int64_t activation) {                                    \
+    llmstack::multiply_dynamic(                                                                                   \
+        llmstack::LinearCall<llmstack::T>{                                                                        \
+            x, num_rows, row_stride, llmstack::num_steps<llmstack::T>(in_features), out_features, bias, residual, \
+            out, std::is_same_v<llmstack::Out, float>, static_cast<llmstack::Activation>(activation)},            \
+        in_features, llmstack::DynamicWeight{packed, corrections, scales});                                       \
+  }                                                                                                               \
+  LLMSTACK_REPEATABLE(linear_dynamic_##suffix)
+
+LLMSTACK_DYNAMIC_LINEAR(f32, Float32, Float32)
+LLMSTACK_DYNAMIC_LINEAR(bf16, BFloat16, BFloat16)
+LLMSTACK_DYNAMIC_LINEAR(bf16_f32, BFloat16, Float32)
+LLMSTACK_DYNAMIC_LINEAR(f16, Float16, Float16)
+LLMSTACK_DYNAMIC_LINEAR(f16_f32, Float16, Float32)
