@@ -1,4 +1,4 @@
-"""Layers whose inputs are rounded too, a row at a time: products of integers of 8 bits.
+"""Layers whose inputs are rounded too, row by row: products of 8-bit integers.
 
 output = sum of integer products * (scale of the row * scale of the output). The sums are exact.
 """

@@ -6,6 +6,8 @@ rows and twice at one, where oneDNN computes two; and bias, activation and resid
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from llmstack_kernels.linear import quantization
@@ -32,8 +34,11 @@ __all__ = [
 ]
 
 _QUANTIZE_ARGUMENTS = (Pointer, Int, Int, Int, Int, Int, Pointer, Int, Pointer, Pointer)
-QUANTIZED_DTYPES = dict.fromkeys(("int8", "int4"), (torch.float32, torch.bfloat16))
-QUANTIZED_DTYPES[INT8_DYNAMIC] = tuple(DTYPE_TO_SUFFIX)
+QUANTIZED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
+    "int8": (torch.float32, torch.bfloat16),
+    "int4": (torch.float32, torch.bfloat16),
+    INT8_DYNAMIC: tuple(DTYPE_TO_SUFFIX),
+}
 STORED_DTYPES = dict.fromkeys(STORED_LAYOUTS, tuple(DTYPE_TO_SUFFIX))
 
 

@@ -49,14 +49,21 @@ constexpr int64_t scale_bytes(ScaleType type) {
   return type == ScaleType::kFloat32 ? 4 : 2;
 }
 
-// One byte for a number: kLanes columns' numbers for one input after another.
+#if defined(__AVX512BF16__)
+constexpr bool kTakesPairs = true;  // of bfloat16, in the halves of a lane
+#else
+constexpr bool kTakesPairs = false;
+#endif
+
+// One byte for a number: kLanes columns' numbers for one input after another, or where they are taken in pairs, those of
+// two inputs side by side.
 struct Bytes {
   template <class T>
   static constexpr int64_t kColumnBytes = kLanes * kStep<T>;
 
   template <class T>
   static void put(uint8_t* packed, int k, int lane, uint8_t number) {
-    packed[k * kLanes + lane] = number;
+    packed[kTakesPairs && kStep<T> == 2 ? 2 * lane + k : k * kLanes + lane] = number;
   }
 };
 
@@ -94,17 +101,38 @@ struct ZeroPoints {
   }
 };
 
+// Without zero points, numbers have a sign.
+template <bool kIsSigned>
 struct Int8 : Bytes {
-  static constexpr bool kHasZeros = true;
+  static constexpr bool kHasZeros = !kIsSigned;
+  struct NoZeros {
+    NoZeros(const void*, int64_t, int) {}
+  };
   template <class T>
-  struct Values : ZeroPoints {
-    using ZeroPoints::ZeroPoints;
-    Column<T> column(const uint8_t* packed, int v) const {
-      const Floats first = to_floats((Ints)widen(packed)) - zeros[v];
-      if constexpr (kStep<T> == 2) {
-        return pair_of(first, to_floats((Ints)widen(packed + kLanes)) - zeros[v]);
+  struct Values : std::conditional_t<kIsSigned, NoZeros, ZeroPoints> {
+    using Base = std::conditional_t<kIsSigned, NoZeros, ZeroPoints>;
+    using Base::Base;
+
+    Floats number(const uint8_t* packed, int v) const {
+      if constexpr (kIsSigned) {
+        return to_floats(widen(reinterpret_cast<const int8_t*>(packed)));
       } else {
-        return {first};
+        return to_floats((Ints)widen(packed)) - this->zeros[v];
+      }
+    }
+    Column<T> column(const uint8_t* packed, int v) const {
+      if constexpr (kStep<T> == 1) {
+        return {number(packed, v)};
+      } else {
+#if defined(__AVX512BF16__)
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed));
+        const Words pairs = (Words)(kIsSigned ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
+        Floats even = to_floats((Ints)(pairs << 16) >> 16), odd = to_floats((Ints)pairs >> 16);
+        if constexpr (!kIsSigned) even = even - this->zeros[v], odd = odd - this->zeros[v];
+        return pair_of(even, odd);
+#else
+        return pair_of(number(packed, v), number(packed + kLanes, v));
+#endif
       }
     }
   };
@@ -130,22 +158,22 @@ struct Int4 : Nibbles {
 // A number and 16 less its zero point name an entry of the bfloat16 numbers from -16 to 15.
 template <>
 struct Int4::Values<BFloat16> {
-  __m512i offsets[kTileVectors], negative, positive;
+  __m512i offsets[kTileVectors], entries;
 
   Values(const void* extra, int64_t group, int first_vector) {
     const uint8_t* own = static_cast<const uint8_t*>(extra) + group * kPanel + first_vector * kLanes;
-    for (int v = 0; v < kTileVectors; ++v) offsets[v] = (__m512i)(16 - (Ints)widen(own + v * kLanes));
-    negative = _mm512_setr_epi32(0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0,
-                                 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80);
-    positive = _mm512_setr_epi32(0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
-                                 0x4130, 0x4140, 0x4150, 0x4160, 0x4170);
+    for (int v = 0; v < kTileVectors; ++v) {
+      const Words offset = 16 - widen(own + v * kLanes);
+      offsets[v] = (__m512i)(offset | offset << 16);
+    }
+    uint16_t bits[32];
+    for (int i = 0; i < 32; ++i) bits[i] = to_bfloat16(static_cast<float>(i - 16)).bits;
+    entries = _mm512_loadu_si512(bits);
   }
   Column<BFloat16> column(const uint8_t* packed, int v) const {
-    const Words words = widen(packed);
-    const __m512i low = _mm512_add_epi32((__m512i)(words & 15), offsets[v]);
-    const __m512i high = _mm512_add_epi32((__m512i)(words >> 4), offsets[v]);
-    return {_mm512_or_si512(_mm512_permutex2var_epi32(negative, low, positive),
-                            _mm512_slli_epi32(_mm512_permutex2var_epi32(negative, high, positive), 16))};
+    const Words bytes = widen(packed);
+    const __m512i numbers = (__m512i)((bytes | bytes << 12) & 0x000f000fu);
+    return {_mm512_permutexvar_epi16(_mm512_add_epi16(numbers, offsets[v]), entries)};
   }
 };
 #endif
@@ -165,6 +193,29 @@ struct Float8 : Bytes {
     }
   };
 };
+
+#if defined(__AVX512BF16__)
+// Exponents are raised by the difference of the biases, less 8; subnormal numbers are looked up.
+template <>
+struct Float8::Values<BFloat16> {
+  __m512i subnormals;
+
+  Values(const void*, int64_t, int) {
+    uint16_t bits[32] = {};
+    for (int i = 0; i < 8; ++i) bits[i] = to_bfloat16(static_cast<float>(i) * 0x1p-17f).bits;
+    subnormals = _mm512_loadu_si512(bits);
+  }
+  Column<BFloat16> column(const uint8_t* packed, int) const {
+    const __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed)));
+    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(bytes, 4), _mm512_set1_epi16(0x07f0));
+    const __m512i normal = _mm512_add_epi16(magnitude, _mm512_set1_epi16((127 - 7 - 8) << 7));
+    const __mmask32 is_subnormal = _mm512_testn_epi16_mask(bytes, _mm512_set1_epi16(0x78));
+    const __m512i value = _mm512_mask_permutexvar_epi16(normal, is_subnormal, bytes, subnormals);
+    const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(bytes, 8), _mm512_set1_epi16(static_cast<short>(0x8000)));
+    return {_mm512_or_si512(value, sign)};
+  }
+};
+#endif
 
 struct Table4 : Nibbles {
   static constexpr bool kHasZeros = false;
@@ -310,7 +361,8 @@ void gather_columns(const T* x, int64_t num_rows, int64_t row_stride, const int3
   }                                                                                                               \
   LLMSTACK_REPEATABLE(gather_columns_##suffix)
 
-LLMSTACK_STORED_FORMAT(int8, Int8, BFloat16)
+LLMSTACK_STORED_FORMAT(int8, Int8<false>, BFloat16)
+LLMSTACK_STORED_FORMAT(signed8, Int8<true>, BFloat16)
 LLMSTACK_STORED_FORMAT(int4, Int4, BFloat16)
 LLMSTACK_STORED_FORMAT(fp8, Float8, BFloat16)
 LLMSTACK_STORED_FORMAT(table4, Table4, WideBFloat16)

@@ -12,6 +12,7 @@ from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 
 _WEIGHT_ARGUMENTS = (Pointer, Pointer, Int, Pointer, Int)  # numbers, scales, their type, zero points or table, group
 _SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_MIDDLE = 128  # what numbers of int8 with a sign are stored plus
 _FP8_FACTOR = 256.0
 """What kernels divide numbers of fp8 by; the scales make up for it, exactly."""
 
@@ -64,9 +65,10 @@ def pack_stored(
     num_weights = num_columns(out_features) * (in_features + in_features % 2)
     has_four_bits = weight.layout in ("int4", "table4")
     packed = empty_in_huge_pages(num_weights // 2 if has_four_bits else num_weights, torch.uint8)
-    suffix = f"stored_{weight.layout}_{DTYPE_TO_SUFFIX[dtype]}"
-    pack = native.function(f"linear_pack_{suffix}", Pointer, Pointer, Int, Int)
-    numbers = weight.numbers.contiguous()
+    is_signed = weight.layout == "int8" and weight.zeros is None
+    layout = "signed8" if is_signed else weight.layout
+    pack = native.function(f"linear_pack_stored_{layout}_{DTYPE_TO_SUFFIX[dtype]}", Pointer, Pointer, Int, Int)
+    numbers = (weight.numbers ^ _MIDDLE if is_signed else weight.numbers).contiguous()
     pack(numbers.data_ptr(), packed.data_ptr(), in_features, out_features)
     own_scales = weight.scales.float() * _FP8_FACTOR if weight.layout == "fp8" else weight.scales
     scales = _in_panels(own_scales)
@@ -74,7 +76,7 @@ def pack_stored(
     kept = (packed, scales, extra)
     group_size = weight.group_size + weight.group_size % 2  # odd only where all inputs are one group
     arguments = (packed.data_ptr(), scales.data_ptr(), _SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size)
-    scheme = (f"stored_{weight.layout}", _WEIGHT_ARGUMENTS)
+    scheme = (f"stored_{layout}", _WEIGHT_ARGUMENTS)
     inner = NativeLinear((out_features, in_features), dtype, bias, kept, arguments, scheme, native)
     return inner if weight.order is None else OrderedLinear(inner, weight.order, native)
 

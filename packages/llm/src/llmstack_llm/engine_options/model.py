@@ -68,7 +68,8 @@ class ModelOptions(OptionGroup):
         short="-q",
         aliases=QUANTIZATION_ALIASES,
         help="round the weights of linear layers while loading a checkpoint in full precision (int8, int4, fp8; "
-        "int8_dynamic rounds inputs too), or name the format of a quantized checkpoint (default: what its config.json says)",
+        "int8_dynamic rounds inputs too), or name the format of a quantized checkpoint (default: what its config.json "
+        "says)",
     )
     max_model_len: int | None = option(
         None,
