@@ -163,7 +163,9 @@ class InputProcessor:
     async def admit_async(self, request: GenerationRequest, sampling: CheckedSampling) -> AdmittedRequest:
         """`admit` off the event loop: in a thread where the text is long, constraints in a separate process."""
         arguments = (request.prompt, sampling, request.param, request.default_max_tokens, request.add_special_tokens)
-        words, num_chars = sampling.values.get("bad_words"), num_chars_of(request.prompt)
+        words, num_chars = sampling.values.get("bad_words"), 0
+        if not isinstance(request.prompt, RenderedPrompt):  # that is tokenized already
+            num_chars = num_chars_of(request.prompt)
         if words:
             num_chars += num_chars_of_bad_words(words)
         draft = await self.gate.run(num_chars, self._tokenized, *arguments)

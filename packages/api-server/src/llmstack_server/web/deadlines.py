@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
@@ -21,13 +22,18 @@ class ClientDeadline(NamedTuple):
     end_s: float
 
 
-_client_deadline: ContextVar[ClientDeadline | None] = ContextVar("client_deadline", default=None)
+current_deadline: ContextVar[ClientDeadline | None] = ContextVar("client_deadline", default=None)
+"""The deadline of the current request, where its client gave one."""
 
 
-def begin_client_deadline(limit_s: float | None) -> None:
-    """Sets the deadline of the current request, from now on; None is none."""
-    deadline = None if limit_s is None else ClientDeadline(limit_s, asyncio.get_running_loop().time() + limit_s)
-    _client_deadline.set(deadline)
+@contextmanager
+def client_deadline(limit_s: float) -> Iterator[None]:
+    """Gives the current request so many seconds from now on."""
+    token = current_deadline.set(ClientDeadline(limit_s, asyncio.get_running_loop().time() + limit_s))
+    try:
+        yield
+    finally:
+        current_deadline.reset(token)
 
 
 def first_limit(timeout_s: float | None) -> tuple[float, HTTPError] | None:
@@ -35,7 +41,7 @@ def first_limit(timeout_s: float | None) -> tuple[float, HTTPError] | None:
 
     `timeout_s`: The server's limit, from now on.
     """
-    client = _client_deadline.get()
+    client = current_deadline.get()
     if client is not None:
         left_s = max(client.end_s - asyncio.get_running_loop().time(), 0.0)
         if timeout_s is None or left_s <= timeout_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llmstack_llm import request_errors
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.deadlines import begin_client_deadline, set_deadline
+from llmstack_server.web.deadlines import client_deadline, current_deadline, set_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable, server_is_overloaded, wait_too_long
 from llmstack_server.web.middleware import route_path
 from llmstack_types import ServerOverloadedError
@@ -54,8 +55,9 @@ class QueueGateMiddleware:
             self._check(wait_s, deadline_s)
             send = _with_prediction(send, wait_s)
         current_tenant.set(tenant)
-        begin_client_deadline(deadline_s)
-        with queue.coming(num_tokens, tenant, num_bytes):
+        with queue.coming(num_tokens, tenant, num_bytes), ExitStack() as stack:
+            if deadline_s is not None:
+                stack.enter_context(client_deadline(deadline_s))
             try:
                 await self._app(scope, receive, send)
             except ServerOverloadedError as error:
@@ -109,7 +111,9 @@ def note_submitted(state: ServerState, outputs: OutputStream) -> None:
         num_prompt_tokens += len(prompt.prompt_token_ids) * params.num_generated
         num_output_tokens += min(params.max_tokens or 0, quantum) * params.num_generated
     state.queue.note_submitted(num_prompt_tokens, num_output_tokens)
-    set_deadline(outputs, state.config.http.request_timeout_s)
+    timeout_s = state.config.http.request_timeout_s
+    if timeout_s is not None or current_deadline.get() is not None:
+        set_deadline(outputs, timeout_s)
 
 
 def _with_jitter(wait_s: float) -> float:
