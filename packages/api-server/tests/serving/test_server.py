@@ -362,6 +362,35 @@ async def test_a_client_that_closes_its_socket_aborts_its_request(start: Start):
     assert running.engine.num_running == 0
 
 
+@pytest.mark.parametrize(("is_slow", "timeout_s"), [(False, 0.2), (True, 1.5)], ids=["stopped", "slow"])
+async def test_a_client_that_reads_nothing_is_cut_off_and_a_slow_one_is_not(
+    start: Start, is_slow: bool, timeout_s: float
+):
+    running = await start(HTTPConfig(send_timeout_s=timeout_s, uvicorn_log_level="critical"))
+    running.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # accepted sockets inherit it
+    running.engine.script = "x" * 80
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", running.port))
+    await loop.sock_sendall(
+        client, post_bytes({**STREAM, "max_tokens": 80, "n": 8, "logprobs": 5}, "Connection: close\r\n")
+    )
+    received = b""
+    with client:
+        if is_slow:
+            while piece := await loop.sock_recv(client, 8192):
+                received += piece
+                await asyncio.sleep(0.1)
+            assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            assert not running.engine.aborted_request_ids
+        else:
+            await wait_until(lambda: running.engine.aborted_request_ids)
+    await wait_until(lambda: running.state.in_flight.count == 0)
+    assert running.engine.num_running == 0
+
+
 async def test_streams_advance_together(start: Start):
     running = await start()
     running.engine.step_delay_s = 0.005

@@ -47,6 +47,7 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
         api_keys: Empty accepts all clients.
         max_body_bytes: Larger bodies are refused unread.
         receive_timeout_s: How long a request may take to arrive.
+        send_timeout_s: How long a client may read nothing of its answer.
         log_level: Of llmstack, which is an option of the engine.
         tls: None for HTTP without encryption.
     """
@@ -54,6 +55,7 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
     api_keys: tuple[Secret, ...] = ()
     max_body_bytes: int = 4 << 20
     receive_timeout_s: float = 60.0
+    send_timeout_s: float = 60.0
     log_level: str = "info"
     tls: TLSConfig | None = None
     cors: CORSConfig = field(default_factory=CORSConfig)

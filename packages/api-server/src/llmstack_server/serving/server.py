@@ -204,7 +204,7 @@ def _uvicorn_config(state: ServerState) -> uvicorn.Config:
     http = state.config.http
     config = uvicorn.Config(
         build_app(state),
-        http=limited_protocol(http.max_header_bytes, http.max_num_headers, http.receive_timeout_s),
+        http=limited_protocol(http),
         ws="none",
         lifespan="off",
         loop="none",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import uuid
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from llmstack_server.options.config import HTTPConfig
 from llmstack_server.web.errors import (
     ErrorAnswer,
     expectation_failed,
@@ -21,6 +24,7 @@ MAX_HEADER_BYTES = 64 << 10
 MAX_NUM_HEADERS = 128
 HEADERS_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 60.0
+SEND_TIMEOUT_S = 60.0
 LINGER_S = 1.0
 LINGER_BYTES = 16 << 20
 
@@ -37,10 +41,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     Every byte between the beginning and the end of a request counts: the headers against their limit, the body against
     that of the application, and all else against `MAX_FRAMING_BYTES`. One deadline holds for the whole request.
+    A client that reads nothing of its answer for `send_timeout_s` is cut off, which aborts its request.
     """
 
     headers_timeout_s = HEADERS_TIMEOUT_S
     request_timeout_s = REQUEST_TIMEOUT_S
+    send_timeout_s = SEND_TIMEOUT_S
     linger_s = LINGER_S
     max_header_bytes = MAX_HEADER_BYTES
     max_num_headers = MAX_NUM_HEADERS
@@ -56,15 +62,28 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_lingering_bytes = 0
         self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+        self._num_unsent_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """Starts waiting for the first headers."""
         super().connection_made(transport)
         self._start_timer(self.headers_timeout_s)
+        _limit_sending(transport.get_extra_info("socket"), self.send_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_send_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Starts waiting for the client to read."""
+        super().pause_writing()
+        self._start_send_timer()
+
+    def resume_writing(self) -> None:
+        self._stop_send_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parses bytes; a request beyond a limit ends the connection."""
@@ -158,6 +177,23 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    def _start_send_timer(self) -> None:
+        self._stop_send_timer()
+        self._num_unsent_bytes = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(self.send_timeout_s, self._on_send_timeout)
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _on_send_timeout(self) -> None:
+        """Cuts off a client that has read nothing; a slow one goes on."""
+        if self.transport.get_write_buffer_size() < self._num_unsent_bytes:
+            self._start_send_timer()
+        else:
+            self.transport.abort()
+
     def _on_timeout(self) -> None:
         self._timer = None
         if self.pipeline:  # reading is paused: the request cannot arrive before the answers to earlier ones are sent
@@ -215,11 +251,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", content]))
 
 
-def limited_protocol(max_header_bytes: int, max_num_headers: int, request_timeout_s: float) -> type[LimitedProtocol]:
-    """A subclass of the protocol with these limits."""
+def _limit_sending(connection: socket.socket | None, timeout_s: float) -> None:
+    """Lets Linux end a TCP connection whose last bytes nobody takes, also after the answer has ended."""
+    if connection is not None and connection.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
+        with contextlib.suppress(OSError):  # the client has gone already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1e3))
+
+
+def limited_protocol(http: HTTPConfig) -> type[LimitedProtocol]:
+    """A subclass of the protocol with the limits of the configuration."""
     limits = {
-        "max_header_bytes": max_header_bytes,
-        "max_num_headers": max_num_headers,
-        "request_timeout_s": request_timeout_s,
+        "max_header_bytes": http.max_header_bytes,
+        "max_num_headers": http.max_num_headers,
+        "request_timeout_s": http.receive_timeout_s,
+        "send_timeout_s": http.send_timeout_s,
     }
     return type("LimitedProtocol", (LimitedProtocol,), limits)
