@@ -1,0 +1,153 @@
+"""Clients that are slow, stop reading or are cut off leave nothing behind and disturb nobody."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import quantiles
+from typing import Any
+
+import pytest
+
+Record = Callable[[str, object], None]
+
+BODY = {"model": "model", "prompt": "abc", "temperature": 0, "stream": True, "ignore_eos": True}
+MAX_LEFT_MIB = 48.0
+
+
+def request_bytes(max_tokens: int, **fields: Any) -> bytes:
+    content = json.dumps({**BODY, "max_tokens": max_tokens, **fields}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
+    return f"{head}\r\nConnection: close\r\n\r\n".encode() + content
+
+
+def read_stream(target: Any, max_tokens: int = 20) -> tuple[float, bytes]:
+    """The seconds until the first event of a stream, and everything that came."""
+    with target.connect() as client:
+        start_s = time.monotonic()
+        client.sendall(request_bytes(max_tokens))
+        received, first_s = b"", 0.0
+        while piece := client.recv(65536):
+            received += piece
+            if not first_s and b"data: " in received:
+                first_s = time.monotonic() - start_s
+        return first_s, received
+
+
+def is_whole(answer: bytes) -> bool:
+    return b" 200 " in answer[:20] and b"data: [DONE]" in answer
+
+
+def text_of(answer: bytes) -> str:
+    """The text of a stream, whose tokens may come in any number of events."""
+    events = re.findall(rb"^data: (\{.*\})$", answer, re.MULTILINE)
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 100.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what}"
+        time.sleep(0.1)
+
+
+@contextmanager
+def nothing_is_left(target: Any) -> Iterator[None]:
+    """Requests, blocks, descriptors and memory are what they were, once all clients have gone."""
+    assert is_whole(read_stream(target)[1])  # what the first request loads is there
+    num_files, memory_mib = target.num_files(), target.resident_mib()
+    yield
+    wait_until(target.is_idle, "idle server")
+    wait_until(lambda: not target.metric("vllm:kv_cache_usage_perc"), "freed blocks")
+    wait_until(lambda: target.num_files() <= num_files + 8, f"closed descriptors, {num_files} before")
+    assert target.resident_mib() < memory_mib + MAX_LEFT_MIB
+    assert is_whole(read_stream(target)[1])
+
+
+def good_clients(target: Any, count: int) -> list[float]:
+    """The times to first token of streams one after the other, each of which ends as it should."""
+    times = []
+    for _ in range(count):
+        first_s, answer = read_stream(target)
+        assert is_whole(answer)
+        times.append(first_s)
+    return times
+
+
+def p99_ms(times: list[float]) -> float:
+    return quantiles(times, n=100)[98] * 1e3
+
+
+def test_connections_that_send_a_byte_now_and_then(target: Any, scale: float, record_property: Record) -> None:
+    alone = good_clients(target, 40)
+    with nothing_is_left(target), ExitStack() as stack:
+        clients = [stack.enter_context(target.connect()) for _ in range(round(1000 * scale))]
+        message, is_over = request_bytes(5), threading.Event()
+
+        def drip() -> None:
+            for byte in message[:80]:
+                for client in clients:
+                    client.send(bytes([byte]))
+                if is_over.wait(0.05):
+                    return
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        beside = good_clients(target, 40)
+        is_over.set()
+        dripping.join()
+    record_property("p99_ttft_alone_ms", p99_ms(alone))
+    record_property("p99_ttft_beside_ms", p99_ms(beside))
+
+
+def test_readers_that_stop(target: Any, scale: float, record_property: Record) -> None:
+    alone = good_clients(target, 20)
+    with nothing_is_left(target), ExitStack() as stack:
+        for _ in range(round(500 * scale)):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(60)
+            client.connect(target.address)
+            client.sendall(request_bytes(200, n=2, logprobs=5))
+        beside = good_clients(target, 20)
+    record_property("p99_ttft_alone_ms", p99_ms(alone))
+    record_property("p99_ttft_beside_ms", p99_ms(beside))
+
+
+def test_connections_that_are_cut_at_random_bytes(target: Any, scale: float) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    message = request_bytes(40)
+    text = text_of(read_stream(target)[1])
+    assert text
+    with nothing_is_left(target):
+        for index in range(round(10_000 * scale)):
+            with target.connect() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+                if draw.random() < 0.5:
+                    client.sendall(message[: draw.randrange(len(message))])
+                else:
+                    client.sendall(message)
+                    client.recv(draw.randrange(1, 400))
+            if index % 200 == 0:
+                answer = read_stream(target)[1]
+                assert is_whole(answer)
+                assert text_of(answer) == text
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics"])
+def test_connections_that_are_opened_and_closed(target: Any, scale: float, path: str) -> None:
+    with nothing_is_left(target):
+        for _ in range(round(2000 * scale)):
+            with target.connect() as client:
+                client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
