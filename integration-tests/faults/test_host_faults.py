@@ -101,11 +101,11 @@ def test_a_clock_that_jumps_ten_years_changes_nothing(start_target: Start, tmp_p
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("whom", ["engine", "all"])
-def test_processes_that_freeze_go_on_with_the_same_text(start_target: Start, whom: str) -> None:
+@pytest.mark.parametrize("part", ["engine", "all"])
+def test_processes_that_freeze_go_on_with_the_same_text(start_target: Start, part: str) -> None:
     target, server = start_target()
     undisturbed = stream_text(target, lambda: None)
-    family = target.family() if whom == "all" else target.family()[1:]
+    family = target.family() if part == "all" else target.family()[1:]
 
     def freeze() -> None:
         for process in family:

@@ -1,4 +1,4 @@
-"""Clients that are slow, stop reading or are cut off leave nothing behind and disturb nobody."""
+"""Clients that are slow, stop reading or are cut off leave nothing behind and disturb no other client."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def _limit_sending(connection: socket.socket | None, timeout_s: float) -> None:
-    """Lets Linux end a TCP connection whose last bytes nobody takes, also after the answer has ended."""
+    """Lets Linux end a TCP connection whose last bytes are never taken, also after the answer has ended."""
     if connection is not None and connection.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
         with contextlib.suppress(OSError):  # the client has gone already
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1e3))
