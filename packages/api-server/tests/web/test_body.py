@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
+from llmstack_server.state.turns import Turns
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, discard_body, read_body, read_json_object
 from llmstack_server.web.errors import HTTPError
+from llmstack_server.web.json_pieces import PIECE_BYTES
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -57,9 +60,9 @@ async def test_a_larger_limit_of_bytes_permits_larger_structures():
     body = b'{"a":[' + b"[]," * 100_000 + b"[]]}"
     receive, _ = receiver([body])
     with pytest.raises(HTTPError, match="65536 arrays, objects and members"):
-        await read_json_object(headers, receive, BodyLimits(4 << 20))
+        await read_json_object(headers, receive, BodyLimits(4 << 20), Turns())
     receive, _ = receiver([body])
-    assert len((await read_json_object(headers, receive, BodyLimits(8 << 20)))["a"]) == 100_001
+    assert len((await read_json_object(headers, receive, BodyLimits(8 << 20), Turns()))["a"]) == 100_001
 
 
 async def test_a_body_that_does_not_come_in_time_is_refused():
@@ -92,3 +95,40 @@ async def test_a_refused_body_is_answered_before_the_rest_is_discarded():
 async def test_the_path_is_checked_before_the_size():
     app = build_app(ready_state(FakeEngineClient(), HTTPConfig(max_body_bytes=10)))
     assert (await call(app, "POST", "/nowhere", {"prompt": "x" * 100})).status == 404
+
+
+async def test_other_work_is_done_between_the_pieces_of_a_large_body():
+    body = json.dumps({"prompt": list(range(100_000, 200_000))}).encode()
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
+    num_ticks = 0
+
+    async def receive() -> Any:
+        return pending.pop()
+
+    async def tick() -> None:
+        nonlocal num_ticks
+        while True:
+            num_ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    found = await read_json_object({"content-type": "application/json"}, receive, BodyLimits(), Turns())
+    ticking.cancel()
+    assert found == json.loads(body)
+    assert num_ticks >= len(body) // PIECE_BYTES
+
+
+async def test_the_turn_of_a_large_body_that_is_refused_is_passed_on():
+    turns = Turns()
+    for body in (b'{"a":[' + b"1," * PIECE_BYTES + b"]}", b'{"a":[' + b"1," * PIECE_BYTES + b"1]}"):
+        pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive(pending: list[Any] = pending) -> Any:
+            return pending.pop()
+
+        reading = read_json_object({"content-type": "application/json"}, receive, BodyLimits(), turns)
+        if body.endswith(b",]}"):
+            with pytest.raises(HTTPError):
+                await reading
+        else:
+            assert len((await reading)["a"]) == PIECE_BYTES + 1

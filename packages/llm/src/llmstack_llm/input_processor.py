@@ -291,7 +291,8 @@ class InputProcessor:
             text, token_ids = self._cut(text, token_ids, sampling, param, add_special_tokens)
         if token_ids is None:
             token_ids = self._encode(text or "", param, add_special_tokens)
-        check_token_ids(param, token_ids, self.limits.vocab_size)
+        # A longer prompt is refused below, whatever the others are.
+        check_token_ids(param, token_ids, self.limits.vocab_size, num_checked=self.limits.max_request_tokens)
         if not token_ids:
             raise request_errors.empty_array(param)
         max_tokens = resolve_max_tokens(

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out, check_prompt_chars
+from llmstack_llm.admission.rules import check_token_ids
 from llmstack_llm.admission.sampling import check_sampling, given_fields
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
@@ -225,6 +226,26 @@ def test_an_id_outside_the_logits_is_out_of_vocabulary(token_id: int):
 def test_an_id_that_is_no_integer_is_refused(token_id: object):
     error = prompt_refusal([1, 2, token_id])
     assert (error.param, error.code) == ("prompt[2][2]", "invalid_value")
+
+
+@pytest.mark.parametrize("bad", [0, 4095, 4096, 9999])
+def test_the_first_id_at_fault_is_named_however_long_the_prompt(bad: int):
+    token_ids: list[Any] = [1] * 10_000
+    token_ids[bad], token_ids[-1] = -1, "x" if bad < 9999 else -1
+    with pytest.raises(InvalidRequestError) as caught:
+        check_token_ids("prompt", token_ids, 1000)
+    assert caught.value.param == f"prompt[{bad}]"
+
+
+def test_ids_behind_the_context_are_not_looked_at():
+    class Ids(list[int]):
+        def __getitem__(self, key: Any) -> Any:
+            assert not isinstance(key, slice) or key.stop <= 100
+            return super().__getitem__(key)
+
+    check_token_ids("prompt", Ids([1] * 100 + [-1] * 1000), 1000, num_checked=100)
+    assert prompt_refusal([1] * 100 + [-1]).code == "context_length_exceeded"
+    assert prompt_refusal([1] * 99 + [-1, 1]).code == "invalid_value"
 
 
 def test_an_empty_prompt_is_refused():

@@ -16,6 +16,7 @@ from llmstack_server.protocols import EngineClient
 from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
 from llmstack_server.state.queue_monitor import QueueMonitor
+from llmstack_server.state.turns import Turns
 from llmstack_types import EngineDeadError, EngineReady
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ServerState:
         facts: Further lines of `/server_info`, such as the kind of chat template.
         peers: The other API processes of the server; None where this is the only one.
         queue: Follows the queues of the engine cores, and predicts how long a request waits.
+        decoding: The turns at decoding large bodies.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
     """
 
@@ -68,6 +70,7 @@ class ServerState:
     watchdog: StuckWatchdog = field(default_factory=lambda: StuckWatchdog(0.0))
     peers: Peers | None = None
     queue: QueueMonitor = field(default_factory=QueueMonitor)
+    decoding: Turns = field(default_factory=Turns)
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
 
     @property

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmstack_server.state.turns import Turns
 from llmstack_server.web.errors import HTTPError, request_timeout, request_too_large, unsupported_media_type
-from llmstack_server.web.json_body import decode_object
+from llmstack_server.web.json_body import decode_object, decoding
+from llmstack_server.web.json_pieces import PIECE_BYTES
 from llmstack_server.web.json_structure import JSONLimits
 
 Receive = Callable[[], Awaitable[Any]]
@@ -31,15 +33,27 @@ class BodyLimits:
     timeout_s: float = 60.0
 
 
-async def read_json_object(headers: Mapping[str, str], receive: Receive, limits: BodyLimits) -> dict[str, Any]:
-    """The JSON object of a request.
+async def read_json_object(
+    headers: Mapping[str, str], receive: Receive, limits: BodyLimits, turns: Turns
+) -> dict[str, Any]:
+    """The JSON object of a request. A large one is decoded in pieces, so that other requests wait for one piece only.
 
     Raises:
         HTTPError: Wrong content type, too large, too slow, too costly to decode, or not a JSON object.
         ClientDisconnected: The client has disconnected.
     """
     check_media_type(headers)
-    return decode_object(await read_body(headers, receive, limits), JSONLimits.of_body(limits.max_bytes))
+    body = await read_body(headers, receive, limits)
+    json_limits = JSONLimits.of_body(limits.max_bytes)
+    if len(body) <= PIECE_BYTES:
+        return decode_object(body, json_limits)
+    async with turns.turn(len(body)):
+        document = decoding(body, json_limits)
+        await asyncio.sleep(0)
+        for _ in document.run():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return document.value
 
 
 def check_media_type(headers: Mapping[str, str]) -> None:

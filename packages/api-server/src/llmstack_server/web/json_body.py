@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, body_not_an_object, invalid_json
+from llmstack_server.web.json_pieces import DuplicateKeyError, PiecewiseDecoder
 from llmstack_server.web.json_structure import JSONLimits, check_structure, without_escapes
 
 # Longer than any 64-bit integer: a number that is cut here stays out of every field's range.
 _MAX_INTEGER_DIGITS = 40
+_DUPLICATE_KEY = "a key occurs twice in one object"
 # The first half of a pair without the second, or the second without the first.
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD](?:"
@@ -33,19 +37,45 @@ def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> 
         HTTPError: 400; not UTF-8, not JSON, NaN or Infinity, a key twice, half a surrogate pair, nested deeper than
             64, over a limit, or not an object.
     """
+    for _ in (decoder := decoding(body, limits)).run():
+        pass
+    return decoder.value
+
+
+@dataclass(slots=True)
+class Decoding:
+    """The decoding of one document in steps of about two milliseconds.
+
+    Attributes:
+        value: The object, once `run` has ended.
+    """
+
+    pieces: PiecewiseDecoder
+    value: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> Iterator[None]:
+        """Decodes; other work may be done after each step. Raises as `decode_object`."""
+        try:
+            yield from self.pieces.run()
+        except UnicodeDecodeError:
+            _refuse(invalid_json("it is not UTF-8"))
+        except DuplicateKeyError:
+            _refuse(invalid_json(_DUPLICATE_KEY))
+        except ValueError:
+            _refuse(invalid_json("it is not valid JSON"))
+        if not isinstance(self.pieces.value, dict):
+            _refuse(body_not_an_object())
+        self.value = self.pieces.value
+
+
+def decoding(body: bytes | bytearray, limits: JSONLimits | None = None) -> Decoding:
+    """The decoding of an object, its structure checked; arguments and errors as `decode_object`."""
     unescaped = without_escapes(body)
     has_long_number = check_structure(unescaped, limits or JSONLimits())
     if b"\\u" in unescaped and _LONE_SURROGATE.search(unescaped):
         _refuse(invalid_json("it holds half a surrogate pair"))
-    try:
-        value = (_SATURATING_DECODER if has_long_number else _DECODER).decode(body.decode("utf-8"))
-    except UnicodeDecodeError:
-        _refuse(invalid_json("it is not UTF-8"))
-    except json.JSONDecodeError:
-        _refuse(invalid_json("it is not valid JSON"))
-    if not isinstance(value, dict):
-        _refuse(body_not_an_object())
-    return value
+    decoder = _SATURATING_DECODER if has_long_number else _DECODER
+    return Decoding(PiecewiseDecoder(body, unescaped, decoder.decode))
 
 
 def _refuse(answer: ErrorAnswer) -> NoReturn:
@@ -59,7 +89,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        _refuse(invalid_json("a key occurs twice in one object"))
+        _refuse(invalid_json(_DUPLICATE_KEY))
     return found
 
 

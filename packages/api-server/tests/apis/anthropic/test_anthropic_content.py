@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_output_parsers import ToolCallDelta
+from llmstack_server.apis.anthropic import content
 from llmstack_server.apis.anthropic.content import ContentBuilder
 from llmstack_server.chat.deltas import ChatDelta
 
@@ -75,6 +77,19 @@ def test_hidden_thoughts_are_an_empty_block():
 def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str):
     _events, blocks = build([call(0, "find", arguments)])
     assert blocks[0]["input"] == {"INVALID_JSON": arguments}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a":' + "[" * 80 + "]" * 80 + "}", '{"a":[' + "[]," * (1 << 16) + "[]]}"],
+)
+def test_arguments_that_are_costly_to_decode_are_shown_as_they_are(arguments: str, monkeypatch: pytest.MonkeyPatch):
+    json.loads(arguments)  # they are JSON
+    sizes: list[int] = []
+    monkeypatch.setattr(content.json, "loads", lambda text: sizes.append(len(text)) or {})
+    _events, blocks = build([call(0, "find", arguments)])
+    assert blocks[0]["input"] == {"INVALID_JSON": arguments}
+    assert sizes == [], "it is refused before it is decoded"
 
 
 def test_saying_nothing_is_no_block():

@@ -88,7 +88,7 @@ def admit_pooling(
         InvalidRequestError: Names the first field at fault: values first, the length last.
     """
     resolved = admit_pooling_params(params, limits, config, param_names=param_names)
-    check_token_ids(param, prompt_token_ids, limits.vocab_size)
+    check_token_ids(param, prompt_token_ids, limits.vocab_size, num_checked=limits.max_request_tokens)
     if not prompt_token_ids:
         raise request_errors.empty_array(param)
     _check_second_text_start(resolved.second_text_start, len(prompt_token_ids), limits)

@@ -8,6 +8,8 @@ from typing import Any
 
 from llmstack_output_parsers import ToolCallDelta
 from llmstack_server.chat.deltas import ChatDelta
+from llmstack_server.web.errors import HTTPError
+from llmstack_server.web.json_structure import JSONLimits, check_structure, without_escapes
 
 Block = dict[str, Any]
 Event = dict[str, Any]
@@ -87,10 +89,12 @@ class ContentBuilder:
 
 
 def _arguments(text: str) -> dict[str, Any]:
+    """The object that a model has written; text that is none, or that is costly to decode, under a key of its own."""
     if not text:
         return {}
     try:
+        check_structure(without_escapes(text.encode("utf-8", "replace")), JSONLimits())
         found = json.loads(text)
-    except (ValueError, RecursionError):
+    except (HTTPError, ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {INVALID_JSON: text}

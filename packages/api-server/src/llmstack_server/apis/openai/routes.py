@@ -82,4 +82,5 @@ async def _answer_json(
     state: ServerState, request: Request, answer: Callable[[ServerState, dict[str, Any]], Awaitable[dict[str, Any]]]
 ) -> Response:
     limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
-    return JSONResponse(await answer(state, await read_json_object(request.headers, request.receive, limits)))
+    body = await read_json_object(request.headers, request.receive, limits, state.decoding)
+    return JSONResponse(await answer(state, body))
