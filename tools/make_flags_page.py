@@ -10,7 +10,7 @@ from generated_page import write_page
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.command_line import help_text, value_text
 from llmstack_llm.options.option import Option, options_of
-from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS
+from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS, VLLM_FLAGS
 
 HEAD = """# Flags of `llmstack serve`
 
@@ -24,13 +24,17 @@ Names and defaults are vLLM's where it has them. An option has four forms:
 | keyword in Python | `LLM(model, max_model_len=4096)`, for options marked with `py` |
 
 The command line overrides the environment, the environment overrides the file, and the file overrides the default.
-`llmstack serve --dry-run` checks all options, prints each with its source, and exits. Errors are reported together, one
-line each, with exit code 2.
+Errors are reported together, one line each, with exit code 2.
+
+`llmstack serve --dry-run` with any line prints what every flag became, from which source, and what is missing. It loads
+nothing, and exits with 0 or 1. `--assume-devices 8x80GiB` and `--assume-model` check a line for another machine.
+`llmstack serve --help=all`, `--help=GROUP` and `--help=flag` show a part of this page.
 
 - `-` and `_` are the same in names.
 - A switch has a `--no-` form, such as `--no-enforce-eager`. In variables and files it is `true` or `false`.
 - An option with several values (`...`) takes them one by one, or as a JSON array.
-- A JSON object may be given key by key: `--speculative-config.method ngram`.
+- A JSON object may be given key by key: `--speculative-config.method ngram`, or `-sc.method ngram` with the short form.
+- Words of closed sets may be written in capitals.
 
 ```yaml
 model: gpt2
@@ -52,17 +56,37 @@ KEYWORD_HEAD = """
 REFUSED_HEAD = """
 ## Flags of vLLM that are refused
 
-These flags end the start with the sentence below and exit code 2, unless their value is an accepted one.
+These flags end the start with the sentence below and exit code 2, unless their value is an accepted one. A switch also
+has its `--no-` form, which is accepted where `false` is.
 
 | flag | reason, and what to use | accepted values |
 |---|---|---|
+"""
+ACCEPTED_HEAD = f"""
+## Flags of vLLM that are accepted without effect
+
+These flags tune what llmstack chooses itself. None changes tokens, log-probabilities, limits or security. Each is one
+warning in the log and an entry of `flags_without_effect` in `/server_info`. The flags of vLLM {VLLM_FLAGS.version} are
+all known by name.
+
+| flag | why it has no effect |
+|---|---|
 """
 
 
 def page() -> str:
     """The text of the whole page."""
     return "".join(
-        [HEAD, *_option_tables(SERVE_OPTIONS), KEYWORD_HEAD, *_keyword_rows(), REFUSED_HEAD, *_foreign_rows()]
+        [
+            HEAD,
+            *_option_tables(SERVE_OPTIONS),
+            KEYWORD_HEAD,
+            *_keyword_rows(),
+            REFUSED_HEAD,
+            *_refused_rows(),
+            ACCEPTED_HEAD,
+            *_accepted_rows(),
+        ]
     )
 
 
@@ -98,10 +122,19 @@ def _keyword_rows() -> Iterator[str]:
             yield f"| `{option.name}` | {_cell(help_text(option))} |\n"
 
 
-def _foreign_rows() -> Iterator[str]:
+def _refused_rows() -> Iterator[str]:
     for name, flag in sorted(ALL_FOREIGN_FLAGS.items()):
+        if flag.is_accepted:
+            continue
         accepted = ", ".join(f"`{value}`" if value else "none given" for value in flag.harmless)
         yield f"| `{name}` | {_cell(flag.reason)} | {accepted} |\n"
+
+
+def _accepted_rows() -> Iterator[str]:
+    for name, flag in sorted(ALL_FOREIGN_FLAGS.items()):
+        if flag.is_accepted:
+            names = f"`{name}`, `{flag.short}`" if flag.short else f"`{name}`"
+            yield f"| {names} | {_cell(flag.reason)} |\n"
 
 
 def _cell(text: str) -> str:

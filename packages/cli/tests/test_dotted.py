@@ -21,6 +21,7 @@ from llmstack_command.errors import CommandLineError
         ('--a {"x":1} --a.b -2', ['--a={"x": 1, "b": -2}']),
         ('--a.b 2 --a={"x":1,"b":3}', ['--a={"x": 1, "b": 2}']),
         ("--p a.b -- --a.b 4", ["--p", "a.b", "--", "--a.b", "4"]),
+        ("-cc.a.b=True -1.5 x.y", ['-cc={"a": {"b": "True"}}', "-1.5", "x.y"]),
         ("--a.b 4 -- --a.b 5", ['--a={"b": 4}', "--", "--a.b", "5"]),
     ],
 )

@@ -67,3 +67,36 @@ def test_all_that_is_wrong_is_reported_together(line: list[str], problems: list[
     with pytest.raises(CommandLineError) as caught:
         parser.parse_line(line, check)
     assert str(caught.value).splitlines() == problems
+
+
+def test_help_about_a_group_a_flag_or_all(capsys: pytest.CaptureFixture[str]):
+    parser = CommandParser(prog="llmstack tea", description="brews")
+    group = parser.add_argument_group("Hot water")
+    group.add_argument("--degrees", help="how hot")
+    hidden = parser.add_argument("--kettle-backend", help=argparse.SUPPRESS)
+    hidden.reason = "there is one kettle"  # type: ignore[attr-defined]
+    for line, present, absent in (
+        ("--help=hot-water", "how hot", "--help"),
+        ("--help=--degrees", "how hot", "Hot water"),
+        ("--help=kettle", "--kettle-backend: there is one kettle", "how hot"),
+        ("--bogus --help=all", "brews", "kettle"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            parser.parse_line(line.split())
+        written = capsys.readouterr().out
+        assert (caught.value.code, present in written, absent in written) == (0, True, False), line
+    with pytest.raises(CommandLineError, match="no flag or group is named 'milk'; groups are Hot water"):
+        parser.parse_line(["--help=milk"])
+    assert parser.parse_line(["--degrees=--help=x"]).degrees == "--help=x"
+
+
+def test_a_check_may_choose_the_exit_code():
+    parser = CommandParser(prog="llmstack tea", description="")
+
+    def check(namespace: argparse.Namespace) -> list[str]:
+        namespace.exit_code = 1
+        return ["no water"]
+
+    with pytest.raises(CommandLineError, match="no water") as caught:
+        parser.parse_line([], check)
+    assert caught.value.exit_code == 1

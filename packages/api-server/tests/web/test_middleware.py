@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from server_helpers.waiting import wait_until
 
+from llmstack_llm.options.foreign import AcceptedFlag
+from llmstack_llm.options.resolve import Settings
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.http_options import CORSConfig
@@ -72,6 +75,14 @@ async def test_no_key_shows_in_server_info():
     assert answer.json()["http"]["num_api_keys"] == 1
     assert b"sk-secret" not in answer.body
     assert "sk-secret" not in repr(Secret("sk-secret"))
+
+
+async def test_flags_without_effect_show_in_server_info_with_their_reason():
+    state = ready_state(FakeEngineClient(), HTTPConfig())
+    accepted = AcceptedFlag("--moe-backend", "triton", "command line", "kernels are chosen")
+    state.config = dataclasses.replace(state.config, settings=Settings((), accepted=[accepted]))
+    answer = await call(build_app(state), "GET", "/server_info")
+    assert answer.json()["flags_without_effect"] == [dataclasses.asdict(accepted)]
 
 
 async def test_while_loading_health_names_the_state_and_requests_may_come_again():

@@ -1,6 +1,7 @@
 """Dotted flags: JSON values given key by key.
 
-`--flag.key.inner 4` means `--flag '{"key": {"inner": 4}}'`, and can be combined with it.
+`--flag.key.inner 4` means `--flag '{"key": {"inner": 4}}'`, and can be combined with it; `-f.key 4` is the same with
+a short form.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def fold_dotted_flags(arguments: Sequence[str]) -> list[str]:
             break
         flag, equals, value = word.partition("=")
         base = flag.partition(".")[0]
-        if base not in dotted or not flag.startswith("--"):
+        if base not in dotted:
             folded.append(word)
             continue
         if base not in flag_to_index:
@@ -55,7 +56,8 @@ def _words(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _is_dotted(flag: str) -> bool:
-    return flag.startswith("--") and "." in flag
+    name = flag.removeprefix("-").removeprefix("-")
+    return name != flag and "." in name and name[:1].isalpha()
 
 
 def _value_of(flag: str, words: Iterator[str]) -> str:

@@ -9,6 +9,7 @@ from typing import NoReturn
 from llmstack_command.dotted import fold_dotted_flags
 from llmstack_command.errors import CommandLineError, did_you_mean
 
+USAGE_EXIT_CODE = 2
 Check = Callable[[argparse.Namespace], Sequence[str]]
 
 
@@ -31,6 +32,10 @@ class CommandParser(argparse.ArgumentParser):
             line = fold_dotted_flags(normalise_flags(arguments))
         except CommandLineError as error:
             self.error(str(error))
+        topic = next((word for word in line[: _end_of_flags(line)] if word.startswith("--help=")), None)
+        if topic is not None:
+            print(self.help_about(topic.partition("=")[2]), end="")
+            self.exit()
         namespace, unknown, problems = self._parse(line)
         flags = [word for word in unknown if word.startswith("-") and not _is_number(word)]
         # Other words may be the values of flags at fault.
@@ -38,7 +43,9 @@ class CommandParser(argparse.ArgumentParser):
         if check is not None:
             problems += check(namespace)
         if problems:
-            self.error("\n".join(problems))
+            raise CommandLineError(
+                "\n".join(problems), prog=self.prog, exit_code=getattr(namespace, "exit_code", USAGE_EXIT_CODE)
+            )
         return namespace
 
     def _parse(self, line: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
@@ -58,6 +65,37 @@ class CommandParser(argparse.ArgumentParser):
                 if len(rest) == len(line):  # a positional, without which the rest is unknown
                     self.error("\n".join(problems))
                 line = rest
+
+    def help_about(self, topic: str) -> str:
+        """Help about `all` flags, about one group of flags, or about the flags whose names hold `topic`.
+
+        Raises:
+            CommandLineError: There is no such flag or group; the text lists the groups.
+        """
+        wanted = topic.lower().lstrip("-").replace("_", "-")
+        if wanted == "all":
+            return self.format_help()
+        titled = [group for group in self._action_groups if group.title and group._group_actions]
+        formatter = self._get_formatter()
+        groups = [
+            group for group in titled if (group.title or "").lower().replace(" ", "-") == wanted.replace(" ", "-")
+        ]
+        for group in groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        reasons: list[str] = []
+        if not groups:
+            found = [action for action in self._actions if any(wanted in name for name in action.option_strings)]
+            formatter.add_arguments(found)
+            reasons = [
+                f"  {action.option_strings[0]}: {action.reason}\n" for action in found if hasattr(action, "reason")
+            ]
+        text = formatter.format_help() + "".join(reasons)
+        if not text.strip() or not wanted:
+            listed = ", ".join(sorted({group.title or "" for group in titled}))
+            self.error(f"--help: no flag or group is named '{topic[:64]}'; groups are {listed}")
+        return text
 
     def error(self, message: str) -> NoReturn:
         """Raises `message` as a `CommandLineError`."""
@@ -94,6 +132,14 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
             flag = word.partition("=")[0].partition(".")[0]
             normalised[index] = flag.replace("_", "-") + word[len(flag) :]
     return normalised
+
+
+def _slug(title: str | None) -> str:
+    return (title or "").lower().replace(" ", "-")
+
+
+def _end_of_flags(line: Sequence[str]) -> int:
+    return line.index("--") if "--" in line else len(line)
 
 
 def _is_number(word: str) -> bool:

@@ -34,7 +34,10 @@ class CheckedCommand(Protocol):
     """A `Command` that checks its values itself, so that all errors of a line are reported together."""
 
     def problems(self, namespace: argparse.Namespace) -> Sequence[str]:
-        """A sentence for each wrong value; the command runs only if there is none."""
+        """A sentence for each wrong value; the command runs only if there is none.
+
+        `namespace.exit_code`, where it is set here, is the exit code in that case; else it is 2.
+        """
         ...
 
 

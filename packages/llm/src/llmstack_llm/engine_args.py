@@ -93,10 +93,20 @@ class EngineArgs(
             use=ModelUse.from_options(self.runner, self.task, self.convert),
             pooler_config=self.pooler_config,
         )
+        if self.trust_remote_code:
+            self._check_repository_code(model_config)
         if self.stream_interval != 1:
             defaults = {**model_config.default_sampling, "stream_interval": self.stream_interval}
             model_config = dataclasses.replace(model_config, default_sampling=defaults)
         return model_config, self._engine_config(model_config, usage_context)
+
+    def _check_repository_code(self, model_config: ModelConfig) -> None:
+        from llmstack_llm.model.config import ModelConfigError
+        from llmstack_llm.model.repository_code import repository_code_problem, warn_about_code
+
+        if problem := repository_code_problem(model_config.hf_config):
+            raise ModelConfigError(problem)
+        warn_about_code(model_config.hf_config)
 
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig

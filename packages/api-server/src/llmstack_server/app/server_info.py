@@ -25,6 +25,10 @@ def server_info(state: ServerState) -> dict[str, Any]:
         "model": config.model or "(embedded demo model)",
         "served_model_names": list(config.served_model_names),
         "config": _engine_options(config.engine),
+        "flags_without_effect": [
+            {"flag": flag.flag, "value": flag.value, "source": flag.source, "reason": flag.reason}
+            for flag in config.settings.accepted
+        ],
         "http": {
             "host": http.host, "port": http.port, "num_api_keys": len(http.api_keys),
             "shutdown_timeout_s": http.shutdown_timeout_s, "max_body_bytes": http.max_body_bytes,

@@ -12,10 +12,13 @@ from llmstack_server.commands.batch.errors import BatchError
 from llmstack_server.options.errors import ServeError
 
 if TYPE_CHECKING:
+    from llmstack_llm.options.resolve import Settings
     from llmstack_server.options.config import ServeConfig
 
 _CHECKED = "checked options"
-"""Attribute of a namespace whose options have been checked."""
+"""Attribute of a namespace whose options have been checked; None after a dry run."""
+EXIT_CODE = 1
+"""Of a dry run that finds something missing."""
 
 
 class ServeCommand:
@@ -30,9 +33,15 @@ class ServeCommand:
         add_serve_arguments(parser)
 
     def problems(self, namespace: argparse.Namespace) -> list[str]:
-        """A sentence for each option at fault."""
+        """A sentence for each option at fault; for a dry run, after the table of all options."""
+        settings = _serve_settings(namespace)
+        if settings["dry_run"]:
+            # Here, so that the table is printed and the exit code is the same where other flags are unknown.
+            namespace.exit_code = EXIT_CODE
+            setattr(namespace, _CHECKED, None)
+            return _print_dry_run(settings)
         try:
-            setattr(namespace, _CHECKED, _serve_config(namespace))
+            setattr(namespace, _CHECKED, _serve_config(settings))
         except ServeError as error:
             return str(error).splitlines()
         return []
@@ -40,10 +49,16 @@ class ServeCommand:
     def run(self, namespace: argparse.Namespace) -> int:
         """Serves until a signal or the engine's death; returns the exit code."""
         try:
-            config: ServeConfig = getattr(namespace, _CHECKED, None) or _serve_config(namespace)
-            if config.settings["dry_run"]:
-                _write("serve", "warning", [*config.warnings, *_check_model(config)])
-                sys.stdout.write(f"{config.settings.table()}\n")
+            if hasattr(namespace, _CHECKED):
+                config: ServeConfig | None = getattr(namespace, _CHECKED)
+            else:
+                settings = _serve_settings(namespace)
+                if settings["dry_run"]:
+                    problems = _print_dry_run(settings)
+                    _write("serve", "error", problems)
+                    return EXIT_CODE if problems else 0
+                config = _serve_config(settings)
+            if config is None:
                 return 0
             # Everything below is heavy, and not needed for `--help` or a wrong flag.
             from llmstack_server.serving.serve import run_serve
@@ -90,18 +105,24 @@ class RunBatchCommand:
             return error.exit_code
 
 
-def _serve_config(namespace: argparse.Namespace) -> ServeConfig:
-    """The checked configuration of a parsed line.
-
-    Raises:
-        ServeError: Options are at fault; the text has a line for each.
-    """
+def _serve_settings(namespace: argparse.Namespace) -> Settings:
+    """The effective options of a parsed line."""
     from llmstack_server.options.command_line import settings_from
-    from llmstack_server.options.config import config_from
     from llmstack_server.options.environment import export_hub_settings
 
     settings = settings_from(namespace, os.environ)
     export_hub_settings(settings, os.environ)
+    return settings
+
+
+def _serve_config(settings: Settings) -> ServeConfig:
+    """The checked configuration of effective options.
+
+    Raises:
+        ServeError: Options are at fault; the text has a line for each.
+    """
+    from llmstack_server.options.config import config_from
+
     try:
         return config_from(settings)
     except ServeError:
@@ -109,19 +130,14 @@ def _serve_config(namespace: argparse.Namespace) -> ServeConfig:
         raise
 
 
-def _check_model(config: ServeConfig) -> list[str]:
-    """Checks the model's files where they are on this machine, and returns a warning where they are not.
+def _print_dry_run(settings: Settings) -> list[str]:
+    """Prints what every flag became, and returns a sentence for each thing that is missing."""
+    from llmstack_server.commands.dry_run import dry_run
 
-    Raises:
-        ServeError: The model cannot run; the text has a line for each reason.
-    """
-    from llmstack_model_files import looks_like_path
-    from llmstack_server.serving.launcher import check_model
-
-    if config.model is not None and not looks_like_path(config.model):
-        return [f"the files of {config.model} are not checked, since it is not a local folder"]
-    check_model(config)
-    return []
+    found = dry_run(settings)
+    _write("serve", "warning", found.warnings)
+    sys.stdout.write(f"{found.table}\n")
+    return list(found.problems)
 
 
 def _write(command: str, kind: str, lines: Iterable[str]) -> None:

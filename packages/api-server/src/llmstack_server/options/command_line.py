@@ -11,11 +11,12 @@ from llmstack_llm.options.command_line import add_foreign_flags, add_options, gi
 from llmstack_llm.options.foreign import ForeignFlag, replaced_flags
 from llmstack_llm.options.option import Option, options_of
 from llmstack_llm.options.resolve import ConfigFile, Settings, resolve
+from llmstack_server.options.accepted_flags import ACCEPTED_FLAGS
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.config_file import read_config_file
 from llmstack_server.options.environment import ignored_variables
-from llmstack_server.options.foreign_flags import FOREIGN_FLAGS
+from llmstack_server.options.foreign_flags import REFUSED_FLAGS
 from llmstack_server.options.http_options import (
     AnswerConfig,
     CORSConfig,
@@ -33,6 +34,7 @@ from llmstack_server.options.server_options import (
     ParallelOptions,
     SourceOptions,
 )
+from llmstack_server.options.vllm_flags import FlagList, read_flag_list, with_forms
 
 _GROUPS: Sequence[type[Any]] = (
     EngineArgs, NameOptions, HubOptions, ParallelOptions, ChatOptions, AnswerConfig,
@@ -42,7 +44,10 @@ _GROUPS: Sequence[type[Any]] = (
 SERVE_OPTIONS: Sequence[Option] = tuple(
     option for group in _GROUPS for option in options_of(group) if option.declared.flag
 )
-ALL_FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {**FOREIGN_FLAGS, **replaced_flags(SERVE_OPTIONS)}
+VLLM_FLAGS: FlagList = read_flag_list()
+ALL_FOREIGN_FLAGS: Mapping[str, ForeignFlag] = with_forms(
+    {**REFUSED_FLAGS, **ACCEPTED_FLAGS, **replaced_flags(SERVE_OPTIONS)}, VLLM_FLAGS
+)
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +66,7 @@ def settings_from(
     file, problems = _config_file(namespace, environment, options)
     settings = resolve(options, namespace, environment, file, ALL_FOREIGN_FLAGS)
     settings.problems[:0] = problems
+    settings.warnings += [str(flag) for flag in settings.accepted]
     settings.warnings += _ambiguous_model(namespace, options)
     if ignored := ignored_variables(environment, SERVE_OPTIONS):
         settings.warnings.append(f"environment variables without a meaning here: {', '.join(ignored)}")

@@ -31,6 +31,7 @@ from llmstack_server.options.server_options import (
     LogOptions,
     PageOptions,
     ParallelOptions,
+    SourceOptions,
     TimeLimitOptions,
 )
 
@@ -109,6 +110,7 @@ def config_from(settings: Settings) -> ServeConfig:
     processes, chat = settings.build(ProcessConfig), settings.build(ChatOptions)
     http = _http_config(settings, keys)
     settings.build(AccessOptions)
+    settings.build(SourceOptions)
     settings.build(ParallelOptions)
     if engine is not None and processes is not None and observability is not None:
         settings.add_problems(processes.conflicts_with_engines(engine.data_parallel_size))

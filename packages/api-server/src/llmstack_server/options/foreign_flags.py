@@ -1,4 +1,4 @@
-"""Flags of vLLM that are refused, each with the reason and the alternative."""
+"""Flags of vLLM that are refused, or change nothing, each with the reason."""
 
 from __future__ import annotations
 
@@ -16,135 +16,178 @@ _SEVERAL_DEVICES = ForeignFlag(
 )
 _ONE_MACHINE = ForeignFlag("all engine cores run on this machine; put a load balancer in front of several servers")
 _EXPERTS = ForeignFlag("experts are not distributed: an engine core runs on one device", _OFF)
-_NO_SUCH_THING = ForeignFlag("this server has no such feature to disable", (*_BARE, *_OFF))
 _KV_ELSEWHERE = ForeignFlag(
     "the KV cache stays in the engine core; --num-host-blocks N swaps preempted requests to host memory", _OFF
 )
-_COMPILATION = ForeignFlag("nothing is compiled at start; --enforce-eager turns captured steps off")
-_KERNELS = ForeignFlag("kernels are chosen for the machine; /server_info lists them under engine.backends", ("auto",))
-_STATE_SPACE = ForeignFlag("state space models are not supported")
-_NO_REPOSITORY_CODE = ForeignFlag(
-    "code from model repositories is never executed; --model-impl transformers runs every architecture of "
-    "transformers, and installed packages may add more",
-    _OFF,
-)
+_STATE_SPACE = ForeignFlag("state space models are not supported", ("auto", "none", *_OFF))
 _OWN_CLASSES = ForeignFlag(
     "classes of the engine cannot be replaced; --middleware and --logits-processors add custom code"
 )
 _PLUGINS = ForeignFlag("plug-ins of vLLM are not supported")
 _ALWAYS = (*_BARE, *_OFF)
-_WEIGHT_FILES = ForeignFlag("weights are always memory-mapped from safetensors", ("auto", "lazy", *_OFF))
+_ROUNDING = ForeignFlag("only whole checkpoints are rounded, as --quantization and --kv-cache-dtype say")
+_OFFLOADING = ForeignFlag("weights are not offloaded; --quantization int8 halves their size", _OFF)
+_STATISTICS = ForeignFlag("there are no such statistics; /metrics lists those there are", (*_OFF, "none"))
+_PLACEMENT = ForeignFlag("start the server under numactl or taskset, which hold every process of it", _OFF)
+_SLEEP = ForeignFlag("--enable-sleep-mode releases the weights and the KV cache as it does", (*_OFF, "cumem"))
 
-FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
+REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--additional-config": _PLUGINS,
-    "--all2all-backend": _EXPERTS,
     "--allow-deprecated-quantization": ForeignFlag("no format of --quantization is deprecated", _OFF),
     "--allowed-local-media-path": _MEDIA,
     "--allowed-media-domains": _MEDIA,
-    "--attention-backend": _KERNELS,
-    "--attention-config": _KERNELS,
+    "--anthropic-disabled-thinking-effort": ForeignFlag(
+        "use --default-chat-template-kwargs, which reach the chat template", ("auto",)
+    ),
+    "--aux-output-config": ForeignFlag("answers carry tokens and log-probabilities only", _OFF),
     "--calculate-kv-scales": ForeignFlag("the scales of an fp8 KV cache are the checkpoint's, or 1", _OFF),
-    "--code-revision": _NO_REPOSITORY_CODE,
-    "--compilation-config": _COMPILATION,
+    "--code-revision": ForeignFlag("use --revision: a model's code is never loaded, only its files"),
+    "--cohere-format": ForeignFlag("there is no route in the form of Cohere's chats", ("cmd4",)),
+    "--cohere-is-reasoning-model": ForeignFlag(
+        "there is no route in the form of Cohere's chats", _ALWAYS, is_switch=True
+    ),
     "--config-format": ForeignFlag("the configuration is always read from config.json", ("auto", "hf")),
-    "--cpu-offload-gb": ForeignFlag("weights are not offloaded; --quantization int8 halves their size", _OFF),
-    "--cudagraph-metrics": _COMPILATION,
+    "--cpu-distributed-timeout-seconds": _SEVERAL_DEVICES,
+    "--cpu-offload-gb": _OFFLOADING,
+    "--cpu-offload-params": _OFFLOADING,
+    "--cudagraph-metrics": ForeignFlag("nothing is compiled at start; /server_info lists the captured steps", _OFF),
+    "--custom-histogram-buckets": _STATISTICS,
     "--data-parallel-address": _ONE_MACHINE,
     "--data-parallel-backend": ForeignFlag("engine cores are always processes", ("mp",)),
     "--data-parallel-external-lb": _ONE_MACHINE,
     "--data-parallel-hybrid-lb": _ONE_MACHINE,
+    "--data-parallel-multi-port-external-lb": _ONE_MACHINE,
     "--data-parallel-rank": _ONE_MACHINE,
     "--data-parallel-rpc-port": _ONE_MACHINE,
     "--data-parallel-size-local": _ONE_MACHINE,
     "--data-parallel-start-rank": _ONE_MACHINE,
+    "--data-parallel-supervisor-port": _ONE_MACHINE,
     "--default-mm-loras": _ADAPTERS,
     "--device": ForeignFlag("the device is a GPU if there is one, else the CPU", ("auto",)),
-    "--disable-cascade-attn": _NO_SUCH_THING,
-    "--disable-custom-all-reduce": _NO_SUCH_THING,
-    "--disable-mm-preprocessor-cache": _NO_SUCH_THING,
+    "--device-ids": ForeignFlag("set CUDA_VISIBLE_DEVICES, which every program reads"),
+    "--diffusion-config": ForeignFlag("diffusion models are not supported"),
+    "--disable-access-log-for-endpoints": ForeignFlag("use --disable-uvicorn-access-log, which applies to all routes"),
     "--disable-sliding-window": ForeignFlag(
         "use --max-model-len with the length of the window, which has the same effect", _OFF
     ),
     "--distributed-executor-backend": ForeignFlag("an engine core runs on one device in one process", ("mp", "uni")),
     "--distributed-timeout-seconds": _SEVERAL_DEVICES,
+    "--dp-supervisor-probe-failure-threshold": _ONE_MACHINE,
+    "--dp-supervisor-probe-interval-s": _ONE_MACHINE,
+    "--dp-supervisor-probe-timeout-s": _ONE_MACHINE,
     "--ec-transfer-config": _MEDIA,
-    "--enable-dbo": _SEVERAL_DEVICES,
-    "--enable-eplb": _EXPERTS,
+    "--elastic-ep-max-dp-size": _SEVERAL_DEVICES,
+    "--enable-elastic-ep": _SEVERAL_DEVICES,
     "--enable-expert-parallel": _EXPERTS,
     "--enable-fault-tolerance": ForeignFlag("crash recovery is always on; --max-engine-restarts 0 turns it off", _OFF),
     "--enable-layerwise-nvtx-tracing": ForeignFlag("use --trace, or an external profiler", _OFF),
+    "--enable-logging-iteration-details": _STATISTICS,
     "--enable-lora": _ADAPTERS,
     "--enable-lora-bias": _ADAPTERS,
+    "--enable-mamba-cache-stochastic-rounding": _STATE_SPACE,
+    "--enable-mfu-metrics": _STATISTICS,
+    "--enable-mixed-moe-lora-format": _ADAPTERS,
     "--enable-mm-embeds": _MEDIA,
+    "--enable-moe-shared-loras": _ADAPTERS,
+    "--enable-nccl-comm-suspend": _SLEEP,
     "--enable-prompt-embeds": ForeignFlag("prompts are text or token ids, not embeddings", _OFF),
     "--enable-prompt-tokens-details": ForeignFlag("cached tokens are always reported", _ALWAYS, is_switch=True),
     "--enable-reasoning": ForeignFlag("use --reasoning-parser alone", _OFF),
     "--enable-request-id-headers": ForeignFlag("answers always carry X-Request-Id", _ALWAYS, is_switch=True),
+    "--enable-return-routed-experts": ForeignFlag("answers carry tokens and log-probabilities only", _OFF),
     "--enable-scale-out": ForeignFlag(
         "there are no separate routes for rendering; /tokenize renders conversations", _OFF
     ),
     "--enable-server-load-tracking": ForeignFlag("/load always counts requests", _ALWAYS, is_switch=True),
     "--enable-tower-connector-lora": _ADAPTERS,
-    "--eplb-config": _EXPERTS,
-    "--expert-placement-strategy": _EXPERTS,
+    "--engram-config": ForeignFlag("models with engram tables are not supported"),
+    "--fail-on-environ-validation": ForeignFlag(
+        "unknown variables are named in a warning, which does not end the start", _OFF
+    ),
+    "--fault-tolerance-config": ForeignFlag("use --max-engine-restarts, which bounds crash recovery"),
+    "--fingerprint-mode": ForeignFlag("'system_fingerprint' is always made of the configuration", ("full",)),
+    "--fingerprint-value": ForeignFlag("'system_fingerprint' is always made of the configuration"),
     "--fully-sharded-loras": _ADAPTERS,
+    "--grpc": ForeignFlag("this server answers HTTP alone", _OFF),
+    "--grpc-port": ForeignFlag("this server answers HTTP alone", _OFF),
     "--hf-config-path": ForeignFlag("config.json is read from the model; --hf-overrides replaces values in it"),
-    "--ignore-patterns": ForeignFlag("only the needed files of a repository are downloaded"),
     "--interleave-mm-strings": _MEDIA,
     "--io-processor-plugin": _PLUGINS,
+    "--kv-cache-dtype-skip-layers": _ROUNDING,
     "--kv-events-config": _KV_ELSEWHERE,
     "--kv-offloading-backend": _KV_ELSEWHERE,
     "--kv-offloading-size": _KV_ELSEWHERE,
     "--kv-sharing-fast-prefill": ForeignFlag("no supported model shares its KV cache between layers", _OFF),
     "--kv-transfer-config": _KV_ELSEWHERE,
-    "--limit-mm-per-prompt": _MEDIA,
-    "--log-error-stack": ForeignFlag("unexpected errors are always logged with their stack", (*_BARE, *_OFF)),
+    "--logging-config": ForeignFlag("use --log-config-file"),
     "--logits-processor-pattern": ForeignFlag("requests cannot name logits processors; --logits-processors loads them"),
+    "--long-prefill-token-threshold-adaptive": ForeignFlag("use --long-prefill-token-threshold with a number", _OFF),
     "--lora-dtype": _ADAPTERS,
     "--lora-modules": _ADAPTERS,
+    "--lora-target-modules": _ADAPTERS,
     "--mamba-block-size": _STATE_SPACE,
     "--mamba-cache-dtype": _STATE_SPACE,
+    "--mamba-cache-philox-rounds": _STATE_SPACE,
     "--mamba-ssm-cache-dtype": _STATE_SPACE,
     "--master-addr": _ONE_MACHINE,
     "--master-port": _ONE_MACHINE,
     "--max-cpu-loras": _ADAPTERS,
+    "--max-lora-cls-labels": _ADAPTERS,
     "--max-lora-rank": _ADAPTERS,
     "--max-loras": _ADAPTERS,
-    "--max-parallel-loading-workers": _WEIGHT_FILES,
+    "--max-num-active-seqs": ForeignFlag("use --max-num-seqs, which bounds the requests of a step"),
+    "--max-num-scheduled-tokens": ForeignFlag("use --max-num-batched-tokens, which bounds the tokens of a step"),
     "--max-seq-len-to-capture": ForeignFlag(
         "captured steps work for any length; --cudagraph-capture-sizes sets batch sizes"
     ),
     "--media-io-kwargs": _MEDIA,
-    "--mm-encoder-attn-backend": _MEDIA,
-    "--mm-encoder-tp-mode": _MEDIA,
-    "--mm-processor-cache-gb": _MEDIA,
-    "--mm-processor-cache-type": _MEDIA,
+    "--mm-device-do-normalize": _MEDIA,
+    "--mm-encoder-attn-dtype": _ROUNDING,
+    "--mm-encoder-fp8-scale-path": _ROUNDING,
+    "--mm-encoder-fp8-scale-save-margin": _ROUNDING,
+    "--mm-encoder-fp8-scale-save-path": _ROUNDING,
+    "--mm-encoder-only": _MEDIA,
     "--mm-processor-kwargs": _MEDIA,
-    "--mm-shm-cache-max-object-size-mb": _MEDIA,
-    "--model-loader-extra-config": _WEIGHT_FILES,
+    "--model-class-overrides": _OWN_CLASSES,
     "--nnodes": ForeignFlag(_ONE_MACHINE.reason, ("1",)),
     "--node-rank": ForeignFlag(_ONE_MACHINE.reason, ("0",)),
     "--num-scheduler-steps": ForeignFlag("every step is scheduled; --stream-interval makes chunks larger", ("1",)),
-    "--optimization-level": _COMPILATION,
+    "--numa-bind": _PLACEMENT,
+    "--numa-bind-cpus": _PLACEMENT,
+    "--numa-bind-nodes": _PLACEMENT,
+    "--offload-backend": ForeignFlag(_OFFLOADING.reason, ("auto",)),
+    "--offload-group-size": ForeignFlag(_OFFLOADING.reason, ("0",)),
+    "--offload-num-in-group": ForeignFlag(_OFFLOADING.reason, ("1",)),
+    "--offload-params": _OFFLOADING,
+    "--offload-prefetch-step": _OFFLOADING,
     "--override-attention-dtype": ForeignFlag("use --dtype, which applies to the whole model"),
+    "--per-request-spec-decode-metrics": _STATISTICS,
     "--prefill-context-parallel-size": ForeignFlag(_SEVERAL_DEVICES.reason, ("1",)),
-    "--prefix-caching-hash-algo": ForeignFlag(
-        "prefixes are compared token by token, without hashes", ("builtin", "sha256")
-    ),
     "--profiler-config": ForeignFlag("use an external profiler, such as py-spy or perf"),
     "--pt-load-map-location": ForeignFlag("weights are read from safetensors, never from pickles", ("cpu",)),
+    "--quantization-config": _ROUNDING,
     "--ray-workers-use-nsight": ForeignFlag("Ray is not used", _OFF),
-    "--safetensors-load-strategy": _WEIGHT_FILES,
+    "--reasoning-config": ForeignFlag("use --reasoning-parser, which knows the tags of its format"),
+    "--reasoning-effort-map": ForeignFlag("use --default-chat-template-kwargs"),
+    "--replayssm-buffer-len": _STATE_SPACE,
+    "--return-sampling-mask": ForeignFlag("answers carry tokens and log-probabilities only", _OFF),
     "--scheduler-cls": _OWN_CLASSES,
-    "--scheduler-reserve-full-isl": ForeignFlag("blocks are allocated while a prompt is computed", _OFF),
     "--show-hidden-metrics-for-version": ForeignFlag("no metrics are hidden"),
-    "--skip-mm-profiling": _NO_SUCH_THING,
+    "--sleep-mode-backend": _SLEEP,
+    "--sleep-mode-offload-cudagraph": _SLEEP,
+    "--sleep-preserve-parameter-names": _SLEEP,
     "--specialize-active-lora": _ADAPTERS,
+    "--sse-keep-alive-interval": ForeignFlag("streams without news carry a comment at a fixed interval", ("0",)),
     "--tokenizer-mode": ForeignFlag("every tokenizer is a fast one", ("auto", "hf")),
     "--tool-server": ForeignFlag("tools run on clients, not on this server"),
-    "--trust-remote-code": _NO_REPOSITORY_CODE,
-    "--use-tqdm-on-load": ForeignFlag("the log reports the stages of the start", (*_BARE, *_OFF)),
+    "--tool-strict-level": ForeignFlag("requests say by 'strict' which functions are held to their schemas", ("auto",)),
+    "--trust-request-mm-kwargs": _MEDIA,
+    "--use-fp64-gumbel": ForeignFlag("tokens are drawn from float32 logits", _OFF),
+    "--use-replayssm": _STATE_SPACE,
+    "--video-pruning-method": _MEDIA,
     "--video-pruning-rate": _MEDIA,
+    "--watchdog-config": ForeignFlag("use --stuck-request-timeout"),
+    "--watermark-config": ForeignFlag("text is not watermarked"),
     "--weight-transfer-config": ForeignFlag("weights cannot be replaced while the server runs"),
     "--worker-cls": _OWN_CLASSES,
     "--worker-extension-cls": _OWN_CLASSES,

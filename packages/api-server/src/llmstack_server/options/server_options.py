@@ -21,6 +21,25 @@ def check_one_device(size: int) -> int:
     return size
 
 
+def check_assumed_devices(text: str) -> str:
+    """A number of devices and the memory of each."""
+    read_assumed_devices(text)
+    return text
+
+
+def read_assumed_devices(text: str) -> tuple[int, int]:
+    """The number of devices, and the bytes of each, of a text such as `8x80GiB`.
+
+    Raises:
+        ValueError: It has another form.
+    """
+    number, _, size = text.lower().partition("x")
+    digits = size.removesuffix("b").removesuffix("i").removesuffix("g")
+    if not (number.isdecimal() and digits.isdecimal() and 0 < int(number) <= 65_536 and 0 < int(digits) <= 65_536):
+        raise ValueError(f"{text[:64]!r} is not a number of devices and their memory, such as 8x80GiB")
+    return int(number), int(digits) << 30
+
+
 def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     """Keys that a client can send."""
     if not all(keys):
@@ -112,8 +131,24 @@ class SourceOptions(OptionGroup):
     dry_run: bool = option(
         False,
         flag="--dry-run",
-        help="check all options and the model's files, print each option with its source, and exit",
+        help="check all options and the model's files, print each option with its source and what is missing, and exit",
     )
+    assume_devices: str | None = option(
+        None,
+        flag="--assume-devices",
+        check=check_assumed_devices,
+        metavar="NxSIZE",
+        help="with --dry-run: devices that the server would run on",
+        example="8x80GiB",
+    )
+    assume_model: bool = option(False, flag="--assume-model", help="with --dry-run: do not look for the model's files")
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds assumptions of a start that is none."""
+        yield from super().conflicts()
+        for name in ("assume_devices", "assume_model"):
+            if getattr(self, name) and not self.dry_run:
+                yield Problem(f"{{{name}}} needs {{dry_run}}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,18 @@ from llmstack_llm.options.option import OptionGroup, option, option_mixin
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import KV_CACHE_DTYPE_ALIASES, KVCacheDType, LogLevel, LogprobsMode, SchedulingPolicyName
 
+# Methods of vLLM that need a model besides the served one, or layers of it that draft.
+_DRAFT_METHODS = frozenset(
+    {"custom_class", "dflash", "dspark", "draft_model", "eagle", "eagle3", "extract_hidden_states", "medusa",
+     "mlp_speculator"}
+)  # fmt: skip
+
 
 def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a `SpeculativeConfig`, defaults included."""
+    method = value.get("method", "draft_model" if value.get("model") else None)
+    if isinstance(method, str) and (method in _DRAFT_METHODS or method.endswith("mtp")):
+        raise ValueError(f"draft models are not supported yet (method '{method[:64]}'); the method 'ngram' needs none")
     from llmstack_engine_core import SpeculativeConfig
     from llmstack_engine_core.plain_data import from_plain, to_plain
 
@@ -87,9 +96,16 @@ class SchedulingOptions(OptionGroup):
     speculative_config: Mapping[str, Any] | None = option(
         None,
         flag="--speculative-config",
+        short="-sc",
         check=check_speculative_config,
         metavar="JSON",
-        replaces={"--num-speculative-tokens": (), "--speculative-model": ()},
+        replaces={
+            "--num-speculative-tokens": (),
+            "--speculative-model": (),
+            "--spec-method": (),
+            "--spec-model": (),
+            "--spec-tokens": (),
+        },
         help="draft tokens that a step verifies; prompt_lookup_max and prompt_lookup_min bound the n-grams",
         example='{"method": "ngram", "num_speculative_tokens": 5}',
     )
@@ -218,6 +234,7 @@ class KVCacheOptions(OptionGroup):
     gpu_memory_utilization: float = option(
         0.9,
         flag="--gpu-memory-utilization",
+        also=("--device-memory-utilization",),
         above=0,
         at_most=1,
         metavar="X",

@@ -49,7 +49,14 @@ class ModelOptions(OptionGroup):
     title = "Model"
 
     load_format: LoadFormat = option(
-        "auto", flag="--load-format", help="'dummy' makes random weights in place of reading them"
+        "auto",
+        flag="--load-format",
+        same_as=dict.fromkeys(
+            ("fastsafetensors", "instanttensor", "runai_streamer"),
+            ("safetensors", "the same safetensors files are read, memory-mapped"),
+        )
+        | {"hf": ("auto", "the format of the repository's files is detected")},
+        help="'dummy' makes random weights in place of reading them",
     )
     model_impl: ModelImpl = option(
         "auto",
@@ -76,9 +83,9 @@ class ModelOptions(OptionGroup):
         flag="--max-model-len",
         at_least=1,
         suffixes=True,
-        aliases={-1: None, "-1": None},
+        aliases={-1: None, "-1": None, "auto": None},
         metavar="N",
-        help="longest request in tokens, such as 4096, 4k or 4K; -1 for the model's maximum (default: -1)",
+        help="longest request in tokens, such as 4096, 4k or 4K; -1 or auto for the model's maximum (default: -1)",
     )
     chat_template: str | None = option(
         None,
@@ -127,6 +134,12 @@ class RepositoryOptions(OptionGroup):
         help="load no tokenizer: prompts and outputs are token ids",
     )
     revision: str | None = option(None, flag="--revision", help="branch, tag or commit of the model's repository")
+    trust_remote_code: bool = option(
+        False,
+        flag="--trust-remote-code",
+        help="accepted where the repository has no code, or llmstack has the model itself; code from a repository "
+        "never runs",
+    )
     hf_overrides: Mapping[str, Any] | None = option(
         None,
         flag="--hf-overrides",

@@ -39,7 +39,6 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
-    "trust_remote_code": (False,),
     "task": (None,),
     "tokenizer_mode": ("auto",),
     "cpu_offload_gb": (0,),

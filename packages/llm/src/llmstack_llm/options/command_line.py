@@ -36,10 +36,13 @@ def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> N
 def add_foreign_flags(parser: argparse.ArgumentParser, flags: Mapping[str, ForeignFlag]) -> None:
     """Declares flags of other engines, which `--help` does not show."""
     for name, flag in flags.items():
-        nargs: Any = 0 if flag.is_switch else "?"
-        parser.add_argument(
-            name, action=_Collect, dest=FOREIGN, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        nargs: Any = 0 if flag.is_switch else "*" if flag.is_list else "?"
+        names = [name, f"--no-{name.removeprefix('--')}"] if flag.is_switch else [name]
+        names += [flag.short] if flag.short else []
+        action: Any = parser.add_argument(
+            *names, action=_Collect, dest=FOREIGN, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
+        action.reason = flag.reason  # for `--help=flag`
 
 
 def given_in(namespace: argparse.Namespace, dest: str) -> tuple[Given, ...]:

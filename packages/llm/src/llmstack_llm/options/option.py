@@ -43,6 +43,7 @@ class Declaration:
     check: Callable[[Any], Any] | None = None
     environment: tuple[str, ...] = ()
     replaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    same_as: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     example: str = ""
     show: Callable[[Any], str] | None = None
     secret: bool = False
@@ -66,6 +67,7 @@ def option(default: Any = REQUIRED, *, help: str, **details: Any) -> Any:
     `check`: Returns the value, or a normal form of it; raises ValueError with a sentence.
     `environment`: Further variables, after the option's own.
     `replaces`: Flags of other engines, which are refused with the advice to use this one, and the values that are not.
+    `same_as`: Values of other engines to the value that has the same effect here, and the reason, for the log.
     `example`: A value, for help and advice.
     `show`: Writes a value as it is read, where that is not how its type is written.
     `secret`: Never shown.
@@ -137,8 +139,9 @@ class Option:
         Raises:
             ValueError: It cannot be one; the sentence says why.
         """
-        if self.declared.ignores_case:
-            text = text.lower()
+        text = self._spelling(text)
+        if text in self.declared.same_as:
+            text = self.declared.same_as[text][0]
         if text in self.declared.aliases:
             return self.declared.aliases[text]
         if self.choices and not self.type.is_list and text not in self.choices:
@@ -154,10 +157,24 @@ class Option:
         Raises:
             ValueError: It cannot be one; the sentence says why.
         """
-        value = self._aliased(value.lower() if self.declared.ignores_case and isinstance(value, str) else value)
+        value = self._aliased(self._spelling(value) if isinstance(value, str) else value)
         if self.choices and isinstance(value, str) and value not in self.choices:
             raise ValueError(wrong_choice(value, self.choices))
         return self._checked(self._plain_type().check(value))
+
+    def reason_for(self, text: str) -> str:
+        """Why a value of another engine has the same effect as one of ours; empty for values of our own."""
+        return self.declared.same_as.get(self._spelling(text), ("", ""))[1]
+
+    def _spelling(self, text: str) -> str:
+        """Words of a closed set may be written in capitals."""
+        known = (
+            *self.choices,
+            *self.declared.same_as,
+            *filter(lambda key: isinstance(key, str), self.declared.aliases),
+        )
+        is_word = self.declared.ignores_case or (text not in known and text.lower() in known)
+        return text.lower() if is_word else text
 
     def _plain_type(self) -> ValueType:
         """The type with its suffixes."""

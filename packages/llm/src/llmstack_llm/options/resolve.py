@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 from llmstack_llm.options.command_line import FOREIGN, given_in, positional_dest
-from llmstack_llm.options.foreign import ForeignFlag
+from llmstack_llm.options.foreign import AcceptedFlag, ForeignFlag, foreign_flag, value_of
 from llmstack_llm.options.option import REQUIRED, Option, OptionGroup, options_of
 from llmstack_llm.options.problem import OptionsError, Problem
 from llmstack_llm.options.value_type import as_text
@@ -18,6 +18,7 @@ from llmstack_llm.options.value_type import as_text
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 HIDDEN = "(hidden)"
+_ACCEPTED = "accepted flags"
 _Group = TypeVar("_Group", bound=OptionGroup)
 
 
@@ -43,9 +44,17 @@ class Settings:
 
     `problems`: A sentence for each option at fault. The setting of such an option is its default.
     `warnings`: Sentences about what has no effect.
+    `accepted`: Flags of other engines that were accepted without effect.
     """
 
-    def __init__(self, settings: Iterable[Setting], problems: Sequence[str] = (), faulty: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: Iterable[Setting],
+        problems: Sequence[str] = (),
+        faulty: Iterable[str] = (),
+        accepted: Sequence[AcceptedFlag] = (),
+    ) -> None:
+        self.accepted = tuple(accepted)
         self._key_to_setting = {setting.option.key: setting for setting in settings}
         self.problems = list(problems)
         self.warnings: list[str] = []
@@ -90,7 +99,7 @@ class Settings:
     def with_defaults(self, options: Iterable[Option]) -> Settings:
         """These settings, and the defaults of the options that they lack."""
         rest = [Setting(option, _default(option)) for option in options if option.key not in self._key_to_setting]
-        whole = Settings([*self.all(), *rest], self.problems, self._faulty)
+        whole = Settings([*self.all(), *rest], self.problems, self._faulty, self.accepted)
         whole.warnings = self.warnings
         return whole
 
@@ -100,22 +109,26 @@ class Settings:
             key: dataclasses.replace(setting, value=values.get(key, setting.value))
             for key, setting in self._key_to_setting.items()
         }
-        replaced = Settings(changed.values(), self.problems, self._faulty)
+        replaced = Settings(changed.values(), self.problems, self._faulty, self.accepted)
         replaced.warnings = self.warnings
         return replaced
 
     def to_plain(self) -> dict[str, Any]:
         """Key to value and source, for another process; secrets are among them."""
-        return {key: [setting.value, setting.source] for key, setting in self._key_to_setting.items()}
+        plain: dict[str, Any] = {key: [setting.value, setting.source] for key, setting in self._key_to_setting.items()}
+        return plain | {_ACCEPTED: [[flag.flag, flag.value, flag.source, flag.reason] for flag in self.accepted]}
 
     @classmethod
     def from_plain(cls, options: Sequence[Option], plain: Mapping[str, Any]) -> Settings:
         """The inverse of `to_plain`, whose values have been checked."""
-        return cls([Setting(option, *plain[option.key]) for option in options if option.key in plain])
+        accepted = [AcceptedFlag(*fields) for fields in plain.get(_ACCEPTED, ())]
+        settings = [Setting(option, *plain[option.key]) for option in options if option.key in plain]
+        return cls(settings, accepted=accepted)
 
     def table(self) -> str:
-        """A line for each option: flag, value and source."""
+        """A line for each option: flag, value and source; then one for each flag that was accepted without effect."""
         rows = [(setting.option.declared.flag, _shown(setting), setting.source) for setting in self.all()]
+        rows += [(flag.flag, flag.value or "-", f"{flag.source}, no effect: {flag.reason}") for flag in self.accepted]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{flag:<{widths[0]}}  {value:<{widths[1]}}  {source}" for flag, value, source in rows)
 
@@ -135,11 +148,33 @@ def resolve(
     `foreign`: Flags of other engines, which are refused on the line and in the file.
     """
     foreign = foreign or {}
-    found = _Resolution(namespace, environment, *_file_values(options, file, foreign))
+    flags = _ForeignFlags(foreign)
+    in_file = _file_values(options, file, flags)
     for given in given_in(namespace, FOREIGN) if foreign else ():
-        found.problems += _foreign_problems(given.flag, foreign[given.flag], given.words)
+        flags.read(given.flag, given.flag, value_of(given.flag, given.words), COMMAND_LINE)
+    found = _Resolution(namespace, environment, in_file, flags)
     settings = [found.setting(option) for option in options if option.declared.flag]
-    return Settings(settings, found.problems, found.faulty)
+    return Settings(settings, found.problems, found.faulty, flags.accepted)
+
+
+class _ForeignFlags:
+    """Flags of other engines as they are found: problems, and those that are accepted without effect."""
+
+    def __init__(self, flags: Mapping[str, ForeignFlag]) -> None:
+        self._flags = flags
+        self.problems: list[str] = []
+        self.accepted: list[AcceptedFlag] = []
+
+    def read(self, where: str, name: str, value: str, source: str) -> bool:
+        """Notes one flag, under `where` in a problem; False if it is none of another engine."""
+        flag = foreign_flag(self._flags, name)
+        if flag is None:
+            return False
+        if refusal := flag.refusal(value):
+            self.problems.append(f"{where}: {refusal}")
+        elif flag.is_accepted and not flag.accepts(value):
+            self.accepted.append(AcceptedFlag(name, value, source, flag.reason))
+        return True
 
 
 class _Resolution:
@@ -150,12 +185,13 @@ class _Resolution:
         namespace: argparse.Namespace,
         environment: Mapping[str, str],
         in_file: Mapping[str, tuple[str, str, list[str]]],
-        problems: list[str],
+        foreign: _ForeignFlags,
     ) -> None:
         self._namespace = namespace
         self._environment = environment
         self._in_file = in_file
-        self.problems = problems
+        self._foreign = foreign
+        self.problems = foreign.problems
         self.faulty: set[str] = set()
 
     def setting(self, option: Option) -> Setting:
@@ -165,7 +201,10 @@ class _Resolution:
             return Setting(option, _default(option))
         where, source, words = found
         try:
-            return Setting(option, _value(option, words), source)
+            setting = Setting(option, _value(option, words), source)
+            if words and (reason := option.reason_for(words[-1])):
+                self._foreign.accepted.append(AcceptedFlag(where, words[-1], source, reason))
+            return setting
         except ValueError as error:
             self.problems.append(f"{where}: {error}")
             self.faulty.add(option.name)
@@ -198,28 +237,27 @@ def _value(option: Option, words: Sequence[str]) -> Any:
 
 
 def _file_values(
-    options: Sequence[Option], file: ConfigFile | None, foreign: Mapping[str, ForeignFlag]
-) -> tuple[dict[str, tuple[str, str, list[str]]], list[str]]:
-    """Key to what the file says of the option, and the file's problems."""
+    options: Sequence[Option], file: ConfigFile | None, foreign: _ForeignFlags
+) -> dict[str, tuple[str, str, list[str]]]:
+    """Key to what the file says of the option; its problems are added to those of `foreign`."""
     if file is None:
-        return {}, []
+        return {}
     flag_to_option = {flag: option for option in options for flag in (*option.flags, *option.negative_flags)}
     found: dict[str, tuple[str, str, list[str]]] = {}
-    problems: list[str] = []
     source = f"--config {PurePath(file.path).name}"
     for flag, value in _joined(file.flag_to_value).items():
         key = flag.removeprefix("--")
         where = f"--config {file.path}: {key}"
         option = flag_to_option.get(flag)
-        if flag in foreign:
-            problems += _foreign_problems(where, foreign[flag], [as_text(value)])
-        elif option is None or option.key == "config":
-            problems.append(f"--config {file.path}: unknown key '{key}'{_nearest(key, flag_to_option)}")
+        if option is None and foreign.read(where, flag, as_text(value), source):
+            continue
+        if option is None or option.key == "config":
+            foreign.problems.append(f"--config {file.path}: unknown key '{key}'{_nearest(key, flag_to_option)}")
         elif value is not None:
             negated = flag in option.negative_flags
             if not (negated and value is False):
                 found[option.key] = (where, source, ["false"] if negated else _words(value, option.type.is_list))
-    return found, problems
+    return found
 
 
 def _joined(flag_to_value: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,10 +278,6 @@ def _joined(flag_to_value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _words(value: Any, is_list: bool) -> list[str]:
     return [as_text(entry) for entry in value] if is_list and isinstance(value, list) else [as_text(value)]
-
-
-def _foreign_problems(where: str, flag: ForeignFlag, words: Sequence[str]) -> list[str]:
-    return [] if flag.accepts("".join(words)) else [f"{where}: {flag.reason}"]
 
 
 def _nearest(key: str, flags: Iterable[str]) -> str:

@@ -1,0 +1,98 @@
+"""Dry runs: what every flag became, and what is missing for a start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from llmstack_llm.options.resolve import Settings
+from llmstack_server.options.config import config_from
+from llmstack_server.options.errors import ServeError
+from llmstack_server.options.server_options import read_assumed_devices
+
+if TYPE_CHECKING:
+    from llmstack_server.options.config import ServeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a dry run found.
+
+    Attributes:
+        table: A line for each option, with its source.
+        problems: A sentence for each thing that is missing; empty if the server would start.
+    """
+
+    table: str
+    warnings: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def dry_run(settings: Settings) -> DryRun:
+    """Checks effective options, devices and the model's files; nothing is loaded, downloaded or started."""
+    warnings = list(settings.warnings)
+    problems: list[str] = []
+    try:
+        config = config_from(settings)
+    except ServeError as error:
+        problems += str(error).splitlines()
+    else:
+        settings, warnings = config.settings, list(config.warnings)
+        try:
+            warnings += check_model_files(config)
+        except ServeError as error:
+            problems += str(error).splitlines()
+    problems += [*_device_problems(settings), *_module_problems(settings)]
+    return DryRun(settings.table(), tuple(warnings), tuple(problems))
+
+
+def check_model_files(config: ServeConfig) -> list[str]:
+    """Checks the model's files where they are on this machine, and returns a warning where they are not.
+
+    Raises:
+        ServeError: The model cannot run; the text has a line for each reason.
+    """
+    if config.settings["assume_model"]:
+        return []
+    from llmstack_model_files import looks_like_path
+    from llmstack_server.serving.launcher import check_model
+
+    if config.model is not None and not looks_like_path(config.model):
+        return [f"the files of {config.model} are not checked, since it is not a local folder"]
+    check_model(config)
+    return []
+
+
+def _device_problems(settings: Settings) -> Iterator[str]:
+    assumed = settings["assume_devices"]
+    if assumed is None:
+        return
+    count, _ = read_assumed_devices(assumed)
+    sizes = {
+        flag: int(settings[flag.removeprefix("--").replace("-", "_")])
+        for flag in ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+    }
+    needed = 1
+    for size in sizes.values():
+        needed *= size
+    if needed > count:
+        named = " and ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+        yield f"{named} need {needed} devices, and there are {count}"
+
+
+def _module_problems(settings: Settings) -> Iterator[str]:
+    """Modules of custom code that are not installed; only their packages are looked for, and none is imported."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        for key in ("logits_processors", "middleware", "extra_routes"):
+            for name in settings[key] or ():
+                package = str(name).partition(":")[0].partition(".")[0]
+                if not package.isidentifier() or find_spec(package) is None:
+                    flag = f"--{key.replace('_', '-')}"
+                    yield f"{flag}: there is no module '{package[:64]}' for {str(name)[:128]}"
+    finally:
+        sys.path.pop(0)

@@ -1,0 +1,82 @@
+"""Flags of vLLM without effect: they tune what this engine chooses itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from llmstack_llm.options.foreign import ForeignFlag
+
+# None of these changes tokens, log-probabilities, limits or security; what would is refused.
+_REASON_TO_FLAGS: Mapping[str, Sequence[str]] = {
+    "attention kernels are chosen for the machine and the model": (
+        "--attention-backend", "--attention-config", "--dcp-comm-backend", "--dcp-q-replicate",
+        "--disable-cascade-attn", "--gdn-prefill-backend", "--kda-decode-backend", "--kda-prefill-backend",
+        "--mamba-backend", "--mamba-ssu-algorithm", "--sparse-indexer-topk-backend",
+    ),
+    "kernels of linear layers and experts are chosen for the machine and the types of the weights": (
+        "--ir-op-priority", "--kernel-config", "--linear-backend", "--moe-backend", "--monokernel",
+    ),
+    "kernels are tuned when they are built, or during the warm-up": ("--enable-flashinfer-autotune",),
+    "nothing is compiled at start, and decode steps are captured as --enforce-eager and "
+    "--cudagraph-capture-sizes say": (
+        "--compilation-config", "--jit-monitor-mode", "--jit-monitor-verbose", "--max-cudagraph-capture-size",
+        "--optimization-level",
+    ),
+    "the scheduler and the kernels have one mode for throughput and latency": ("--performance-mode",),
+    "how ranks exchange their results is chosen for the devices": (
+        "--all2all-backend", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold",
+        "--disable-custom-all-reduce", "--disable-nccl-for-dp-synchronization", "--dp-sync-interval",
+        "--enable-batch-sharded-sampling", "--enable-dbo", "--enable-hc-sp", "--enable-shm-tensor-arena",
+        "--ubatch-size",
+    ),
+    "experts are spread evenly and in order": (
+        "--enable-ep-weight-filter", "--enable-eplb", "--eplb-config", "--expert-placement-strategy",
+    ),
+    "a rank keeps the KV cache of its heads for all tokens": (
+        "--cp-kv-cache-interleave-size", "--dcp-kv-cache-interleave-size", "--decode-context-parallel-size",
+    ),
+    "weights are memory-mapped from safetensors, and only the needed files are downloaded": (
+        "--ignore-patterns", "--max-parallel-loading-workers", "--model-loader-extra-config",
+        "--safetensors-load-strategy", "--safetensors-prefetch-block-size", "--safetensors-prefetch-num-threads",
+    ),
+    "the log reports the stages of the start and unexpected errors with their stack": (
+        "--log-error-stack", "--use-tqdm-on-load",
+    ),
+    "the log of outputs shows each output as a whole": ("--enable-log-deltas",),
+    "the log has one line of statistics for all engine cores": ("--aggregate-engine-logging",),
+    "prefixes are compared token by token, without hashes": ("--prefix-caching-hash-algo",),
+    "which blocks are kept for later prefixes is chosen by their last use": (
+        "--enable-mamba-shared-prefix-checkpoint", "--mamba-cache-mode", "--prefix-cache-retention-interval",
+        "--prefix-match-unit", "--swa-bounded-replay",
+    ),
+    "blocks are allocated while a prompt is computed, and preemption makes room": (
+        "--scheduler-reserve-full-isl", "--watermark",
+    ),
+    "prompts are computed beside the running streams in every step": ("--prefill-schedule-interval",),
+    "memory is allocated by torch": ("--enable-cumem-allocator",),
+    "conversations are rendered in the API processes, whose number is --api-server-count": (
+        "--renderer-num-workers",
+    ),
+    "late interaction is not offered": ("--enable-flash-late-interaction",),
+    "/docs needs no network in any case": ("--enable-offline-docs",),
+    "only text is served": ("--language-model-only",),
+    "requests with images, audio or video are refused until this server reads them, so none exceeds a limit": (
+        "--limit-mm-per-prompt",
+    ),
+    "requests with images, audio or video are refused until this server reads them, so there is nothing to process": (
+        "--disable-chunked-mm-input", "--disable-mm-preprocessor-cache", "--ec-manager-config",
+        "--mm-encoder-attn-backend", "--mm-encoder-tp-mode", "--mm-hasher-algorithm", "--mm-ipc-gpu-memory-gb",
+        "--mm-processor-cache-gb", "--mm-processor-cache-type", "--mm-processor-device",
+        "--mm-shm-cache-max-object-size-mb", "--mm-tensor-ipc", "--skip-mm-profiling",
+    ),
+}  # fmt: skip
+_REFUSED_KEYS: Mapping[str, tuple[str, ...]] = {
+    "--attention-config": ("indexer_kv_dtype", "indexer_sparse_logits", "use_non_causal",
+                           "use_prefill_query_quantization"),
+}  # fmt: skip
+
+ACCEPTED_FLAGS: Mapping[str, ForeignFlag] = {
+    name: ForeignFlag(reason, is_accepted=True, refused_keys=_REFUSED_KEYS.get(name, ()))
+    for reason, names in _REASON_TO_FLAGS.items()
+    for name in names
+}
