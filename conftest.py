@@ -9,7 +9,13 @@ from hypothesis import HealthCheck, settings
 
 # A deadline is an assertion about time, and a shared machine breaks those: examples are limited by number instead.
 settings.register_profile("llmstack", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("llmstack")
+# The same examples in every run, so that a commit is not refused for what an earlier one has brought.
+settings.register_profile("same-examples", settings.get_profile("llmstack"), derandomize=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only the full run searches for new examples."""
+    settings.load_profile("same-examples" if config.option.markexpr == "not full" else "llmstack")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

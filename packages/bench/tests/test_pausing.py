@@ -61,11 +61,14 @@ def states(pid: int) -> list[str]:
 
 
 def reaches(pid: int, *, is_stopped: bool, num_processes: int = 2) -> bool:
-    """Whether the whole tree stops, or runs, within a while: a signal takes effect a moment after it was sent."""
+    """Whether the whole tree stops, or sleeps, within a while: a signal takes effect a moment after it was sent.
+
+    A parent that waits for `exec` of its child (D) must not be stopped yet: its child would never get there.
+    """
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         found = states(pid)
-        if len(found) == num_processes and all((state == "T") == is_stopped for state in found):
+        if len(found) == num_processes and all(state == ("T" if is_stopped else "S") for state in found):
             return True
         time.sleep(0.01)
     return False
