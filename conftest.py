@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 # A deadline is an assertion about time, and a shared machine breaks those: examples are limited by number instead.
 settings.register_profile("llmstack", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-# The same examples in every run, so that a commit is not refused for what an earlier one has brought.
+# The same examples in every run, so that a commit fails by its own change alone.
 settings.register_profile("same-examples", settings.get_profile("llmstack"), derandomize=True)
 
 
