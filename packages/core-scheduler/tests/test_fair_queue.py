@@ -177,14 +177,14 @@ def test_a_tenant_is_forgotten_with_its_last_request():
     rig.queue.finish(running)
     assert rig.queue.deficit_of("a") < 0
     rig.queue.finish(waiting)
-    assert (rig.queue.deficit_of("a"), rig.queue.tenants, len(rig.queue)) == (0, ((), ()), 0)
+    assert (rig.queue.deficit_of("a"), rig.queue.update_tenants(), len(rig.queue)) == (0, ((), ()), 0)
 
 
 def test_the_largest_tenants_are_reported():
     rig = Rig()
     for number in range(MAX_NUM_REPORTED + 5):
         rig.add(f"t{number}", number + 1)
-    names, num_tokens = rig.queue.tenants
+    names, num_tokens = rig.queue.update_tenants()
     assert (len(names), names[0], num_tokens[0]) == (MAX_NUM_REPORTED, f"t{MAX_NUM_REPORTED + 4}", MAX_NUM_REPORTED + 5)
 
 

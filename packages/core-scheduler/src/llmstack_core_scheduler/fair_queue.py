@@ -58,7 +58,7 @@ class _Tenant:
 class FairQueue(WaitingQueue):
     """Waiting requests, admitted in fair shares of tokens."""
 
-    __slots__ = ("_begun", "_num_tenants", "_report", "_round", "_tenants", "_turns")
+    __slots__ = ("_begun", "_num_tenants", "_round", "_tenants", "_turns")
 
     def __init__(self, quantum: int) -> None:
         super().__init__(quantum)
@@ -67,16 +67,13 @@ class FairQueue(WaitingQueue):
         self._begun: list[Request] = []  # preempted ones, by rank
         self._round = 0
         self._num_tenants = 0
-        self._report: WaitingTenants | None = None
 
-    @property
-    def tenants(self) -> WaitingTenants:
-        """The tenants of the waiting requests, those with the most tokens first."""
-        if self._report is None:
-            waiting = [(tenant.name, tenant.num_tokens) for _, _, tenant in self._turns]
-            largest = nlargest(MAX_NUM_REPORTED, waiting, itemgetter(1))
-            self._report = WaitingTenants(tuple([name for name, _ in largest]), tuple([n for _, n in largest]))
-        return self._report
+    def update_tenants(self) -> WaitingTenants:
+        """Computes `tenants`: once per step at most, not with each change."""
+        waiting = [(tenant.name, tenant.num_tokens) for _, _, tenant in self._turns]
+        largest = nlargest(MAX_NUM_REPORTED, waiting, itemgetter(1))
+        self.tenants = WaitingTenants(tuple([name for name, _ in largest]), tuple([n for _, n in largest]))
+        return self.tenants
 
     def deficit_of(self, tenant: str) -> int:
         """Tokens that the tenant may still be admitted with in this round; negative where it has debts."""
@@ -157,7 +154,7 @@ class FairQueue(WaitingQueue):
     def _note_change(self, tenant: _Tenant, num_new_tokens: int) -> None:
         """Gives the tenant the turn that follows from its state; one without requests is forgotten."""
         tenant.num_tokens += num_new_tokens
-        self._report = None
+        self.tenants = None
         if tenant.turn is not None:
             del self._turns[bisect_left(self._turns, tenant.turn, key=itemgetter(0, 1))]
             tenant.turn = None

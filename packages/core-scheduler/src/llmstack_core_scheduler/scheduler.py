@@ -178,8 +178,8 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """The state after the last step."""
-        kv_cache_manager, waiting = self._kv_cache_manager, self.waiting
-        preemptor, drafting = self._preemptor, self._drafting
+        kv_cache_manager, waiting, drafting = self._kv_cache_manager, self.waiting, self._drafting
+        preemptor, tenants = self._preemptor, waiting.tenants or waiting.update_tenants()
         return SchedulerStats(
             step=self._step,
             num_running=len(self.running.requests),
@@ -203,8 +203,8 @@ class Scheduler:
             num_accepted_draft_tokens_per_place=tuple(drafting.num_accepted),
             num_waiting_tokens=waiting.num_tokens,
             num_admitted_tokens=waiting.num_admitted_tokens,
-            num_waiting_tokens_per_tenant=waiting.tenants.num_tokens,
-            waiting_tenants=waiting.tenants.names,
+            num_waiting_tokens_per_tenant=tenants.num_tokens,
+            waiting_tenants=tenants.names,
         )
 
     def reset_prefix_cache(self) -> bool:

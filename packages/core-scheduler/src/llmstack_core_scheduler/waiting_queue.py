@@ -30,9 +30,6 @@ class WaitingTenants(NamedTuple):
     num_tokens: tuple[int, ...] = ()
 
 
-_NO_TENANTS = WaitingTenants()
-
-
 class WaitingQueue(RequestQueue):
     """Requests that wait for their blocks, admitted by rank. It counts their tokens too.
 
@@ -42,20 +39,23 @@ class WaitingQueue(RequestQueue):
     Attributes:
         num_tokens: Tokens of the requests in the queue.
         num_admitted_tokens: Counter of the tokens of those that were admitted.
+        tenants: The tenants of the requests, those with the most tokens first; empty where they do not matter, and None
+            until `update_tenants` where requests have changed.
     """
 
-    __slots__ = ("num_admitted_tokens", "num_tokens", "quantum")
+    __slots__ = ("num_admitted_tokens", "num_tokens", "quantum", "tenants")
 
     def __init__(self, quantum: int) -> None:
         super().__init__()
         self.quantum = quantum
         self.num_tokens = 0
         self.num_admitted_tokens = 0
+        self.tenants: WaitingTenants | None = WaitingTenants()
 
-    @property
-    def tenants(self) -> WaitingTenants:
-        """The tenants of the requests; none where they do not matter."""
-        return _NO_TENANTS
+    def update_tenants(self) -> WaitingTenants:
+        """Computes `tenants` after requests have changed."""
+        self.tenants = WaitingTenants()
+        return self.tenants
 
     def add(self, request: Request) -> None:
         """Puts the request where its rank belongs."""

@@ -374,11 +374,11 @@ class Simulation:
         self.totals["protected"] += any(request.is_protected for request in running)
 
     def _check_tenants(self) -> None:
-        waiting = self.scheduler.waiting
+        waiting, stats = self.scheduler.waiting, self.scheduler.stats()
         expected = sum(request.num_queued_tokens for request in waiting.requests)
         _expect(waiting.num_tokens == expected, "waiting tokens are counted")
         if isinstance(waiting, FairQueue):
-            _expect(sum(waiting.tenants.num_tokens) == expected, "waiting tokens are counted per tenant")
+            _expect(sum(stats.num_waiting_tokens_per_tenant) == expected, "waiting tokens are counted per tenant")
             tenants = {request.tenant for request in self.alive.values()}
             _expect(all(name in tenants or not waiting.deficit_of(name) for name in "abc"), "nobody is remembered")
 
