@@ -54,12 +54,15 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 0.0
+        self.tasks: list[asyncio.Task[None]] = []
         self.client = FakeClient()
         self.checker = ConstraintChecker(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID], clock=lambda: self.now_s)
         self.checker._client = self.client  # type: ignore[assignment]
 
     async def ask(self, tenant: str = "", **constraint: Any) -> asyncio.Task[None]:
-        task = asyncio.create_task(self.checker.check(StructuredOutputsParams(**constraint), tenant))
+        self.tasks.append(
+            task := asyncio.create_task(self.checker.check(StructuredOutputsParams(**constraint), tenant))
+        )
         await settle()
         return task
 
@@ -74,6 +77,7 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
     bench = Bench(folder)
     yield bench
     await bench.checker.shutdown()
+    await asyncio.gather(*bench.tasks, return_exceptions=True)
 
 
 def slow_schema(number: int = 0) -> str:

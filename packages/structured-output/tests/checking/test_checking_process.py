@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from llmstack_structured_output import ConstraintChecker
+from llmstack_structured_output.checking.process import MAX_JOBS_PER_CHILD
 from llmstack_structured_output.testing import BYTE_VOCAB_SIZE, EOS_TOKEN_ID
 from llmstack_types import InvalidRequestError, StructuredOutputsParams
 
@@ -43,7 +44,7 @@ async def test_what_compiles_passes_and_what_does_not_is_refused_as_by_the_compi
     for _ in range(2):  # the second answer is remembered
         error = await refusal(checker, json={"type": "objekt"})
         assert (error.param, error.code) == ("structured_outputs.json", "invalid_json_schema")
-    checks = [checker.check(StructuredOutputsParams(regex=f"x{number % 7}")) for number in range(40)]
+    checks = [checker.check(StructuredOutputsParams(regex=f"x{number}")) for number in range(MAX_JOBS_PER_CHILD + 20)]
     await asyncio.gather(*checks)
 
 
@@ -56,6 +57,22 @@ async def test_a_constraint_that_takes_too_long_is_refused_and_the_process_stays
     assert "0.5 s" in error.message
     await checker.check(StructuredOutputsParams(regex="b"))
     assert process_of(checker).pid == pid, "its child was ended, not the process"
+
+
+async def test_a_compiler_that_crashes_ends_its_constraint_alone(folder: Path) -> None:
+    checker = ConstraintChecker(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID], timeout_s=30.0)
+    try:
+        crashing = asyncio.create_task(refusal(checker, json=SLOW))
+        await checker.check(StructuredOutputsParams(regex="a"))
+        pid = process_of(checker).pid
+        children = await asyncio.to_thread(Path(f"/proc/{pid}/task/{pid}/children").read_text)
+        for child in children.split():
+            os.kill(int(child), signal.SIGKILL)
+        assert "fails over it" in (await crashing).message
+        await checker.check(StructuredOutputsParams(regex="b"))
+        assert process_of(checker).pid == pid
+    finally:
+        await checker.shutdown()
 
 
 async def test_a_process_that_is_killed_is_started_again_for_those_that_wait(checker: ConstraintChecker) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from llmstack_types import TenantLimitError
 
-CAPACITY_S = 30.0
+CAPACITY_S = 60.0
 """Processor time of one tenant's constraints at once; it grows again by `REFILL_PER_S`."""
-REFILL_PER_S = 0.5
-RESERVE_S = 10.0
+REFILL_PER_S = 1.0
+RESERVE_S = 20.0
 """Part of the capacity that slow constraints leave to quick ones."""
 MAX_TENANTS = 1024
 

@@ -1,11 +1,12 @@
-"""Process that checks whether constraints compile: one child process for each.
+"""Process that checks whether constraints compile, in child processes.
 
 `python -m llmstack_structured_output.checking.process` starts it. It reads lines of JSON: first the configuration of
 the compiler, then one job each. It writes a line for each job, in the order in which they end.
 
-A process for each constraint, because nothing else ends the work of a compiler: it is native code in a thread, and its
-fuel does not pay for everything (a hundred patterns that must all match keep it busy for nine minutes). Children are
-forked once the tokenizer is read, so that ending one costs nothing. There are no threads here that a fork could lose.
+Compilers run in processes that can be killed, because nothing else ends their work: it is native code in a thread, and
+its fuel does not pay for everything (a hundred patterns that must all match keep it busy for nine minutes). Children
+are forked once the tokenizer is read, so that replacing one costs milliseconds. There are no threads here that a fork
+could lose.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import os
 import resource
 import selectors
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,24 +32,37 @@ MAX_MEMORY_BYTES = 4 << 30
 WALL_FACTOR = 6
 """Seconds that may pass for one second of processor time; then the machine is overloaded, not the constraint slow."""
 SLOW_NICENESS = 5
+MAX_JOBS_PER_CHILD = 128
+"""A child is replaced after these, so that what a compiler leaves behind stays bounded."""
 _PIECE_BYTES = 1 << 16
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Child:
+    """A child process, with the job that it works on.
+
+    Attributes:
+        processor_s: What it has used for earlier jobs.
+    """
+
     pid: int
-    job_id: int
+    link: socket.socket
+    is_slow: bool
+    job_id: int = 0
+    num_jobs: int = 0
+    processor_s: float = 0.0
     answer: bytes = b""
 
 
 class CheckingServer:
-    """Starts a child for each line, and writes what became of it. The client bounds how many there are at once."""
+    """Gives each line to a child, and writes what became of it. The client bounds how many there are at once."""
 
     def __init__(self, compiler: GrammarCompiler, write: Callable[[bytes], object]) -> None:
         self._compiler = compiler
         self._write = write
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Child] = {}
+        self._idle: dict[bool, list[_Child]] = {False: [], True: []}
 
     def serve(self, source: int, begun: bytes) -> None:
         """Works on the lines of a file descriptor until it ends. `begun`: What was read of it already."""
@@ -55,7 +71,7 @@ class CheckingServer:
         while True:
             for key, _ in self._selector.select():
                 if key.fd != source:
-                    self._read_child(key.fd)
+                    self._read_child(self._children[key.fd])
                 elif piece := os.read(source, _PIECE_BYTES):
                     begun = self._start_lines(begun + piece)
                 else:
@@ -63,38 +79,66 @@ class CheckingServer:
                     return
 
     def _start_lines(self, text: bytes) -> bytes:
-        """Starts a child for each whole line; returns the rest."""
+        """Starts the job of each whole line; returns the rest."""
         *lines, rest = text.split(b"\n")
         for line in lines:
-            self._start(json.loads(line))
+            self._start(line, json.loads(line))
         return rest
 
-    def _start(self, job: dict[str, Any]) -> None:
-        reading, writing = os.pipe()
+    def _start(self, line: bytes, job: dict[str, Any]) -> None:
+        is_slow = bool(job["is_slow"])
+        child = self._idle[is_slow].pop() if self._idle[is_slow] else self._fork(is_slow)
+        child.job_id = job["id"]
+        child.num_jobs += 1
+        with contextlib.suppress(OSError):  # it has ended, which is read next
+            child.link.sendall(line + b"\n")
+
+    def _fork(self, is_slow: bool) -> _Child:
+        ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            _check_and_exit(self._compiler, job, writing)
-        os.close(writing)
-        self._children[reading] = _Child(pid, job["id"])
-        self._selector.register(reading, selectors.EVENT_READ)
+            _work_and_exit(self._compiler, theirs, [ours, *(child.link for child in self._children.values())], is_slow)
+        theirs.close()
+        child = self._children[ours.fileno()] = _Child(pid, ours, is_slow)
+        self._selector.register(ours.fileno(), selectors.EVENT_READ)
+        return child
 
-    def _read_child(self, fd: int) -> None:
-        child = self._children[fd]
-        if piece := os.read(fd, _PIECE_BYTES):
-            child.answer += piece
-            return
-        self._selector.unregister(fd)
-        os.close(fd)
-        del self._children[fd]
+    def _read_child(self, child: _Child) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            if piece := child.link.recv(_PIECE_BYTES):
+                child.answer += piece
+                if piece.endswith(b"\n"):
+                    self._take_answer(child)
+                return
+        self._bury(child)
+
+    def _take_answer(self, child: _Child) -> None:
+        report, child.answer = json.loads(child.answer), b""
+        child.processor_s += report["processor_s"]
+        self._report(child.job_id, report["answer"], 0, report["processor_s"])
+        child.job_id = 0
+        if child.num_jobs < MAX_JOBS_PER_CHILD:
+            self._idle[child.is_slow].append(child)
+        else:
+            child.link.shutdown(socket.SHUT_WR)  # it ends then
+
+    def _bury(self, child: _Child) -> None:
+        """Reports the job of a child that has ended over it."""
+        self._selector.unregister(child.link.fileno())
+        del self._children[child.link.fileno()]
+        child.link.close()
+        if child in self._idle[child.is_slow]:
+            self._idle[child.is_slow].remove(child)
         _, status, usage = os.wait4(child.pid, 0)
-        ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        if child.job_id:
+            processor_s = max(0.0, usage.ru_utime + usage.ru_stime - child.processor_s)
+            self._report(child.job_id, None, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, processor_s)
+
+    def _report(self, job_id: int, answer: dict[str, Any] | None, ended_by: int, processor_s: float) -> None:
         report = {
-            "id": child.job_id,
-            "answer": json.loads(child.answer) if child.answer and not status else None,
-            "is_late": ended_by == signal.SIGPROF,
-            "is_starved": ended_by == signal.SIGALRM,
-            "processor_s": usage.ru_utime + usage.ru_stime,
-        }
+            "id": job_id, "answer": answer, "is_late": ended_by == signal.SIGPROF,
+            "is_starved": ended_by == signal.SIGALRM, "processor_s": processor_s,
+        }  # fmt: skip
         self._write(json.dumps(report).encode() + b"\n")
 
     def _end_children(self) -> None:
@@ -103,20 +147,34 @@ class CheckingServer:
             os.waitpid(child.pid, 0)
 
 
-def _check_and_exit(compiler: GrammarCompiler, job: dict[str, Any], writing: int) -> NoReturn:
-    """The life of a child. The kernel keeps its time, and its signals end native code too."""
+def _work_and_exit(
+    compiler: GrammarCompiler, link: socket.socket, foreign: list[socket.socket], is_slow: bool
+) -> NoReturn:
+    """The life of a child: it answers lines until its parent closes the link."""
     status = 1
     try:
-        os.close(0)
-        os.close(1)  # the client must see the end of this process's output although a child is alive
-        if job["is_slow"]:
+        # The client must see the end of its parent's output, and siblings the end of their links.
+        for fd in (0, 1, *(one.fileno() for one in foreign)):
+            os.close(fd)
+        if is_slow:
             os.nice(SLOW_NICENESS)
-        signal.setitimer(signal.ITIMER_PROF, job["limit_s"])
-        signal.setitimer(signal.ITIMER_REAL, job["limit_s"] * WALL_FACTOR)
-        os.write(writing, json.dumps(_answer(compiler, job["params"])).encode())
+        with link.makefile("rb") as lines:
+            for line in lines:
+                link.sendall(json.dumps(_work(compiler, json.loads(line))).encode() + b"\n")
         status = 0
     finally:
         os._exit(status)
+
+
+def _work(compiler: GrammarCompiler, job: dict[str, Any]) -> dict[str, Any]:
+    """One job. The kernel keeps its time, and its signals end native code too."""
+    began_s = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, job["limit_s"])
+    signal.setitimer(signal.ITIMER_REAL, job["limit_s"] * WALL_FACTOR)
+    answer = _answer(compiler, job["params"])
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return {"answer": answer, "processor_s": time.process_time() - began_s}
 
 
 def _answer(compiler: GrammarCompiler, fields: dict[str, Any]) -> dict[str, Any]:
