@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from llmstack_kernels.dispatch import implementation
-from llmstack_kernels.linear.concatenated import concatenate_linears
+from llmstack_kernels.linear.composed import concatenate_linears
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, round_weight
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
 from llmstack_kernels.linear.reference import GATES

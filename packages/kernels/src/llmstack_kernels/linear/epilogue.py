@@ -40,3 +40,23 @@ def activate_or_gate(
         return activate(gate, ACTIVATION) * gated
     else:
         return activate(sums, ACTIVATION)
+
+
+@triton.jit
+def store_outputs(
+    sums, outs, rows, out_tile, scales, bias, residual, out, num_rows, num_outs,
+    FORMAT: tl.constexpr, ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    if FORMAT == "fp8":
+        sums *= tl.load(scales + outs)[:, None]
+    if HAS_BIAS:
+        sums += tl.load(bias + outs).to(tl.float32)[:, None]
+    results = tl.trans(activate_or_gate(sums, ACTIVATION, IS_GATED))
+    width = num_outs // 2 if IS_GATED else num_outs
+    columns = out_tile * results.shape[1] + tl.arange(0, results.shape[1])
+    is_inside = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    places = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    if HAS_RESIDUAL:
+        results += tl.load(residual + places, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + places, results.to(out.dtype.element_ty), mask=is_inside)

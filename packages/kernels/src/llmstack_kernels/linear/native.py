@@ -13,7 +13,7 @@ import torch
 from llmstack_kernels.linear import quantization
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, round_weight
 from llmstack_kernels.linear.native_layer import NativeLinear
-from llmstack_kernels.linear.native_stored import OrderedLinear, pack_stored
+from llmstack_kernels.linear.native_stored import NativeOrderedLinear, pack_stored
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear
 from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight
@@ -72,7 +72,7 @@ def pack_dynamic_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Nati
 
 def pack_stored_linear(
     weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
-) -> NativeLinear | OrderedLinear | PlainLinear:
+) -> NativeLinear | NativeOrderedLinear | PlainLinear:
     """Pack what a quantized checkpoint stores; for inputs of other types it is widened."""
     native = library()
     if native is None or dtype not in STORED_DTYPES[weight.layout]:

@@ -17,7 +17,7 @@ _FP8_FACTOR = 256.0
 """What kernels divide numbers of fp8 by; the scales make up for it, exactly."""
 
 
-class OrderedLinear:
+class NativeOrderedLinear:
     """A layer whose weight has its inputs in another order, which the inputs are permuted to first."""
 
     __slots__ = ("_inner", "_native", "_order")
@@ -59,7 +59,7 @@ class OrderedLinear:
 
 def pack_stored(
     weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, native: NativeLibrary
-) -> NativeLinear | OrderedLinear:
+) -> NativeLinear | NativeOrderedLinear:
     """Packs numbers, scales and zero points; `dtype` is that of the inputs."""
     out_features, in_features = weight.shape
     num_weights = num_columns(out_features) * (in_features + in_features % 2)
@@ -78,7 +78,7 @@ def pack_stored(
     arguments = (packed.data_ptr(), scales.data_ptr(), _SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size)
     scheme = (f"stored_{layout}", _WEIGHT_ARGUMENTS)
     inner = NativeLinear((out_features, in_features), dtype, bias, kept, arguments, scheme, native)
-    return inner if weight.order is None else OrderedLinear(inner, weight.order, native)
+    return inner if weight.order is None else NativeOrderedLinear(inner, weight.order, native)
 
 
 def _in_panels(values: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from llmstack_kernels.linear.configurations import CHUNK_SIZES
 from llmstack_kernels.linear.quantization import QuantizedWeight
+from llmstack_kernels.linear.stored_weight import StoredWeight
 
 FP8_FACTOR = 256.0
 """What numbers of fp8 are divided by where they are widened; the scales make up for it."""
@@ -50,6 +51,46 @@ def _chunked(integers: torch.Tensor, chunk_size: int, num_parts: int) -> tuple[t
 
 def _join_bytes(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     return torch.stack((low, high), dim=-1).view(torch.int16).squeeze(-1)
+
+
+def pack_stored_chunks(weight: StoredWeight) -> tuple[str, torch.Tensor, torch.Tensor] | None:
+    """The format, weight and scales of what a checkpoint stores; None where no format has its groups.
+
+    Scales are float32 and repeated for chunks of larger groups, so that none is rounded. Those of `int4_zeros` are
+    int32 [num_chunks, 5, out_features]: the bits of four float32, and four zero points in a word.
+    """
+    whole = weight.scales.shape[1] == 1
+    if weight.layout == "fp8" and whole:
+        words = _join_bytes(*_chunked(weight.numbers.view(torch.int8), CHUNK_SIZES["fp8"], 2))
+        return "fp8", words, weight.scales.float().t().contiguous() * FP8_FACTOR
+    if weight.layout in ("fp8", "int8") and weight.zeros is None and (whole or weight.group_size % 128 == 0):
+        is_float = weight.layout == "fp8"
+        numbers = weight.numbers if is_float else weight.numbers ^ 128
+        words = _join_bytes(*_chunked(numbers.view(torch.int8), 128, 2))
+        scales = _spread(weight.scales.float(), weight, 128).t().contiguous()
+        return ("fp8_block", words, scales * FP8_FACTOR) if is_float else ("int8", words, scales)
+    if weight.layout == "int4" and (whole or weight.group_size % 32 == 0):
+        first, second, third, fourth = _chunked(weight.numbers, CHUNK_SIZES["int4_zeros"], 4)
+        words = _join_bytes(first | (second << 4), third | (fourth << 4))
+        scales = _in_quarters(_spread(weight.scales.float(), weight, 32)).view(torch.int32)
+        zeros = _in_quarters(_spread(weight.zero_points(), weight, 32))
+        zeros = zeros.transpose(1, 2).contiguous().view(torch.int32).transpose(1, 2)
+        return "int4_zeros", words, torch.cat([scales, zeros], 1).contiguous()
+    return None
+
+
+def _spread(values: torch.Tensor, weight: StoredWeight, size: int) -> torch.Tensor:
+    """Values of groups [out_features, num_groups] for runs of `size` inputs."""
+    num_runs = -(-weight.shape[1] // size)
+    if values.shape[1] == 1:
+        return values.expand(-1, num_runs)
+    return values.repeat_interleave(weight.group_size // size, 1)[:, :num_runs]
+
+
+def _in_quarters(values: torch.Tensor) -> torch.Tensor:
+    """[out_features, quarters of chunks] to [num_chunks, 4, out_features], zeros behind the last."""
+    padded = F.pad(values, (0, -values.shape[1] % 4))
+    return padded.view(padded.shape[0], -1, 4).permute(1, 2, 0).contiguous()
 
 
 _PACKERS = {"int8": _pack_int8, "int4": _pack_int4, "fp8": _pack_fp8}

@@ -21,14 +21,15 @@ import triton.language as tl
 
 from llmstack_kernels.dependent_launch import wait_for_previous
 from llmstack_kernels.launch import describe, is_available, launch, supports_dependent_launch
+from llmstack_kernels.linear.composed import OrderedLinear
 from llmstack_kernels.linear.configurations import CHUNK_SIZES, MAX_SPLIT_ROWS, Configuration, choose, choose_tile
-from llmstack_kernels.linear.epilogue import activate_or_gate, tile_outputs
-from llmstack_kernels.linear.packed_formats import pack_chunks
+from llmstack_kernels.linear.epilogue import store_outputs, tile_outputs
+from llmstack_kernels.linear.packed_formats import pack_chunks, pack_stored_chunks
 from llmstack_kernels.linear.product import prefetch, tile_product
-from llmstack_kernels.linear.quantization import QuantizedWeight, quantize
+from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, quantize
 from llmstack_kernels.linear.reference import GATES, PlainLinear, finish
 from llmstack_kernels.linear.stored_weight import StoredWeight
-from llmstack_kernels.linear.widening import widen_fp8, widen_int4, widen_int8
+from llmstack_kernels.linear.widening import widen_fp8, widen_int4, widen_int4_less_zero, widen_int8
 
 __all__ = [
     "QUANTIZED_DTYPES",
@@ -44,8 +45,8 @@ __all__ = [
 ]
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
-QUANTIZED_DTYPES = dict.fromkeys(CHUNK_SIZES, _HALF_DTYPES)
-STORED_DTYPES: dict[str, tuple[torch.dtype, ...]] = {}
+QUANTIZED_DTYPES = dict.fromkeys(QUANTIZATIONS, _HALF_DTYPES)
+STORED_DTYPES = dict.fromkeys(("int8", "int4", "fp8"), _HALF_DTYPES)
 
 _MAX_STREAMED_ROWS = 64
 """Up to so many rows a 16-bit weight is the kernel's: it is bound by reading the weight, which it reads once."""
@@ -108,7 +109,7 @@ def _linear_kernel(
             FORMAT, HAS_TAIL, SPLIT_K, BLOCK_K, NUM_STAGES,
         )  # fmt: skip
     if is_last:
-        _store(
+        store_outputs(
             sums, outs, rows, out_tile, scales, bias, residual, out, num_rows, num_outs,
             FORMAT, ACTIVATION, IS_GATED, HAS_BIAS, HAS_RESIDUAL,
         )  # fmt: skip
@@ -159,26 +160,6 @@ def _sum_splits(
 
 
 @triton.jit
-def _store(
-    sums, outs, rows, out_tile, scales, bias, residual, out, num_rows, num_outs,
-    FORMAT: tl.constexpr, ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    if FORMAT == "fp8":
-        sums *= tl.load(scales + outs)[:, None]
-    if HAS_BIAS:
-        sums += tl.load(bias + outs).to(tl.float32)[:, None]
-    results = tl.trans(activate_or_gate(sums, ACTIVATION, IS_GATED))
-    width = num_outs // 2 if IS_GATED else num_outs
-    columns = out_tile * results.shape[1] + tl.arange(0, results.shape[1])
-    is_inside = (rows < num_rows)[:, None] & (columns < width)[None, :]
-    places = rows.to(tl.int64)[:, None] * width + columns[None, :]
-    if HAS_RESIDUAL:
-        results += tl.load(residual + places, mask=is_inside, other=0.0).to(tl.float32)
-    tl.store(out + places, results.to(out.dtype.element_ty), mask=is_inside)
-
-
-@triton.jit
 def _widen_kernel(
     weight,  # [num_chunks, num_outs, words]
     scales,
@@ -191,7 +172,7 @@ def _widen_kernel(
 ):
     chunk, outs = tl.program_id(0), tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     outs = tl.minimum(outs, num_outs - 1)
-    NUM_WORDS: tl.constexpr = BLOCK_K // 4 if FORMAT == "int4" else BLOCK_K // 2
+    NUM_WORDS: tl.constexpr = BLOCK_K // 4 if FORMAT == "int4" or FORMAT == "int4_zeros" else BLOCK_K // 2
     places = tl.arange(0, NUM_WORDS)
     words = tl.load(weight + chunk.to(tl.int64) * num_outs * NUM_WORDS + outs[:, None] * NUM_WORDS + places[None, :])
     dtype: tl.constexpr = out.dtype.element_ty
@@ -200,7 +181,15 @@ def _widen_kernel(
         own_scales = scales + chunk * 2 * num_outs + outs
         scales0, scales1 = tl.load(own_scales)[:, None], tl.load(own_scales + num_outs)[:, None]
         parts = widen_int4(words, scales0, scales1, dtype)
-    elif FORMAT == "fp8":
+    elif FORMAT == "int4_zeros":
+        zeros = tl.load(scales + (chunk * 5 + 4) * num_outs + outs)[:, None]
+        parts = (
+            widen_int4_less_zero(words, zeros, 0, tl.float32),
+            widen_int4_less_zero(words, zeros, 1, tl.float32),
+            widen_int4_less_zero(words, zeros, 2, tl.float32),
+            widen_int4_less_zero(words, zeros, 3, tl.float32),
+        )
+    elif FORMAT == "fp8" or FORMAT == "fp8_block":
         parts = widen_fp8(words, dtype)
     else:
         parts = widen_int8(words, dtype)
@@ -208,7 +197,10 @@ def _widen_kernel(
         wide = parts[part]
         if FORMAT == "fp8":
             wide = (wide.to(tl.float32) * tl.load(scales + outs)[:, None]).to(dtype)
-        elif FORMAT == "int8":
+        elif FORMAT == "int4_zeros":
+            own = tl.load(scales + (chunk * 5 + part) * num_outs + outs).to(tl.float32, bitcast=True)
+            wide = (wide * own[:, None]).to(dtype)
+        elif FORMAT == "int8" or FORMAT == "fp8_block":
             wide = (wide.to(tl.float32) * tl.load(scales + chunk * num_outs + outs)[:, None]).to(dtype)
         inputs = chunk * BLOCK_K + part * NUM_WORDS + places
         tl.store(starts + inputs[None, :], wide, mask=(inputs < in_features)[None, :])
@@ -374,9 +366,16 @@ def pack_quantized_linear(
 
 def pack_stored_linear(
     weight: StoredWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
-) -> TritonLinear | PlainLinear:
-    """Widen the weight of a quantized checkpoint."""
-    return pack_linear(weight.dequantize(dtype), bias, is_batch_invariant)
+) -> TritonLinear | OrderedLinear | PlainLinear:
+    """Pack in chunks what the kernels read as it stands; other layouts, group sizes and types are widened."""
+    packed = pack_stored_chunks(weight) if dtype in STORED_DTYPES.get(weight.layout, ()) else None
+    if packed is None:
+        return pack_linear(weight.dequantize(dtype), bias, is_batch_invariant)
+    max_rows = None if is_batch_invariant else _MAX_QUANTIZED_ROWS
+    weight_format, numbers, scales = packed
+    shape = (weight.shape[0], weight.shape[1])
+    layer = TritonLinear(shape, dtype, bias, numbers, scales, weight_format, max_rows)
+    return layer if weight.order is None else OrderedLinear(layer, weight.order)
 
 
 def check_rows_independent(packed: TritonLinear, x: torch.Tensor) -> list[int]:

@@ -144,6 +144,20 @@ def widen_int4(
 
 
 @triton.jit
+def widen_int4_less_zero(
+    words,  # int16: numbers of the chunk's four quarters of inputs, those of the first in the lowest bits
+    zeros,  # int32: their zero points, a byte each
+    QUARTER: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """One quarter's numbers less its zero points, which is exact: 2 ** 23 + n has n in its lowest bits."""
+    numbers = (words.to(tl.int32) >> (4 * QUARTER)) & 15
+    zero = (zeros >> (8 * QUARTER)) & 15
+    raised = (numbers | 0x4B000000).to(tl.float32, bitcast=True)
+    return (raised - (zero | 0x4B000000).to(tl.float32, bitcast=True)).to(DTYPE)
+
+
+@triton.jit
 def _small_integer(bits):
     """What the four lowest bits stand for, in float32: 2 ** 23 + n has n in its lowest bits.
 

@@ -72,7 +72,7 @@ def _read_scales(layer: LayerTensors, state: Mapping[str, Any], num_blocks: int)
     if scales.dtype == torch.float32:
         return scales.clone()
     offset, size = state.get("nested_offset"), _size_of(state, "nested_blocksize")
-    if not isinstance(offset, float) or not math.isfinite(offset):
+    if not isinstance(offset, float | int) or not math.isfinite(offset):
         raise ValueError("nested_offset of the state is no finite number.")
     values = require_shape("weight.nested_quant_map", layer.get("weight.nested_quant_map", torch.float32), 256)
     largest = layer.get("weight.nested_absmax", torch.float32)

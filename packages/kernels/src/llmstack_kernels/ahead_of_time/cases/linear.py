@@ -9,9 +9,8 @@ import torch
 
 from llmstack_kernels.ahead_of_time.case import Claim, CompileCase
 from llmstack_kernels.grouped_linear import triton as grouped_linear
-from llmstack_kernels.linear.configurations import CHUNK_SIZES
 from llmstack_kernels.linear.packed_formats import pack_chunks
-from llmstack_kernels.linear.quantization import empty_quantized
+from llmstack_kernels.linear.quantization import QUANTIZATIONS, empty_quantized
 from llmstack_kernels.linear.triton import TritonLinear
 
 _LINEAR_CLAIMS: dict[str, tuple[Claim, ...]] = {"_linear_kernel": ("wgmma", "pdl")}
@@ -26,6 +25,11 @@ _LAYERS = {
     "8b_gate_up": (4096, 28672, "silu_and_mul"),
     "8b_down": (14336, 4096, "residual"),
 }
+# Formats of quantized checkpoints alone: words and scales of a chunk and an output, and the type of the scales.
+_STORED_SHAPES: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {
+    "fp8_block": (64, (), torch.float32),
+    "int4_zeros": (32, (5,), torch.int32),
+}
 
 
 def _linear_cases() -> Iterator[CompileCase]:
@@ -35,12 +39,16 @@ def _linear_cases() -> Iterator[CompileCase]:
     for num_rows in (32, 64, 256, 2048):
         for name in ("8b_gate_up", "8b_down"):
             yield _case(name, "plain", num_rows)
-    for scheme in CHUNK_SIZES:
+    for scheme in QUANTIZATIONS:
         yield from (_case(name, scheme, num_rows) for name in ("gpt2_up", "8b_down") for num_rows in (1, 64))
         yield _case("8b_gate_up", scheme, 512)
         yield _case("8b_down", scheme, 2048)
         widen = _layer("8b_qkv", scheme, torch.bfloat16).widen
         yield CompileCase(f"widen_8b_qkv_{scheme}_bf16", widen, is_sample=scheme == "int4")
+    for stored in _STORED_SHAPES:
+        yield from (_case("8b_down", stored, num_rows) for num_rows in (1, 64))
+        widen = _layer("8b_qkv", stored, torch.bfloat16).widen
+        yield CompileCase(f"widen_8b_qkv_{stored}_bf16", widen, is_sample=False)
     yield _case("gpt2_up", "plain", 8, torch.float16)
     for num_rows in (1, 1000):
         yield _case("gpt2_up", "plain", num_rows, torch.float32)
@@ -70,6 +78,11 @@ def _layer(name: str, weight_format: str, dtype: torch.dtype) -> TritonLinear:
     if weight_format == "plain":
         weight = torch.empty(out_features, in_features, dtype=dtype, device="meta")
         return TritonLinear((out_features, in_features), dtype, bias, weight, None, "plain", None)
+    if weight_format in _STORED_SHAPES:
+        num_chunks, (num_words, num_scales, scale_dtype) = in_features // 128, _STORED_SHAPES[weight_format]
+        weight = torch.empty(num_chunks, out_features, num_words, dtype=torch.int16, device="meta")
+        scales = torch.empty(num_chunks, *num_scales, out_features, dtype=scale_dtype, device="meta")
+        return TritonLinear((out_features, in_features), dtype, bias, weight, scales, weight_format, None)
     unpacked = torch.empty(out_features, in_features, dtype=dtype, device="meta")
     weight, scales = pack_chunks(empty_quantized(unpacked, weight_format))
     return TritonLinear((out_features, in_features), dtype, bias, weight, scales, weight_format, None)
@@ -93,7 +106,7 @@ def _grouped_linear_cases() -> Iterator[CompileCase]:
             yield CompileCase(
                 f"{name}_{num_tokens}_tokens_bf16", partial(_run_experts, name, num_tokens), is_sample, _EXPERT_CLAIMS
             )
-    for scheme in CHUNK_SIZES:
+    for scheme in QUANTIZATIONS:
         for num_tokens in (1, 2048):
             call = partial(_run_experts, "qwen3_30b_a3b", num_tokens, scheme)
             yield CompileCase(f"qwen3_30b_a3b_{num_tokens}_tokens_{scheme}_bf16", call, False, _EXPERT_CLAIMS)

@@ -1,4 +1,4 @@
-"""Several packed layers over the same inputs, whose outputs follow one another."""
+"""Layers composed of packed ones: outputs one after another, inputs permuted."""
 
 from __future__ import annotations
 
@@ -41,6 +41,37 @@ class ConcatenatedLinear:
         """activation(x Wᵀ + b) + residual."""
         out = torch.cat([part(x, out_dtype=out_dtype) for part in self._parts], -1)
         return finish(out, activation, residual, out_dtype)
+
+
+class OrderedLinear:
+    """A layer whose weight has its inputs in another order, which PyTorch permutes them to."""
+
+    __slots__ = ("_inner", "_order")
+
+    def __init__(self, inner: PackedLinear, order: torch.Tensor) -> None:
+        """`order` is the input of each column of the weight: [in_features]."""
+        self._inner = inner
+        self._order = order
+
+    @property
+    def in_features(self) -> int:
+        """Length of an input row."""
+        return self._inner.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Length of an output row."""
+        return self._inner.out_features
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        activation: str = "none",
+        residual: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b) + residual."""
+        return self._inner(x.index_select(-1, self._order), activation, residual, out_dtype)
 
 
 def concatenate_linears(parts: Sequence[PackedLinear]) -> PackedLinear:
