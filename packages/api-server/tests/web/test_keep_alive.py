@@ -96,6 +96,20 @@ async def test_a_reader_that_does_not_read_is_sent_no_comments():
     assert connection.bodies == [b"data"]
 
 
+async def test_an_event_follows_a_comment_that_the_reader_has_not_taken_yet():
+    connection = Connection()
+    connection.may_write.clear()
+    sender = EventSender(connection, [])
+    await wait_until(lambda: sender._comment is not None)
+    sending = asyncio.create_task(sender.event(b"data"))
+    await asyncio.sleep(0.05)
+    assert not connection.messages
+    connection.may_write.set()
+    await sending
+    await sender.end(b"end")
+    assert connection.bodies == [COMMENT, b"data", b"end"]
+
+
 async def test_events_that_are_read_again_come_with_comments_and_are_closed_with_their_reader():
     has_closed = asyncio.Event()
     may_end = asyncio.Event()

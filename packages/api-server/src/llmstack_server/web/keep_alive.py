@@ -30,45 +30,61 @@ class EventSender:
         self.has_started = False
         self._send = send
         self._headers = headers
-        self._lock = asyncio.Lock()
+        self._is_sending = False
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
         self._timer = self._loop.call_later(INTERVAL_S, self._on_timer)
         self._comment: asyncio.Task[None] | None = None
 
     async def event(self, data: bytes) -> None:
-        """Sends an event that is not the last one."""
-        async with self._lock:
-            await self._body(data, more_body=True)
+        """Sends an event that is not the last one; not while another one is being sent."""
+        # A flag and not a lock: every chunk of every stream passes here.
+        if self._comment is not None:
+            await self._finish_comment()
+        self._is_sending = True
+        try:
+            if not self.has_started:
+                await self._start()
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            self._is_sending = False
+        self._last_s = self._loop.time()
 
     async def end(self, data: bytes) -> None:
         """Sends the last event."""
         await self.stop()
-        await self._body(data, more_body=False)
+        if not self.has_started:
+            await self._start()
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def stop(self) -> None:
         """Sends no further comment; one that is being sent is completed. Idempotent."""
         self._timer.cancel()
+        await self._finish_comment()
+
+    async def _start(self) -> None:
+        self.has_started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
+
+    async def _finish_comment(self) -> None:
         if self._comment is not None:
             await asyncio.wait([self._comment])
-
-    async def _body(self, data: bytes, *, more_body: bool) -> None:
-        if not self.has_started:
-            self.has_started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more_body})
-        self._last_s = self._loop.time()
+            self._comment = None
 
     def _on_timer(self) -> None:
         idle_s = self._loop.time() - self._last_s
-        if idle_s >= INTERVAL_S and not self._lock.locked():  # a reader that does not read needs no comment
+        # A reader that does not read needs no comment.
+        if idle_s >= INTERVAL_S and not self._is_sending and (self._comment is None or self._comment.done()):
             self._comment = self._loop.create_task(self._send_comment())
             idle_s = 0.0
         self._timer = self._loop.call_later(max(INTERVAL_S - idle_s, INTERVAL_S / 10), self._on_timer)
 
     async def _send_comment(self) -> None:
         with contextlib.suppress(OSError):  # the client is gone, which the request notices by itself
-            await self.event(COMMENT)
+            if not self.has_started:
+                await self._start()
+            await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            self._last_s = self._loop.time()
 
 
 async def with_comments(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -47,6 +47,7 @@ def supported_variants() -> list[str]:
     ]
 
 
+@cache  # every operation of a step asks for it
 def require_library() -> NativeLibrary:
     """The library, which a backend that said it was available may rely on."""
     found = library()
