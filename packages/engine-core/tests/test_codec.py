@@ -54,10 +54,16 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 TOKEN_ID = st.integers(0, 2**32 - 1)
 COUNT = st.integers(0, 2**31 - 1)
-SHARE = st.floats(0, 1)
+SHARE = st.floats(0, 1, exclude_min=True)
 PENALTY = st.floats(-2, 2)
 
-SCALAR = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT
+SCALAR = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT
+)
 
 
 def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -84,8 +90,8 @@ PARAMS = st.builds(
     ignore_eos=st.booleans(),
     max_tokens=optional(COUNT),
     min_tokens=COUNT,
-    logprobs=optional(st.integers(-1, 20)),
-    prompt_logprobs=optional(st.integers(-1, 20)),
+    logprobs=optional(st.integers(0, 20)),
+    prompt_logprobs=optional(st.integers(0, 20)),
     detokenize=st.booleans(),
     skip_special_tokens=st.booleans(),
     spaces_between_special_tokens=st.booleans(),

@@ -195,11 +195,18 @@ def test_a_message_before_hello_is_ignored(process: EngineProcess, peer: Peer) -
     assert peer.outputs_until_finished("r") == [5, 6, 7, 5]
 
 
-def test_the_shutdown_operation_ends_the_process_cleanly(process: EngineProcess, peer: Peer) -> None:
+def test_no_client_can_end_the_process_by_a_message(process: EngineProcess, peer: Peer) -> None:
     ready = peer.hello()
     assert ready.pid == process.pid
     peer.send(ControlCall(7, Control.SHUTDOWN))
-    assert peer.receive(ControlResult) == ControlResult(7, Control.SHUTDOWN, True)
+    assert peer.receive(ControlResult) == ControlResult(7, Control.SHUTDOWN, False)
+    peer.send(request("r"))
+    assert peer.outputs_until_finished("r") == [5, 6, 7, 5]
+
+
+def test_the_process_ends_cleanly_when_it_is_asked_by_a_signal(process: EngineProcess, peer: Peer) -> None:
+    peer.hello()
+    process.terminate()
     assert eventually(lambda: not process.is_alive)
     assert process.describe_end() == "exit status 0"
     assert not process.directory.exists()

@@ -2,40 +2,101 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
     EngineReady,
     FinishReason,
     InvalidRequestError,
+    PoolingParams,
     PoolingTask,
 )
 
+MAX_BEAMS: Final = 1024
+# What one output can carry in a message, with half of it to spare.
+MAX_PROMPT_LOGPROBS: Final = 1 << 24
+MAX_POOLED_NUMBERS: Final = 1 << 25
+
 
 def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
-    """Refuses a request that the model cannot serve, or whose token ids are not in its vocabulary.
+    """Refuses a request that the model cannot serve, or whose fields are outside of what the model runner accepts.
+
+    The sender has checked it already. The engine core does not rely on that: an error in a step would cost all running
+    requests.
 
     Raises:
         InvalidRequestError: Names the parameter.
     """
-    if request.pooling_params is None:
-        if not ready.is_generative:
-            raise InvalidRequestError("The model only pools.", param="model")
-    else:
-        if not ready.embedding_size:
-            raise InvalidRequestError("The model runner does not pool.", param="model")
-        if request.pooling_params.task is PoolingTask.CLASSIFY and not ready.num_labels:
-            raise InvalidRequestError("The model has no labels.", param="model")
+    if request.lora_name is not None:
+        raise InvalidRequestError("The model has no adapter of this name.", param="model")
+    _check_token_ids(request, ready)
+    params = request.sampling_params
+    if request.pooling_params is not None:
+        _check_pooling(request, request.pooling_params, ready)
+    elif not ready.is_generative:
+        raise InvalidRequestError("The model only pools.", param="model")
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise InvalidRequestError("No token is allowed.", param="allowed_token_ids", code="empty_array")
+    if not all(params.bad_words_token_ids):
+        raise InvalidRequestError("A bad word has no tokens.", param="bad_words_token_ids")
+    if (params.logprobs or 0) > ready.vocab_size:
+        raise InvalidRequestError("There are more logprobs than tokens in the vocabulary.", param="logprobs")
+    num_positions = len(request.prompt_token_ids) * (1 + (params.prompt_logprobs or 0))
+    if params.prompt_logprobs is not None and num_positions > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"A request reports at most {MAX_PROMPT_LOGPROBS} log-probabilities of its prompt.", param="prompt_logprobs"
+        )
+    if params.use_beam_search:
+        _check_beam_search(request, ready)
+
+
+def _check_token_ids(request: EngineCoreRequest, ready: EngineReady) -> None:
     params = request.sampling_params
     for name, token_ids in (
         ("prompt_token_ids", request.prompt_token_ids),
         ("output_token_ids", request.output_token_ids),
+        ("eos_token_ids", request.eos_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids),
         ("logit_bias", params.logit_bias),
+        *(("bad_words_token_ids", sequence) for sequence in params.bad_words_token_ids),
     ):
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < ready.vocab_size):
             raise InvalidRequestError(f"A token id in {name} is out of vocabulary.", param=name)
+
+
+def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams, ready: EngineReady) -> None:
+    params, num_tokens = request.sampling_params, len(request.prompt_token_ids)
+    if not ready.embedding_size:
+        raise InvalidRequestError("The model runner does not pool.", param="model")
+    if pooling.task is PoolingTask.CLASSIFY and not ready.num_labels:
+        raise InvalidRequestError("The model has no labels.", param="model")
+    if params.max_tokens != 0 or request.output_token_ids or params.structured_outputs or params.use_beam_search:
+        raise InvalidRequestError("A pooling request generates no tokens.", param="max_tokens")
+    if pooling.dimensions is not None and pooling.dimensions > ready.embedding_size:
+        raise InvalidRequestError("The model's vectors have fewer dimensions.", param="dimensions")
+    if pooling.second_text_start is not None and pooling.second_text_start > num_tokens:
+        raise InvalidRequestError("The second text begins after the prompt.", param="second_text_start")
+    if pooling.task is PoolingTask.TOKEN_EMBED and num_tokens * ready.embedding_size > MAX_POOLED_NUMBERS:
+        raise InvalidRequestError(f"A request returns at most {MAX_POOLED_NUMBERS} numbers.", param="prompt")
+
+
+def _check_beam_search(request: EngineCoreRequest, ready: EngineReady) -> None:
+    """A search is admitted as a whole with its last beam, so each beam is checked for what could refuse that."""
+    params = request.sampling_params
+    if params.structured_outputs is not None or request.output_token_ids or params.n > MAX_BEAMS:
+        raise InvalidRequestError(
+            f"A beam search has at most {MAX_BEAMS} beams, no constraint and no earlier tokens.",
+            param="use_beam_search",
+        )
+    if len(request.prompt_token_ids) + max(params.max_tokens or 1, 1) > ready.max_model_len:
+        raise InvalidRequestError(
+            f"This model's maximum context length is {ready.max_model_len} tokens.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
 
 def error_output(request_id: str, error: str) -> EngineCoreOutput:

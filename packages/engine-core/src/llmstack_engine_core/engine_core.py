@@ -142,8 +142,10 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Ends requests at once; unknown ids are ignored, and no output follows."""
-        ended = dict.fromkeys(request_ids)  # keeps the caller's order, which a set would not
-        self._refused = [output for output in self._refused if output.request_id not in ended]
+        named = dict.fromkeys(request_ids)  # keeps the caller's order, which a set would not
+        self._refused = [output for output in self._refused if output.request_id not in named]
+        # Others are unknown to the caller: a refused id may be that of another's beam.
+        ended = dict.fromkeys(request_id for request_id in named if request_id in self._request_ids)
         if self._constrained_ids:
             self._grammar_gate.abort(ended)
         self._forget(ended)

@@ -7,13 +7,15 @@ import logging
 
 import zmq
 
+from llmstack_engine_core.admission import error_output
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_loop import EngineLoop
 from llmstack_engine_core.ipc.codec import decode_client_message, encode
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import EngineMessage, Hello, StartFailed
+from llmstack_engine_core.ipc.frames import ControlCall, ControlResult, EngineMessage, Hello, StartFailed
 from llmstack_engine_core.ipc.parts import encode_in_parts
 from llmstack_engine_core.ipc.sockets import has_message
+from llmstack_types import Control, EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGES_PER_STEP = 4096
 # Clients of one engine core start together; the first may be faster than the others.
 FURTHER_REFUSALS_WAIT_MS = 300
+_UNSENDABLE = "The output is too large to be sent."
 
 
 class EngineCoreProc(EngineLoop):
@@ -29,6 +32,7 @@ class EngineCoreProc(EngineLoop):
     def __init__(self, core: EngineCore, socket: zmq.Socket[bytes]) -> None:
         super().__init__(core)
         self._socket = socket
+        self._num_refused = 0
         self._poller = zmq.Poller()  # `socket.poll` would make one each time
         self._poller.register(socket, zmq.POLLIN)
 
@@ -47,19 +51,47 @@ class EngineCoreProc(EngineLoop):
                 raise CodecError(f"a message must have one frame, but has {len(frames)}")
             message = decode_client_message(frames[0])
         except CodecError as error:
-            logger.warning("refused a message of %s: %s", client[:64], error)
+            self._num_refused += 1
+            if self._num_refused & (self._num_refused - 1) == 0:  # the first, then ever fewer
+                logger.warning("refused a message of %s, the %dth: %s", client[:64], self._num_refused, error)
             if error.request_id is not None and client in self._clients:
                 self._refuse(client, error.request_id, str(error))
+            return
+        if isinstance(message, ControlCall) and message.operation == Control.SHUTDOWN:
+            # The process ends with the one that started it, by its signal; a client has no say in that.
+            logger.warning("refused to end for %s", client[:64])
+            self._send(client, ControlResult(message.call_id, message.operation, False))
             return
         self._handle(client, message)
 
     def _send(self, client: bytes, message: EngineMessage) -> None:
         try:
-            for frame in encode_in_parts(message):
+            frames = encode_in_parts(message)
+        except CodecError as error:
+            if not isinstance(message, EngineCoreOutputs):
+                raise
+            self._send_separately(client, message, error)
+            return
+        try:
+            for frame in frames:
                 self._socket.send_multipart([client, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:  # gone, or it has left thousands of messages unread
             logger.warning("lost %s: %s", client[:64], error.strerror)
             self._drop(client)
+
+    def _send_separately(self, client: bytes, message: EngineCoreOutputs, error: CodecError) -> None:
+        """Sends one output at a time; the request whose output no message can carry ends with an error."""
+        if len(message.outputs) > 1:
+            for output in message.outputs:
+                self._send(client, EngineCoreOutputs([output], message.timestamp_s))
+            self._send(client, message._replace(outputs=[]))
+            return
+        if not message.outputs:
+            raise error
+        request_id = message.outputs[0].request_id
+        logger.error("the output of request %s cannot be sent: %s", request_id[:64], error)
+        self._abort([request_id])
+        self._send(client, EngineCoreOutputs([error_output(request_id, _UNSENDABLE)], message.timestamp_s))
 
 
 def refuse_clients(socket: zmq.Socket[bytes], reason: str, wait_ms: int) -> None:

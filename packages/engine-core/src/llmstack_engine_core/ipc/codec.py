@@ -48,6 +48,8 @@ _LIMITS: Final[dict[str, Any]] = {
     "max_map_len": 0,
     "max_ext_len": 0,
 }
+# Lists in a list take 60 times their size in a frame. The largest honest message of a client is one of aborts.
+MAX_CLIENT_VALUES: Final = 131_072
 
 
 class FrameTooLargeError(CodecError):
@@ -76,7 +78,16 @@ def decode_client_message(frame: bytes) -> ClientMessage:
     Raises:
         CodecError: The bytes are no message that a client may send.
     """
-    message: ClientMessage = _decode(frame, _CLIENT_DECODERS, MAX_CLIENT_FRAME_BYTES)
+    num_values = 0
+
+    def count(values: list[Any]) -> list[Any]:
+        nonlocal num_values
+        num_values += len(values) + 1
+        if num_values > MAX_CLIENT_VALUES:
+            raise CodecError(f"a message must hold at most {MAX_CLIENT_VALUES} values")
+        return values
+
+    message: ClientMessage = _decode(frame, _CLIENT_DECODERS, MAX_CLIENT_FRAME_BYTES, count)
     return message
 
 
@@ -90,11 +101,18 @@ def decode_engine_message(frame: bytes) -> EngineMessage:
     return message
 
 
-def _decode(frame: bytes, decoders: Mapping[int, tuple[int, Callable[[list[Any]], Any]]], max_bytes: int) -> Any:
+def _decode(
+    frame: bytes,
+    decoders: Mapping[int, tuple[int, Callable[[list[Any]], Any]]],
+    max_bytes: int,
+    list_hook: Callable[[list[Any]], list[Any]] | None = None,
+) -> Any:
     if len(frame) > max_bytes:
         raise CodecError(f"a frame of {len(frame)} bytes is too large; {max_bytes} is the limit")
     try:
-        values = msgpack.unpackb(frame, max_bin_len=max_bytes, **_LIMITS)
+        values = msgpack.unpackb(frame, max_bin_len=max_bytes, list_hook=list_hook, **_LIMITS)
+    except CodecError:
+        raise
     # msgpack raises several kinds, all of these or subclasses; RecursionError for nesting in its pure-Python form.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise CodecError(f"a frame of {len(frame)} bytes is not a message: {type(error).__name__}") from error

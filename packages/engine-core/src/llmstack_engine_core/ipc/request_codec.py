@@ -6,6 +6,7 @@ Token ids are packed; sampling parameters are one positional row.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -19,10 +20,14 @@ _Member = TypeVar("_Member")
 MAX_REQUEST_ID_LENGTH: Final = 512
 MAX_STOP_STRINGS: Final = 1024
 MAX_TENANT_LENGTH: Final = 128
+MAX_TIME_S: Final = 1e10  # three centuries; the log of steps counts microseconds
+MAX_EOS_TOKEN_IDS: Final = 4096
+MAX_BAD_WORD_SEQUENCES: Final = 4096
+MAX_EXTRA_ARG_ITEMS: Final = 4096
 
 _INT32 = 2**31 - 1
 _REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
-_ARRIVAL_TIME = fields.number()
+_ARRIVAL_TIME = fields.number(-MAX_TIME_S, MAX_TIME_S)
 _PRIORITY = fields.integer(-fields.MAX_INT - 1)
 _SALT = fields.text(1024)
 _LORA_NAME = fields.optional(fields.text(1024))
@@ -59,7 +64,7 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             request_id,
             prompt_token_ids,
             _decode_sampling_params(values[2]),
-            tuple(fields.unpack_uint32(values[3], "eos_token_ids")),
+            _eos_token_ids(values[3]),
             _ARRIVAL_TIME(values[4], "arrival_time_s"),
             _PRIORITY(values[5], "priority"),
             _SALT(values[6], "cache_salt"),
@@ -71,6 +76,13 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error
+
+
+def _eos_token_ids(value: Any) -> tuple[int, ...]:
+    token_ids = tuple(fields.unpack_uint32(value, "eos_token_ids"))
+    if len(token_ids) > MAX_EOS_TOKEN_IDS:
+        raise CodecError(f"eos_token_ids must hold at most {MAX_EOS_TOKEN_IDS} ids")
+    return token_ids
 
 
 def _stop(value: Any, name: str) -> str | tuple[str, ...] | None:
@@ -109,6 +121,8 @@ def _sequences(value: Any, name: str) -> tuple[tuple[int, ...], ...]:
     """Lengths, then the ids of all sequences in one piece."""
     packed_lengths, packed_ids = fields.row(value, name, 2)
     lengths = fields.unpack_uint32(packed_lengths, name)
+    if len(lengths) > MAX_BAD_WORD_SEQUENCES:
+        raise CodecError(f"{name} must hold at most {MAX_BAD_WORD_SEQUENCES} sequences")
     token_ids = iter(fields.unpack_uint32(packed_ids, name, sum(lengths)))
     return tuple(tuple(itertools.islice(token_ids, length)) for length in lengths)
 
@@ -118,12 +132,20 @@ def _extra_args(value: Any, name: str) -> dict[str, Any]:
     if type(value) is not list:
         raise CodecError(f"{name} must be a list of pairs")
     pairs = [fields.row(pair, name, 2) for pair in value]
+    num_items = 0
     for key, entry in pairs:
         items = entry if type(entry) is list else [entry]
-        # NaN alone differs from itself.
-        if type(key) is not str or not {type(item) for item in items} <= _SCALARS or any(x != x for x in items):
+        num_items += len(items)
+        if type(key) is not str or num_items > MAX_EXTRA_ARG_ITEMS or not all(map(_is_scalar, items)):
             raise CodecError(f"{name} must hold names with scalars or lists of scalars")
     return dict(pairs)
+
+
+def _is_scalar(item: Any) -> bool:
+    """JSON's scalars, with integers of 64 bits; msgpack has larger ones, and numbers that are not finite."""
+    if type(item) is int:
+        return -fields.MAX_INT - 1 <= item <= fields.MAX_INT
+    return type(item) in _SCALARS and (type(item) is not float or math.isfinite(item))
 
 
 def _early_stopping(value: Any, name: str) -> bool | str:
@@ -133,7 +155,9 @@ def _early_stopping(value: Any, name: str) -> bool | str:
 
 
 _MAX_BIAS = 1e6
-_SCALARS: Final = {str, bool, int, float, type(None)}
+_MAX_PENALTY = 100.0
+_TINY = 5e-324  # above 0
+_SCALARS: Final = {str, bool, float, type(None)}
 _OUTPUT_KINDS: Final = {kind.value: kind for kind in RequestOutputKind}
 _POOLING_TYPES: Final = {kind.value: kind for kind in PoolingType}
 # At admission, `score` becomes `classify`.
@@ -144,17 +168,17 @@ _STOP_STRING = fields.text()
 _STOP_STRINGS = fields.texts(max_items=MAX_STOP_STRINGS)
 _COUNT = fields.integer(0, _INT32)
 _OPTIONAL_COUNT = fields.optional(_COUNT)
-_NUM_LOGPROBS = fields.optional(fields.integer(-1, _INT32))
+_NUM_LOGPROBS = fields.optional(fields.integer(0, _INT32))
 
 # One check per field of `SamplingParams`, in the order of its class: the wire carries no names. The last fields of the
 # class are missing: the front end alone heeds them.
 _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "n": fields.integer(1, _INT32),
-    "presence_penalty": fields.number(-1e6, 1e6),
-    "frequency_penalty": fields.number(-1e6, 1e6),
-    "repetition_penalty": fields.number(0.0, 1e6),
-    "temperature": fields.number(0.0, 1e6),
-    "top_p": fields.number(0.0, 1.0),
+    "presence_penalty": fields.number(-_MAX_PENALTY, _MAX_PENALTY),
+    "frequency_penalty": fields.number(-_MAX_PENALTY, _MAX_PENALTY),
+    "repetition_penalty": fields.number(0.01, 100.0),
+    "temperature": fields.number(0.0, 1000.0),
+    "top_p": fields.number(_TINY, 1.0),
     "top_k": fields.integer(-1, fields.MAX_INT),
     "min_p": fields.number(0.0, 1.0),
     "seed": fields.optional(fields.integer(-fields.MAX_INT - 1)),
@@ -174,9 +198,9 @@ _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "allowed_token_ids": _token_ids,
     "best_of": fields.optional(fields.integer(1, _INT32)),
     "use_beam_search": fields.boolean,
-    "length_penalty": fields.number(-1e6, 1e6),
+    "length_penalty": fields.number(-10.0, 10.0),
     "early_stopping": _early_stopping,
-    "typical_p": fields.number(0.0, 1.0),
+    "typical_p": fields.number(_TINY, 1.0),
     "bad_words": fields.optional(_texts),
     "bad_words_token_ids": _sequences,
     "extra_args": fields.optional(_extra_args),

@@ -1,0 +1,55 @@
+"""An engine core lives through random, cut, oversized and odd frames; streams beside them do not change."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.ipc.parts import encode_in_parts
+from llmstack_model_runner.testing import write_gpt2_checkpoint
+
+TOOL = Path(__file__).parents[1] / "tools" / "fuzz_frames.py"
+
+
+@pytest.fixture(scope="module")
+def fuzz() -> Any:
+    spec = importlib.util.spec_from_file_location("fuzz_frames", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_frames_leave_the_engine_core_and_the_streams_of_others_as_they_are(fuzz: Any) -> None:
+    assert fuzz.run(fuzz.config_for(None), 2_500, seed=11, vocab_size=97) == []
+
+
+def test_the_same_holds_over_a_real_model_runner(fuzz: Any, tmp_path: Path) -> None:
+    write_gpt2_checkpoint(tmp_path)
+    assert fuzz.run(fuzz.config_for(str(tmp_path)), 600, seed=12, vocab_size=97) == []
+
+
+def test_an_output_that_no_message_can_carry_ends_its_request_alone(fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(message: Any) -> list[bytes]:
+        if any(output.request_id == "good-0" and output.new_token_ids for output in getattr(message, "outputs", ())):
+            raise CodecError("too large")
+        return encode_in_parts(message)
+
+    monkeypatch.setattr("llmstack_engine_core.engine_core_proc.encode_in_parts", encode)
+    loop = fuzz.FuzzedLoop(fuzz.config_for(None))
+    loop.step()
+    loop.finish()
+    assert loop.ended == {"good-0": "error The output is too large to be sent.", "good-1": "length None"}
+    assert loop.leftovers() == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(4))
+def test_more_frames_with_other_seeds(fuzz: Any, tmp_path: Path, seed: int) -> None:
+    write_gpt2_checkpoint(tmp_path)
+    assert fuzz.run(fuzz.config_for(str(tmp_path)), 5_000, seed=seed, vocab_size=97) == []
