@@ -219,7 +219,7 @@ async def measure(pid: int, port: int, options: argparse.Namespace) -> Report:
 
 async def _sample_memory(pid: int, report: Report) -> None:
     while True:
-        report.peak_mib = max(report.peak_mib, memory_mib(pid))
+        report.peak_mib = max(report.peak_mib, await asyncio.to_thread(memory_mib, pid))
         report.grown_mib = round(report.peak_mib - report.idle_mib, 1)
         await asyncio.sleep(1.0)
 

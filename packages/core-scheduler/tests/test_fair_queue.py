@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from llmstack_core_scheduler import FairPolicy, Request, Scheduler, SchedulerConfig
 from llmstack_core_scheduler.fair_queue import MAX_NUM_REPORTED, FairQueue
 from llmstack_core_scheduler.testing import DecisionHash, FakeKVCacheManager, FakeModelRunner
+from llmstack_core_scheduler.waiting_queue import MAX_NUM_SKIPPED
 from llmstack_types import EngineCoreRequest, RequestStatus, SamplingParams
 
 POLICY = FairPolicy()
@@ -144,7 +145,7 @@ def test_output_beyond_the_charge_is_charged_at_the_end():
 
 def test_a_preempted_request_goes_first_and_is_charged_once():
     rig = Rig()
-    first = rig.add("a", 30)
+    first = rig.add("a", 33)
     rig.add("b", 5)
     rig.admit()
     debt = rig.queue.deficit_of("a")
@@ -167,6 +168,48 @@ def test_a_tenant_that_waits_for_nothing_saves_nothing():
     order = [tenant_of(rig.admit()) for _ in range(8)]
     assert all(order[index : index + 3].count("idle") < 3 for index in range(6))
     rig.queue.finish(kept)
+
+
+def test_tokens_that_are_left_when_no_request_waits_are_lost():
+    rig = Rig()
+    rig.add("a", 3)
+    rig.admit()
+    assert rig.queue.deficit_of("a") == 0
+
+
+def test_rounds_pay_the_debts_of_a_tenant_without_waiting_requests():
+    rig = Rig()
+    rig.add("debtor", 95)
+    rig.admit()
+    assert rig.queue.deficit_of("debtor") == -85
+    for _ in range(5):
+        rig.add("other", 10)
+        rig.admit()
+    rig.add("debtor", 1)
+    assert rig.queue.deficit_of("debtor") == -85 + 5 * QUANTUM
+
+
+def test_a_fork_that_begins_at_once_is_charged_what_it_does_not_share():
+    rig = Rig()
+    arrival = EngineCoreRequest("child", [1] * 20, SamplingParams(max_tokens=4), tenant="a")
+    child = Request(arrival, POLICY.rank(arrival, 0), 24)
+    rig.queue.join(child, 18)
+    assert (rig.queue.deficit_of("a"), child.num_paid_tokens) == (-6, 24)
+    child.token_ids.append(7)
+    rig.queue.finish(child)
+    assert rig.queue.deficit_of("a") == 0
+
+
+def test_only_so_many_requests_are_overtaken_in_a_step():
+    rig = Rig()
+    for number in range(MAX_NUM_SKIPPED + 3):
+        rig.add(f"t{number % 3}", 1)
+    order = rig.queue.order()
+    for _ in range(MAX_NUM_SKIPPED + 1):
+        request = order.next()
+        assert request is not None
+        order.skip(request)
+    assert order.next() is None
 
 
 def test_a_tenant_is_forgotten_with_its_last_request():
