@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.embedding import embedding
+from llmstack_kernels import reference
+from llmstack_kernels.embedding import embedding, embedding_part
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -18,6 +19,15 @@ def test_rows_are_looked_up_and_added_to(dtype: torch.dtype, size: int) -> None:
     assert torch.equal(embedding(ids, table, addend), F.embedding(ids, table) + addend)
     assert torch.equal(embedding(ids, table, scale=1.5), F.embedding(ids, table) * 1.5)
     assert torch.equal(embedding(ids, table, addend, 0.3), F.embedding(ids, table) * 0.3 + addend)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_part_of_a_table_has_zeros_for_ids_outside_of_it(dtype: torch.dtype) -> None:
+    table, ids = torch.randn(50, 40).to(dtype), torch.randint(0, 50, (300,))
+    parts = [embedding_part(ids, table[:20], 0, 1.5), embedding_part(ids, table[20:], 20, 1.5)]
+    assert torch.equal(parts[0] + parts[1], embedding(ids, table, scale=1.5))
+    assert not parts[0][ids >= 20].any()
+    assert torch.equal(parts[1], reference.embedding_part(ids, table[20:], 20, 1.5))
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

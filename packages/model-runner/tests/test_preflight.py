@@ -132,3 +132,31 @@ def test_the_least_of_all_limits_holds(tmp_path: Path) -> None:
 def test_the_checks_need_no_torch() -> None:
     program = "import sys; import llmstack_model_runner.preflight; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "words"),
+    [
+        ({"num_attention_heads": 6, "num_key_value_heads": 2}, {"tensor_parallel_size": 4}, "6 attention heads"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, {"tensor_parallel_size": 2}, "3 key-value heads"),
+        ({"num_hidden_layers": 2}, {"pipeline_parallel_size": 3}, "only 2 layers"),
+        ({"architectures": ["BertModel"]}, {"tensor_parallel_size": 2}, "BertModel with model_impl auto cannot"),
+        ({"architectures": ["LlamaModel"]}, {"pipeline_parallel_size": 2}, "LlamaModel with model_impl auto cannot"),
+        ({}, {"tensor_parallel_size": 2, "model_impl": "transformers"}, "model_impl transformers cannot"),
+        ({}, {"tensor_parallel_size": 2, "device": "cuda"}, "2 ranks need a GPU each, and the machine has 0"),
+        (
+            {"num_experts": 2},
+            {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+            "2 experts cannot be spread over tensor_parallel_size 4",
+        ),
+    ],
+)
+def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(
+    tmp_path: Path, changes: dict[str, object], sizes: dict[str, Any], words: str
+) -> None:
+    model = {"num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 4, "hidden_size": 48}
+    config = {"architectures": ["LlamaForCausalLM"], **model, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    runner = ModelRunnerConfig(str(tmp_path), load_format="dummy", **{"device": "cpu", **sizes})
+    (problem,) = find_problems(runner, root=tmp_path / "empty")
+    assert words in problem

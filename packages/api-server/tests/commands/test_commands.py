@@ -147,8 +147,8 @@ def test_loopback_is_recognised(host: str, expected: bool):
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size"),
-        (["-pp", "4"], "--pipeline-parallel-size"),
+        (["-tp", "2", "--distributed-executor-backend", "uni"], "--tensor-parallel-size"),
+        (["-pp", "4", "--async-scheduling"], "--pipeline-parallel-size"),
         (["--max-model-len", "0"], "--max-model-len"),
         (["--api-key", ""], "--api-key"),
     ],
@@ -244,7 +244,7 @@ def test_flags_that_change_nothing_are_accepted():
 
 
 def test_an_unusable_configuration_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]):
-    assert ServeCommand().run(parse("-tp", "2")) == 2
+    assert ServeCommand().run(parse("-tp", "0")) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

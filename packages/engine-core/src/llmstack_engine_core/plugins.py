@@ -14,6 +14,7 @@ ENTRY_POINT_GROUP = "llmstack.model_runners"
 # Entry points are a fact about installed distributions; sources on PYTHONPATH have none.
 WITHOUT_ENTRY_POINT = {
     "default": "llmstack_model_runner.model_runner:ModelRunner",
+    "parallel": "llmstack_parallel.runner:ParallelRunner",
     "echo": "llmstack_engine_core.testing:EchoModelRunner",
 }
 RUNNER_METHODS = (

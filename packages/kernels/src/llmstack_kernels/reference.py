@@ -51,6 +51,14 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | Non
     return rows if addend is None else rows + addend
 
 
+def embedding_part(ids: torch.Tensor, table: torch.Tensor, first_id: int, scale: float) -> torch.Tensor:
+    """Looks up rows of a run of a larger table; zeros for ids outside of it."""
+    places = ids - first_id
+    is_outside = (places < 0) | (places >= table.shape[0])
+    rows = embedding(places.masked_fill(is_outside, 0), table, None, scale)
+    return rows.masked_fill(is_outside[:, None], 0)
+
+
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     """PyTorch's own kernel, which needs one pass on a CPU and on a GPU."""
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)

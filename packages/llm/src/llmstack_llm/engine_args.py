@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from llmstack_llm.engine_options.execution import (
 )
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.options.option import options_of
-from llmstack_llm.options.problem import OptionsError
+from llmstack_llm.options.problem import OptionsError, Problem
 
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
@@ -128,7 +129,9 @@ class EngineArgs(
             "cuda_graph_sizes": sorted(set(self.cudagraph_capture_sizes or ())),
             "enable_deterministic_inference": self.enable_deterministic_inference,
             "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
-            "num_engines": self.data_parallel_size,
+            "num_engines": self.data_parallel_size, "tensor_parallel_size": self.tensor_parallel_size,
+            "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
+            "enable_expert_parallel": self.enable_expert_parallel,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,
         }  # fmt: skip
@@ -140,7 +143,7 @@ class EngineArgs(
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "scheduler": scheduler,
-            "runner": "default" if self.runner in RUNNERS else self.runner,
+            "runner": self._runner_name(self.runner in RUNNERS),
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None,
@@ -157,6 +160,22 @@ class EngineArgs(
             return EngineConfig.from_plain(data)
         except ValueError as error:
             raise EngineArgsError(str(error)) from error
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Adds what stages of a model cannot do."""
+        yield from super().conflicts()
+        if self.pipeline_parallel_size == 1:
+            return
+        size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
+        if self.speculative_config:
+            yield Problem(f"{{speculative_config}} and {size} exclude each other: drafts need one stage")
+        if self.async_scheduling:
+            yield Problem(f"{{async_scheduling}} and {size} exclude each other: a stage's input are known tokens")
+
+    def _runner_name(self, is_default: bool) -> str:
+        if not is_default:
+            return self.runner
+        return "parallel" if self.num_ranks > 1 else "default"
 
     def _max_num_batched_tokens(self, max_model_len: int, usage_context: UsageContext) -> int:
         if self.max_num_batched_tokens is not None:

@@ -150,8 +150,8 @@ def test_closing_twice_is_fine_and_an_object_that_never_came_to_be_can_be_delete
 
 
 def test_an_unknown_option_is_refused_by_its_name(folder: Path):
-    with pytest.raises(EngineArgsError, match="tensor_parallel_size"):
-        LLM(str(folder), tensor_parallel_size=2)
+    with pytest.raises(EngineArgsError, match="tensor_paralel_size"):
+        LLM(str(folder), tensor_paralel_size=2)
 
 
 def test_options_that_ask_for_nothing_beyond_what_is_there_are_accepted(folder: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,19 +14,23 @@ from llmstack_kernels.dispatch import backends
 from llmstack_model_files import ModelFilesError, overridden, read_json
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.errors import allocation
-from llmstack_model_runner.device.host_limits import num_compute_threads
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
-from llmstack_model_runner.device.start_checks import architecture, check_max_model_len, resolve_device
+from llmstack_model_runner.device.start_checks import (
+    architecture,
+    check_max_model_len,
+    resolve_device,
+    set_compute_threads,
+)
 from llmstack_model_runner.device.streams import CudaCopyStreams
 from llmstack_model_runner.layers.packing import packed_linears
+from llmstack_model_runner.layers.sharding import Sharding, sharded
 from llmstack_model_runner.memory.block_copies import BlockCopies, DirectBlockCopies
 from llmstack_model_runner.memory.kv_cache_dtype import check_capability, resolve_kv_cache_dtype
 from llmstack_model_runner.memory.kv_cache_groups import (
     allocate_storage,
     by_layer,
     describe_groups,
-    group_layers,
-    num_blocks_needed,
+    group_stage_layers,
     num_storage_layers,
 )
 from llmstack_model_runner.memory.kv_cache_spec import make_kv_cache_spec
@@ -38,16 +42,14 @@ from llmstack_model_runner.memory.profile import (
     profile_memory,
 )
 from llmstack_model_runner.memory.sizing import (
-    available_host_kv_bytes,
-    obtainable_host_kv_bytes,
+    host_kv_bytes_of,
     return_freed_memory,
-    working_bytes,
 )
 from llmstack_model_runner.memory.streamed_copies import StreamedBlockCopies
 from llmstack_model_runner.models import CausalLM, Classifier, Model
-from llmstack_model_runner.models.choice import choose_model_class
+from llmstack_model_runner.models.choice import check_can_be_sharded, choose_model_class
 from llmstack_model_runner.models.label_head import LabelHead
-from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract
+from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract, for_ranks
 from llmstack_model_runner.sampling import (
     LogitsProcessors,
     LogitsProcessorType,
@@ -108,12 +110,16 @@ class ModelRunner:
         timing: Time of the steps so far, by phase.
     """
 
-    def __init__(self, config: ModelRunnerConfig, runtime: DeviceRuntime | None = None) -> None:
+    def __init__(
+        self, config: ModelRunnerConfig, runtime: DeviceRuntime | None = None, sharding: Sharding | None = None
+    ) -> None:
         """Stores the configuration; weights are read by `load_model`.
 
-        `runtime` replaces the device runtime in tests. Without it a GPU uses CUDA's and a CPU uses none.
+        `runtime` replaces the device runtime in tests. Without it a GPU uses CUDA's and a CPU uses none. With a
+        `sharding` it computes one rank's part; a step that fails raises, since the ranks no longer agree.
         """
         self.timing = StepTiming()
+        self._sharding = sharding or Sharding()
         self._config = config
         self._sampler = Sampler()
         self._logits_processor_types: list[LogitsProcessorType] = []
@@ -155,31 +161,29 @@ class ModelRunner:
         checkpoint_format, scheme = choose_quantization(model_config, config.quantization)
         model_class = choose_model_class(architecture(model_config), config.model_impl)
         check_quantized(model_class, checkpoint_format, scheme, self._device)
+        check_can_be_sharded(model_class, self._sharding, architecture(model_config), self._device)
         logger.info("model: %s (%s)", architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
-        with packed_linears(scheme, config.enable_deterministic_inference):  # attention layers read it too
+        # Attention layers read it too.
+        with packed_linears(scheme, config.enable_deterministic_inference), sharded(self._sharding):
             model = model_class(model_config, dtype, self._device)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
         model.limit_context(config.max_model_len)
         self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None
         if self._device.type == "cpu":
-            # PyTorch's default respects affinity and OMP_NUM_THREADS, but not the CPU quota of a control group.
-            num_bytes = num_weight_bytes(model, dtype, scheme, checkpoint_format)
-            num_threads = num_compute_threads(num_bytes, torch.get_num_threads(), num_processes=config.num_engines)
-            torch.set_num_threads(num_threads)
-            logger.info("CPU threads: %d", num_threads)
+            set_compute_threads(num_weight_bytes(model, dtype, scheme, checkpoint_format), config.num_processes)
         self._quantization = describe_quantization(scheme, dtype, self._device, checkpoint_format)
         if self._quantization:
             logger.info("quantization: %s", self._quantization)
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, dtype)
         if self._device.type == "cuda":
             check_capability(kv_dtype, torch.cuda.get_device_capability(self._device))
-        self._numeric_contract = describe_numeric_contract(
-            model, dtype, self._device, kv_dtype, config.enable_deterministic_inference
-        )
+        is_deterministic = config.enable_deterministic_inference
+        contract = describe_numeric_contract(model, dtype, self._device, kv_dtype, is_deterministic)
+        self._numeric_contract = for_ranks(contract, self._sharding)
         logger.info("numeric contract: %s", self._numeric_contract)
-        if config.enable_deterministic_inference:
-            check_deterministic(self._numeric_contract)
+        if is_deterministic:
+            check_deterministic(contract)
         with allocation("the weights do not fit on the device", "use --quantization int8, or a smaller model"):
             load_weights(
                 model,
@@ -192,7 +196,7 @@ class ModelRunner:
                 is_batch_invariant=config.enable_deterministic_inference,
                 checkpoint_format=checkpoint_format,
             )
-        groups = group_layers(model.kv_spec.sliding_windows, config.max_model_len)
+        groups = group_stage_layers(model.kv_spec, config.max_model_len)
         self._kv_cache_note = describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache)
         groups = groups if config.enable_hybrid_kv_cache else ()
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype, groups)
@@ -216,14 +220,7 @@ class ModelRunner:
             lost_bytes = 2 * num_storage_layers(spec) * ALLOCATION_STEP + spec.bytes_per_block  # the scratch block
             kv_bytes = self._profile_memory(share).kv_bytes(share) - lost_bytes
             return max(0, kv_bytes)
-        token_bytes = spec.bytes_per_block // spec.block_size * spec.num_layers // max(num_storage_layers(spec), 1)
-        num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
-        step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
-        if is_size_given:
-            return obtainable_host_kv_bytes(step_bytes) // config.num_engines
-        num_row_blocks = num_blocks_needed(spec, config.max_model_len, config.max_num_batched_tokens)
-        needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
-        return min(needed_bytes, available_host_kv_bytes() // config.num_engines)
+        return host_kv_bytes_of(config, spec, is_size_given=is_size_given)
 
     def run_largest_steps(self) -> int:
         """Computes the steps that need the most memory with a small temporary storage, and returns its bytes.
@@ -266,6 +263,8 @@ class ModelRunner:
         for step in for_groups(warm_up, spec.groups):
             masks = partial(allow_all, step, spec.vocab_size) if step.step == MASKED_STEP else None
             check_warm_up(self.execute_model(step, masks).result())
+            if not self._sharding.is_last_stage and step.scheduled_requests:
+                self.append_tokens(None)
         steps.finish_warm_up()
         self.timing.reset()
 
@@ -317,9 +316,14 @@ class ModelRunner:
         pending: PendingOutput = SettledStep(ModelRunnerOutput())
         if step.request_ids:
             compute = steps.run if token_masks is None else PartMasks(step, token_masks).masked(steps.run)
-            pending = self._recovery.run(batch, step, compute)
+            pending = self._recovery.run(batch, step, compute) if self._sharding.is_whole else compute(step)
         steps.follow(pending)
         return pending
+
+    def append_tokens(self, sampled_token_ids: Sequence[Sequence[int]] | None) -> None:
+        """Tells a stage without the head what the oldest step that it does not know sampled, row by row."""
+        if isinstance(self._steps, HostSteps):
+            self._steps.append_tokens(sampled_token_ids)
 
     def backends(self) -> Mapping[str, str]:
         """Operation to the name of its implementation.
@@ -388,12 +392,7 @@ class ModelRunner:
             return DeviceSteps(model, batch, kv_caches, self._sampler, runtime, config, self.timing)
         is_capturing = self._device.type == "cpu" and not config.enforce_eager
         return HostSteps(
-            model,
-            batch,
-            kv_caches,
-            self._sampler,
-            self._device,
-            self.timing,
-            label_head=self._label_head,
+            model, batch, kv_caches, self._sampler, self._device, self.timing, label_head=self._label_head,
             max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,
-        )
+            sharding=self._sharding,
+        )  # fmt: skip

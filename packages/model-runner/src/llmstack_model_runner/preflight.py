@@ -17,7 +17,7 @@ from llmstack_model_files import (
     read_json,
     safetensors_files,
 )
-from llmstack_model_runner.architectures import supported_architectures
+from llmstack_model_runner.architectures import ARCHITECTURES, POOLING_DECODERS, supported_architectures
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.host_limits import memory_limit_bytes
 from llmstack_types import ModelRunnerConfig
@@ -50,7 +50,7 @@ def find_problems(
         model_config = overridden(read_json(folder, "config.json"), json.loads(config.hf_overrides or "{}"))
     except ModelFilesError as error:
         return [str(error)]
-    problems = [*_architecture_problems(model_config, config.model_impl)]
+    problems = [*_architecture_problems(model_config, config.model_impl), *_rank_problems(config, model_config, root)]
     problems += _quantization_problems(model_config, config)
     weight_bytes = 0
     if config.load_format != "dummy":
@@ -98,6 +98,39 @@ def _architecture_problems(model_config: Mapping[str, Any], model_impl: str) -> 
             yield f"{unsupported}, and the package transformers is not installed, which may support it: {_INSTALL}."
         elif not _may_be_known_to_transformers(name, transformers.origin):
             yield f"{unsupported}, nor is it by transformers; docs/models.md lists those that are."
+
+
+def _rank_problems(config: ModelRunnerConfig, model_config: Mapping[str, Any], root: Path) -> Iterator[str]:
+    """Reasons why the ranks cannot share the model out."""
+    tp_size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    if config.num_ranks == 1:
+        return
+    architecture = next(iter(model_config.get("architectures") or []), "")
+    can_be_split = architecture in ARCHITECTURES or (architecture in POOLING_DECODERS and num_stages == 1)
+    if config.model_impl == "transformers" or (architecture in supported_architectures() and not can_be_split):
+        yield (
+            f"tensor_parallel_size {tp_size} and pipeline_parallel_size {num_stages}: {architecture[:64]} with "
+            f"model_impl {config.model_impl} cannot be split over ranks; docs/parallel.md lists what can."
+        )
+    text = model_config.get("text_config") or model_config
+    num_heads = _first_int(text, "num_attention_heads", "n_head")
+    if num_heads % tp_size:
+        yield f"tensor_parallel_size is {tp_size}, and the model's {num_heads} attention heads are no multiple of it."
+    num_kv_heads = _first_int(text, "num_key_value_heads")
+    if num_kv_heads and num_kv_heads % tp_size and tp_size % num_kv_heads:
+        yield (
+            f"tensor_parallel_size is {tp_size}, which neither divides the model's {num_kv_heads} key-value heads nor "
+            "is a multiple of them."
+        )
+    num_layers = _first_int(text, "num_hidden_layers", "n_layer")
+    if 0 < num_layers < num_stages:
+        yield f"pipeline_parallel_size is {num_stages}, but the model has only {num_layers} layers to split."
+    num_experts = _first_int(text, "num_local_experts", "num_experts")
+    if config.enable_expert_parallel and 0 < num_experts < tp_size:
+        yield f"enable_expert_parallel: {num_experts} experts cannot be spread over tensor_parallel_size {tp_size}."
+    num_gpus = len(list((root / "dev").glob("nvidia[0-9]*")))
+    if (config.device == "cuda" or (config.device == "auto" and num_gpus)) and num_gpus < config.num_ranks:
+        yield f"{config.num_ranks} ranks need a GPU each, and the machine has {num_gpus}; use --device cpu or fewer."
 
 
 def _may_be_known_to_transformers(name: str, origin: str | None) -> bool:

@@ -25,6 +25,10 @@ class ModelRunnerConfig:
         quantization: a `RoundingScheme` rounds the weights of linear layers on loading; None keeps their
             precision.
         num_engines: Engine cores on this machine that run this model; each takes its share of processors and memory.
+        tensor_parallel_size: Ranks that share every layer; each is a process, on a GPU of its own or on the CPU.
+        pipeline_parallel_size: Stages that the layers are split into, each of `tensor_parallel_size` ranks.
+        enable_expert_parallel: The experts of a mixture are spread over the ranks whole, rather than cut.
+        rank_timeout_s: How long a rank waits for another one within a step before the engine core ends.
         hf_overrides: A JSON object of values in place of those in `config.json`; empty for none.
         kv_cache_dtype: What keys and values are stored in: `auto` (what the model computes in), `bfloat16`, `float16`,
             or `fp8` (also `fp8_e4m3`), which is half of either.
@@ -57,6 +61,20 @@ class ModelRunnerConfig:
     cuda_graph_sizes: tuple[int, ...] = ()
     enable_deterministic_inference: bool = False
     enable_hybrid_kv_cache: bool = True
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    rank_timeout_s: float = 60.0
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute one model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that compute on this machine at the same time."""
+        return self.num_engines * self.num_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,12 @@ from llmstack_server.options.server_options import (
     AccessOptions,
     HubOptions,
     NameOptions,
-    ParallelOptions,
     SourceOptions,
 )
 from llmstack_server.options.vllm_flags import FlagList, read_flag_list, with_forms
 
 _GROUPS: Sequence[type[Any]] = (
-    EngineArgs, NameOptions, HubOptions, ParallelOptions, ChatOptions, AnswerConfig,
+    EngineArgs, NameOptions, HubOptions, ChatOptions, AnswerConfig,
     SourceOptions, HTTPConfig, AccessOptions, TLSConfig, CORSConfig, RequestLogConfig, RateLimits, ResponseStoreConfig,
     ObservabilityConfig, ProcessConfig,
 )  # fmt: skip

@@ -30,7 +30,6 @@ from llmstack_server.options.server_options import (
     ListenOptions,
     LogOptions,
     PageOptions,
-    ParallelOptions,
     SourceOptions,
     TimeLimitOptions,
 )
@@ -111,7 +110,6 @@ def config_from(settings: Settings) -> ServeConfig:
     http = _http_config(settings, keys)
     settings.build(AccessOptions)
     settings.build(SourceOptions)
-    settings.build(ParallelOptions)
     if engine is not None and processes is not None and observability is not None:
         settings.add_problems(processes.conflicts_with_engines(engine.data_parallel_size))
         settings.add_problems(_statistics_conflicts(engine, observability))

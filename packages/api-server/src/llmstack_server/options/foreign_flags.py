@@ -12,10 +12,10 @@ _BARE = ("", "true")
 _ADAPTERS = ForeignFlag("LoRA adapters are not supported yet", _OFF)
 _MEDIA = ForeignFlag("images, audio and video are not supported yet", _OFF)
 _SEVERAL_DEVICES = ForeignFlag(
-    "an engine core runs on one device; --data-parallel-size N runs several engine cores side by side", _OFF
+    "ranks run on this machine, as --tensor-parallel-size and --pipeline-parallel-size say", _OFF
 )
 _ONE_MACHINE = ForeignFlag("all engine cores run on this machine; put a load balancer in front of several servers")
-_EXPERTS = ForeignFlag("experts are not distributed: an engine core runs on one device", _OFF)
+_EXPERTS = ForeignFlag("--enable-expert-parallel spreads experts evenly and in order; nothing else is offered", _OFF)
 _KV_ELSEWHERE = ForeignFlag(
     "the KV cache stays in the engine core; --num-host-blocks N swaps preempted requests to host memory", _OFF
 )
@@ -70,15 +70,12 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--disable-sliding-window": ForeignFlag(
         "use --max-model-len with the length of the window, which has the same effect", _OFF
     ),
-    "--distributed-executor-backend": ForeignFlag("an engine core runs on one device in one process", ("mp", "uni")),
-    "--distributed-timeout-seconds": _SEVERAL_DEVICES,
     "--dp-supervisor-probe-failure-threshold": _ONE_MACHINE,
     "--dp-supervisor-probe-interval-s": _ONE_MACHINE,
     "--dp-supervisor-probe-timeout-s": _ONE_MACHINE,
     "--ec-transfer-config": _MEDIA,
     "--elastic-ep-max-dp-size": _SEVERAL_DEVICES,
     "--enable-elastic-ep": _SEVERAL_DEVICES,
-    "--enable-expert-parallel": _EXPERTS,
     "--enable-fault-tolerance": ForeignFlag("crash recovery is always on; --max-engine-restarts 0 turns it off", _OFF),
     "--enable-layerwise-nvtx-tracing": ForeignFlag("use --trace, or an external profiler", _OFF),
     "--enable-logging-iteration-details": _STATISTICS,

@@ -7,18 +7,7 @@ from dataclasses import dataclass
 
 from llmstack_llm.options.option import OptionGroup, option, option_mixin
 from llmstack_llm.options.problem import Problem
-from llmstack_server.options.devices import describe_devices
 from llmstack_types.vocabulary import LogLevel
-
-
-def check_one_device(size: int) -> int:
-    """An engine core runs on one device."""
-    if size != 1:
-        raise ValueError(
-            f"must be 1, but is {size}: an engine core runs on one device, and the machine has {describe_devices()}; "
-            "--data-parallel-size N runs several engine cores side by side on CPUs"
-        )
-    return size
 
 
 def check_assumed_devices(text: str) -> str:
@@ -99,20 +88,6 @@ class HubOptions(OptionGroup):
     )
     download_dir: str | None = option(
         None, flag="--download-dir", metavar="DIR", help="cache of repositories (default: that of huggingface-hub)"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelOptions(OptionGroup):
-    """Devices of one engine core."""
-
-    title = "Computation"
-
-    tensor_parallel_size: int = option(
-        1, flag="--tensor-parallel-size", short="-tp", check=check_one_device, metavar="N", help="only 1 is supported"
-    )
-    pipeline_parallel_size: int = option(
-        1, flag="--pipeline-parallel-size", short="-pp", check=check_one_device, metavar="N", help="only 1 is supported"
     )
 
 

@@ -40,14 +40,14 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
     return [
         request.request_id,
         fields.pack_uint32(request.prompt_token_ids, "prompt_token_ids"),
-        _encode_sampling_params(request.sampling_params),
+        encode_sampling_params(request.sampling_params),
         fields.pack_uint32(request.eos_token_ids, "eos_token_ids"),
         request.arrival_time_s,
         request.priority,
         request.cache_salt,
         request.lora_name,
         request.fork_of,
-        None if request.pooling_params is None else _encode_pooling_params(request.pooling_params),
+        None if request.pooling_params is None else encode_pooling_params(request.pooling_params),
         fields.pack_uint32(request.output_token_ids, "output_token_ids"),
         request.tenant,
     ]
@@ -63,14 +63,14 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
         return EngineCoreRequest(
             request_id,
             prompt_token_ids,
-            _decode_sampling_params(values[2]),
+            decode_sampling_params(values[2]),
             _eos_token_ids(values[3]),
             _ARRIVAL_TIME(values[4], "arrival_time_s"),
             _PRIORITY(values[5], "priority"),
             _SALT(values[6], "cache_salt"),
             _LORA_NAME(values[7], "lora_name"),
             _FORK_OF(values[8], "fork_of"),
-            _decode_pooling_params(values[9]),
+            decode_pooling_params(values[9]),
             tuple(fields.unpack_uint32(values[10], "output_token_ids")),
             _TENANT(values[11], "tenant"),
         )
@@ -218,7 +218,8 @@ _EXTRA_ARGS: Final = _NAMES.index("extra_args")
 _STRUCTURED_OUTPUTS: Final = _NAMES.index("structured_outputs")
 
 
-def _encode_sampling_params(params: SamplingParams) -> list[Any]:
+def encode_sampling_params(params: SamplingParams) -> list[Any]:
+    """The fields that an engine core heeds, in the order of the class."""
     values = list(_GET_FIELDS(params))
     for index in (_STOP_TOKEN_IDS, _ALLOWED_TOKEN_IDS):
         if values[index] is not None:
@@ -239,7 +240,7 @@ def _encode_sampling_params(params: SamplingParams) -> list[Any]:
     return values
 
 
-def _encode_pooling_params(params: PoolingParams) -> list[Any]:
+def encode_pooling_params(params: PoolingParams) -> list[Any]:
     """Without what admission has done already: nothing is left to cut."""
     return [
         params.pooling_type, params.normalize, params.dimensions, params.task, params.use_activation,
@@ -247,7 +248,8 @@ def _encode_pooling_params(params: PoolingParams) -> list[Any]:
     ]  # fmt: skip
 
 
-def _decode_pooling_params(value: Any) -> PoolingParams | None:
+def decode_pooling_params(value: Any) -> PoolingParams | None:
+    """The inverse of `encode_pooling_params`, and None."""
     if value is None:
         return None
     pooling_type, normalize, dimensions, task, use_activation, start = fields.row(value, "pooling_params", 6)
@@ -269,6 +271,7 @@ def _member(members: Mapping[str, _Member], value: Any, name: str) -> _Member:
     return members[value]
 
 
-def _decode_sampling_params(value: Any) -> SamplingParams:
+def decode_sampling_params(value: Any) -> SamplingParams:
+    """The inverse of `encode_sampling_params`."""
     values = fields.row(value, "sampling_params", len(_NAMES))
     return SamplingParams(*[check(item, name) for check, item, name in zip(_CHECKS, values, _NAMES, strict=True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from llmstack_kernels import reference
 from llmstack_kernels.dispatch import implementation
 
 
@@ -22,4 +23,19 @@ def embedding(
     if addend is not None and addend.shape != (ids.shape[0], table.shape[1]):
         raise ValueError(f"addend of shape {tuple(addend.shape)} does not fit {ids.shape[0]} rows of {table.shape[1]}.")
     out: torch.Tensor = implementation("embedding", table.device.type).embedding(ids, table, addend, scale)
+    return out
+
+
+def embedding_part(
+    ids: torch.Tensor,  # [num_ids] int64
+    table: torch.Tensor,  # [num_rows, size]
+    first_id: int,
+    scale: float = 1.0,
+) -> torch.Tensor:  # [num_ids, size]
+    """table[ids - first_id] * scale, and zeros for ids that the table does not have: it is a run of a larger one."""
+    if table.ndim != 2 or ids.ndim != 1:
+        raise ValueError(f"ids must be [num_ids] and the table [num_rows, size], got {ids.shape} and {table.shape}.")
+    backend = implementation("embedding", table.device.type)
+    compute = getattr(backend, "embedding_part", reference.embedding_part)  # a GPU has no kernel of its own for this
+    out: torch.Tensor = compute(ids, table, first_id, scale)
     return out

@@ -8,6 +8,7 @@ from llmstack_kernels import reference
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Float, Int, Pointer, library, require_library
 
 _ARGUMENTS = (Pointer, Pointer, Pointer, Pointer, Int, Int, Float)
+_PART_ARGUMENTS = (Pointer, Pointer, Pointer, Int, Int, Int, Int, Float)
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | None, scale: float) -> torch.Tensor:
@@ -21,6 +22,18 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, addend: torch.Tensor | Non
     function = require_library().function(f"embedding_{DTYPE_TO_SUFFIX[table.dtype]}", *_ARGUMENTS)
     addend_pointer = 0 if addend is None else addend.data_ptr()
     function(ids.data_ptr(), table.data_ptr(), addend_pointer, out.data_ptr(), num_ids, size, scale)
+    return out
+
+
+def embedding_part(ids: torch.Tensor, table: torch.Tensor, first_id: int, scale: float) -> torch.Tensor:
+    """Looks up and scales the rows that the table has, and fills the others with zeros."""
+    if table.dtype not in DTYPE_TO_SUFFIX:
+        return reference.embedding_part(ids, table, first_id, scale)
+    table, ids = table.contiguous(), ids.contiguous()
+    num_ids, (num_rows, size) = ids.shape[0], table.shape
+    out = table.new_empty((num_ids, size))
+    function = require_library().function(f"embedding_part_{DTYPE_TO_SUFFIX[table.dtype]}", *_PART_ARGUMENTS)
+    function(ids.data_ptr(), table.data_ptr(), out.data_ptr(), num_ids, size, first_id, num_rows, scale)
     return out
 
 

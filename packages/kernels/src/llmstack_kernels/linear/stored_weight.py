@@ -5,6 +5,7 @@ They are not rounded again: weight = (number - zero point) * scale, or table[num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -74,6 +75,22 @@ class StoredWeight:
         """The outputs that `index` selects."""
         zeros = None if self.zeros is None else self.zeros[index]
         return replace(self, numbers=self.numbers[index], scales=self.scales[index], zeros=zeros)
+
+    def columns(self, inputs: range) -> StoredWeight | None:
+        """The inputs of a run, with smaller groups where it begins inside one; None where no group size fits."""
+        if self.order is not None:
+            return None
+        num_groups = self.scales.shape[1]
+        size = self.group_size if num_groups == 1 else math.gcd(self.group_size, inputs.start)
+        if size % 2 and size < len(inputs):
+            return None
+        copies = 1 if num_groups == 1 else self.group_size // size
+        first = 0 if num_groups == 1 else inputs.start // size
+        groups = slice(first, first + -(-len(inputs) // size))
+        scales = self.scales.repeat_interleave(copies, 1)[:, groups]
+        zeros = None if self.zeros is None else self.zeros.repeat_interleave(copies, 1)[:, groups]
+        numbers = self.numbers[:, inputs.start : inputs.stop]
+        return replace(self, numbers=numbers, scales=scales, zeros=zeros, group_size=size)
 
     def to(self, device: torch.device) -> StoredWeight:
         """The same on another device."""

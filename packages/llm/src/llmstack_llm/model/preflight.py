@@ -10,18 +10,18 @@ from llmstack_llm.model.config import ModelConfigError
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
 
-_DEFAULT_RUNNER = "default"
+_CHECKED_RUNNERS = ("default", "parallel")
 _RUNNER_CHECKS = "llmstack_model_runner.preflight"
 """Found by name, as the runner itself is; the module needs no torch."""
 
 
 def check_model_runs(config: EngineConfig) -> None:
-    """Refuses a model that the default runner cannot run; other runners check their models themselves.
+    """Refuses a model that our own runners cannot run; other runners check their models themselves.
 
     Raises:
         ModelConfigError: The model cannot run on this machine; the text has a line for each reason.
     """
-    if config.runner != _DEFAULT_RUNNER:
+    if config.runner not in _CHECKED_RUNNERS:
         return
     try:
         checks = importlib.import_module(_RUNNER_CHECKS)

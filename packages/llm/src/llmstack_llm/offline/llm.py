@@ -36,14 +36,11 @@ DEFAULT_MAX_TOKENS = 16
 
 # Options of vLLM's that scripts write out with a value that asks for nothing beyond what is there.
 _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "task": (None,),
     "tokenizer_mode": ("auto",),
     "cpu_offload_gb": (0,),
     "compilation_config": (None,),
-    "distributed_executor_backend": (None, "uni"),
     "download_dir": (None,),
     "enable_lora": (None, False),
     "hf_token": (None,),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from llmstack_model_runner.device.host_limits import num_compute_threads
 from llmstack_types.vocabulary import Device, words_of
+
+logger = logging.getLogger(__name__)
 
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 in tensor cores, and copies that a kernel does not wait for
 
@@ -28,6 +32,16 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     _check_capability(torch.cuda.get_device_capability())
     return torch.device("cuda")
+
+
+def set_compute_threads(num_weight_bytes: int, num_processes: int) -> None:
+    """Chooses PyTorch's number of threads on a CPU that `num_processes` such processes share.
+
+    PyTorch's default respects affinity and OMP_NUM_THREADS, but not the CPU quota of a control group.
+    """
+    num_threads = num_compute_threads(num_weight_bytes, torch.get_num_threads(), num_processes=num_processes)
+    torch.set_num_threads(num_threads)
+    logger.info("CPU threads: %d", num_threads)
 
 
 def _check_capability(capability: tuple[int, int]) -> None:

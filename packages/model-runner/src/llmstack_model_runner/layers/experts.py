@@ -18,7 +18,8 @@ from llmstack_kernels.grouped_linear import (
 from llmstack_kernels.linear import PackedLinear, StoredWeight, pack_linear
 from llmstack_model_runner.layers.linear import gated_activation
 from llmstack_model_runner.layers.packing import pack_parts, packing
-from llmstack_model_runner.layers.weight_slot import WeightSlot
+from llmstack_model_runner.layers.sharding import sharding
+from llmstack_model_runner.layers.weight_slot import WeightPart, WeightSlot, unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,10 @@ class Experts:
         device: torch.device,
     ) -> None:
         """`prefix` is the prefix of the block's tensors, such as `model.layers.0.`."""
-        num_experts, inner_size = settings.num_experts, settings.inner_size
+        self._sharding = own = sharding()
+        self._experts = own.share(settings.num_experts) if own.is_expert_parallel else range(settings.num_experts)
+        self._inner = range(settings.inner_size) if own.is_expert_parallel else own.share(settings.inner_size)
+        num_experts, inner_size = len(self._experts), len(self._inner)
         self._name = prefix + settings.name
         self._settings = settings
         self._activation = gated_activation(activation)
@@ -77,11 +81,16 @@ class Experts:
         settings, size = self._settings, self._down.shape[1]
         inner, outer = (settings.inner_size, size), (size, settings.inner_size)
         slots = {f"{self._name}.gate.weight": WeightSlot((settings.num_experts, size), self._load_router)}
+        is_cut = len(self._inner) < settings.inner_size
+        rows, columns = (WeightPart(dim, (self._inner,)) if is_cut else None for dim in (0, 1))
         for expert in range(settings.num_experts):
-            own = f"{self._name}.experts.{expert}."
-            slots[f"{own}{settings.gate_name}.weight"] = self._gate_up.slot(inner, expert, 0)
-            slots[f"{own}{settings.up_name}.weight"] = self._gate_up.slot(inner, expert, 1)
-            slots[f"{own}{settings.down_name}.weight"] = self._down.slot(outer, expert, 0)
+            place, prefix = expert - self._experts.start, f"{self._name}.experts.{expert}."
+            found = {
+                f"{prefix}{settings.gate_name}.weight": self._gate_up.slot(inner, place, 0, rows),
+                f"{prefix}{settings.up_name}.weight": self._gate_up.slot(inner, place, 1, rows),
+                f"{prefix}{settings.down_name}.weight": self._down.slot(outer, place, 0, columns),
+            }
+            slots |= found if expert in self._experts else unread(found)
         return slots
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -89,9 +98,18 @@ class Experts:
         if self._router is None:
             raise RuntimeError(f"{self._name} has no weights yet")
         shares, expert_ids = self._choose(self._router(x, out_dtype=torch.float32))
-        groups = group_rows(expert_ids, self._settings.num_experts)
+        if self._sharding.size > 1 and self._sharding.is_expert_parallel:
+            shares, expert_ids = self._own_choices(shares, expert_ids)
+        groups = group_rows(expert_ids, len(self._experts))
         inner = grouped_linear(x, self._gate_up.packed, groups, self._activation)
-        return sum_choices(grouped_linear(inner, self._down.packed, groups), shares)
+        summed = sum_choices(grouped_linear(inner, self._down.packed, groups), shares)
+        return self._sharding.all_reduce(summed)
+
+    def _own_choices(self, shares: torch.Tensor, expert_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choices of this rank's experts; those of other ranks' get the share 0 at an expert of this one."""
+        places = expert_ids - self._experts.start
+        is_foreign = (places < 0) | (places >= len(self._experts))
+        return shares.masked_fill(is_foreign, 0.0), places.masked_fill(is_foreign, 0)
 
     def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and ids of the most likely experts, each [num_tokens, num_choices]."""
@@ -123,10 +141,10 @@ class _Stack:
         self._packed_experts: dict[int, PackedLinear] = {}
         self._packed: PackedExperts | None = None
 
-    def slot(self, shape: tuple[int, int], expert: int, part: int) -> WeightSlot:
-        """The slot of a part of an expert."""
-        load_stored = partial(self.load_stored, expert, part)
-        return WeightSlot(shape, partial(self.load, expert, part), load_stored=load_stored)
+    def slot(self, shape: tuple[int, int], expert: int, part: int, own: WeightPart | None) -> WeightSlot:
+        """The slot of a part of an expert, of which this rank has `own`; None for all of it."""
+        load_stored = partial(self.load_stored, expert, part, own)
+        return WeightSlot(shape, partial(self.load, expert, part), load_stored=load_stored, part=own)
 
     @property
     def packed(self) -> PackedExperts:
@@ -142,16 +160,21 @@ class _Stack:
         self._weights[expert].chunk(self._num_parts)[part].copy_(tensor)
         self._count_one()
 
-    def load_stored(self, expert: int, part: int, weight: StoredWeight) -> None:
+    def load_stored(self, expert: int, part: int, own: WeightPart | None, weight: StoredWeight) -> None:
         """Loads a quantized part; an expert is packed as soon as it has all of them.
 
-        On a GPU, where the experts of a layer are one tensor, it is widened.
+        On a GPU, where the experts of a layer are one tensor, it is widened, and so is what ranks cannot cut.
         """
-        if self._device.type == "cuda":
-            self.load(expert, part, weight.to(self._device).dequantize(self._dtype))
+        cut: StoredWeight | None = weight
+        if own is not None:
+            (run,) = own.runs
+            cut = weight.columns(run) if own.dim else weight.rows(slice(run.start, run.stop))
+        if self._device.type == "cuda" or cut is None:
+            widened = weight.to(self._device).dequantize(self._dtype)
+            self.load(expert, part, widened if own is None else own.read(widened))
             return
         parts = self._stored.setdefault(expert, {})
-        parts[part] = weight.to(self._device)
+        parts[part] = cut.to(self._device)
         if len(parts) == self._num_parts:
             ordered = [parts[index] for index in range(self._num_parts)]
             self._packed_experts[expert] = pack_parts(ordered, None, self._dtype)

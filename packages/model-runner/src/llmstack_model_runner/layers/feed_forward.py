@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmstack_model_runner.layers.linear import Linear, gated_activation
+from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightSlot, collect_slots
 
 
@@ -24,10 +25,15 @@ class GatedFeedForward:
         device: torch.device,
     ) -> None:
         """`prefix` is that of the block's tensors; with `is_joined` the checkpoint has one tensor for gate and up."""
+        own = sharding().share(inner_size)
         names = {"gate_up_proj": 2 * inner_size} if is_joined else {"gate_proj": inner_size, "up_proj": inner_size}
         parts = {f"{prefix}mlp.{name}": out_features for name, out_features in names.items()}
-        self._gate_up = Linear(size, parts, has_bias=has_bias, dtype=dtype, device=device)
-        self._down = Linear(inner_size, {f"{prefix}mlp.down_proj": size}, has_bias=has_bias, dtype=dtype, device=device)
+        outputs = [own, range(own.start + inner_size, own.stop + inner_size)] if is_joined else [own]
+        self._gate_up = Linear(
+            size, parts, has_bias=has_bias, dtype=dtype, device=device, part_to_outputs=dict.fromkeys(parts, outputs)
+        )
+        down = {f"{prefix}mlp.down_proj": size}
+        self._down = Linear(inner_size, down, has_bias=has_bias, dtype=dtype, device=device, inputs=own)
         self._activation = gated_activation(activation)
 
     def slots(self) -> dict[str, WeightSlot]:

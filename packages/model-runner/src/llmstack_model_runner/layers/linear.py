@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from llmstack_kernels.linear import PackedLinear, StoredWeight
 from llmstack_model_runner.layers.packing import pack, pack_parts
-from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
+from llmstack_model_runner.layers.sharding import sharding
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, unread
 
 _LINEAR_ACTIVATIONS: Mapping[str, str] = {
     "gelu": "gelu",
@@ -22,11 +25,37 @@ _LINEAR_ACTIVATIONS: Mapping[str, str] = {
 _GATED_ACTIVATIONS: Mapping[str, str] = {"gelu_pytorch_tanh": "gelu_tanh_and_mul", "silu": "silu_and_mul"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a checkpoint's tensor that a layer has.
+
+    Attributes:
+        part: What is read; None for all rows.
+        order: Place of each of the layer's rows among those that are read; None if they are in order.
+    """
+
+    num_rows: int
+    part: WeightPart | None = None
+    order: torch.Tensor | None = None
+
+    def of(self, weight: StoredWeight) -> StoredWeight:
+        """These rows of a whole quantized weight."""
+        if self.part is not None:
+            index = torch.cat([torch.arange(run.start, run.stop) for run in self.part.runs])
+            weight = weight.rows(index if self.order is None else index[self.order])
+        elif self.order is not None:
+            weight = weight.rows(self.order)
+        return weight
+
+
 class Linear:
     """x Wᵀ + b, where W is the concatenation of its parts, such as q, k and v.
 
     The layer is packed as soon as its last tensor is loaded. Packing copies, and the checkpoint's tensors are dropped
     layer by layer, so loading never holds the model twice.
+
+    Among several ranks a layer has some of the outputs, or some of the inputs. With some of the inputs its results are
+    summed over the ranks; bias and residual are added on the first one.
     """
 
     def __init__(
@@ -39,41 +68,66 @@ class Linear:
         device: torch.device,
         is_transposed: bool = False,
         part_to_row_order: Mapping[str, torch.Tensor] | None = None,
+        part_to_outputs: Mapping[str, Sequence[range]] | None = None,
+        inputs: range | None = None,
     ) -> None:
-        """`is_transposed`: the checkpoint stores [in_features, out_features], as GPT-2's does.
+        """Sizes are those of the checkpoint's tensors.
 
+        `is_transposed`: the checkpoint stores [in_features, out_features], as GPT-2's does.
         `part_to_row_order`: the checkpoint's row for each output of a part, for checkpoints that interleave rows.
+        `part_to_outputs`: this rank's outputs of a part, counted after they are put in order; all where it is missing.
+        `inputs`: this rank's inputs; None for all.
         """
-        self.in_features = in_features
-        self.out_features = sum(part_to_out_features.values())
+        own_outputs, orders = part_to_outputs or {}, part_to_row_order or {}
+        self._part_to_rows = {
+            name: _rows(size, own_outputs.get(name), orders.get(name)) for name, size in part_to_out_features.items()
+        }
+        self._sharding = sharding()
+        self._inputs = None if self._sharding.size == 1 else inputs
+        self.in_features = in_features if self._inputs is None else len(self._inputs)
+        self.out_features = sum(rows.num_rows for rows in self._part_to_rows.values())
+        self._stored_in_features = in_features
         self._parts = dict(part_to_out_features)
-        self._has_bias = has_bias
+        self._has_bias = has_bias and self._is_first
+        self._stores_bias = has_bias
         self._is_transposed = is_transposed
-        self._row_orders = part_to_row_order or {}
         self._dtype = dtype
         self._device = device
         self._weight: torch.Tensor | None = None  # [out_features, in_features]
         self._bias: torch.Tensor | None = None  # [out_features]
         self._stored: dict[str, StoredWeight] = {}  # parts of a quantized checkpoint
-        self._num_missing = len(self._parts) * (2 if has_bias else 1)
+        self._num_missing = len(self._parts) * (2 if self._has_bias else 1)
         self._packed: PackedLinear | None = None
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether bias and residual are added here."""
+        return self._inputs is None or self._sharding.rank == 0
 
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of each part's weight and bias."""
         slots: dict[str, WeightSlot] = {}
         offset = 0
         for name, size in self._parts.items():
-            shape = (self.in_features, size) if self._is_transposed else (size, self.in_features)
+            sizes, rows = (size, self._stored_in_features), self._part_to_rows[name]
             slots[f"{name}.weight"] = WeightSlot(
-                shape,
+                sizes[::-1] if self._is_transposed else sizes,
                 partial(self._load_weight, name, offset),
-                load_stored=partial(self._load_stored, name),
-                stored_shape=(size, self.in_features),
+                load_stored=partial(self._load_stored, name, offset),
+                stored_shape=sizes,
+                part=self._weight_part(rows),
             )
-            if self._has_bias:
-                slots[f"{name}.bias"] = WeightSlot((size,), partial(self._load_bias, name, offset), WeightKind.BIAS)
-            offset += size
+            if self._stores_bias:
+                load = partial(self._load_bias, name, offset)
+                bias = WeightSlot((size,), load, WeightKind.BIAS, part=rows.part)
+                slots |= {f"{name}.bias": bias} if self._has_bias else unread({f"{name}.bias": bias})
+            offset += rows.num_rows
         return slots
+
+    def _weight_part(self, rows: _Rows) -> WeightPart | None:
+        if self._inputs is not None:
+            return WeightPart(0 if self._is_transposed else 1, (self._inputs,))
+        return None if rows.part is None else WeightPart(1 if self._is_transposed else 0, rows.part.runs)
 
     def __call__(self, x: torch.Tensor, activation: str = "none", residual: torch.Tensor | None = None) -> torch.Tensor:
         """activation(x Wᵀ + b) + residual: [num_tokens, in_features] to [num_tokens, out_features].
@@ -82,7 +136,10 @@ class Linear:
         """
         if self._packed is None:
             raise RuntimeError(f"the layer {', '.join(self._parts)} has no weights yet")
-        return self._packed(x, activation, residual)
+        if self._inputs is None:
+            return self._packed(x, activation, residual)
+        partial_sum = self._packed(x, activation, residual if self._is_first else None)
+        return self._sharding.all_reduce(partial_sum)
 
     def _load_weight(self, name: str, offset: int, tensor: torch.Tensor) -> None:
         rows = self._ordered(name, tensor.t() if self._is_transposed else tensor)
@@ -95,20 +152,28 @@ class Linear:
             self._weight[offset : offset + rows.shape[0]].copy_(rows)
         self._count_one()
 
-    def _load_stored(self, name: str, weight: StoredWeight) -> None:
-        order = self._row_orders.get(name)
-        self._stored[name] = (weight if order is None else weight.rows(order)).to(self._device)
+    def _load_stored(self, name: str, offset: int, weight: StoredWeight) -> None:
+        own: StoredWeight | None = self._part_to_rows[name].of(weight)
+        if self._inputs is not None:
+            own = weight.columns(self._inputs)
+            if own is None:  # the ranks' inputs cut through its groups
+                widened = weight.dequantize(self._dtype)[:, self._inputs.start : self._inputs.stop]
+                self._load_weight(name, offset, widened.t() if self._is_transposed else widened)
+                return
+        self._stored[name] = own.to(self._device)
         self._count_one()
 
     def _load_bias(self, name: str, offset: int, tensor: torch.Tensor) -> None:
         if self._bias is None:
             self._bias = torch.empty(self.out_features, dtype=self._dtype, device=self._device)
-        self._bias[offset : offset + tensor.shape[0]].copy_(self._ordered(name, tensor))
+        ordered = self._ordered(name, tensor)
+        self._bias[offset : offset + ordered.shape[0]].copy_(ordered)
         self._count_one()
 
     def _all_parts(self) -> Iterator[torch.Tensor | StoredWeight]:
         offset = 0
-        for name, size in self._parts.items():
+        for name, rows in self._part_to_rows.items():
+            size = rows.num_rows
             if name in self._stored:
                 yield self._stored[name]
             elif self._weight is not None:
@@ -116,7 +181,7 @@ class Linear:
             offset += size
 
     def _ordered(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        order = self._row_orders.get(name)
+        order = self._part_to_rows[name].order
         return rows if order is None else rows[order]
 
     def _count_one(self) -> None:
@@ -131,6 +196,20 @@ class Linear:
             self._packed = pack(self._weight, self._bias)
         self._weight = self._bias = None
         self._stored = {}
+
+
+def _rows(num_rows: int, outputs: Sequence[range] | None, order: torch.Tensor | None) -> _Rows:
+    """The checkpoint's rows of some outputs; all outputs if None."""
+    if outputs is None or sum(map(len, outputs)) == num_rows:
+        return _Rows(num_rows, None, order)
+    if order is None:
+        return _Rows(sum(map(len, outputs)), WeightPart(0, tuple(outputs)))
+    rows = torch.cat([order[run.start : run.stop] for run in outputs])
+    read, places = torch.sort(rows)
+    ends = (torch.nonzero(read.diff() != 1).flatten() + 1).tolist()
+    bounds = [0, *ends, len(read)]
+    runs = [range(int(read[start]), int(read[stop - 1]) + 1) for start, stop in itertools.pairwise(bounds)]
+    return _Rows(len(rows), WeightPart(0, tuple(runs)), torch.argsort(places))
 
 
 class SmallLinear:

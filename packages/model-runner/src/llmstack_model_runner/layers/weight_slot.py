@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -20,16 +21,59 @@ class WeightKind(Enum):
     BIAS = "bias"
 
 
+class Sliceable(Protocol):
+    """A tensor, in memory or in a file, of which a part can be read."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """A part of the tensor."""
+        ...
+
+
+class FileTensor(Protocol):
+    """A tensor in a file, which is read when it is asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        ...
+
+    def read(self, part: WeightPart | None) -> torch.Tensor:
+        """A part of the tensor, or all of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """The part of a tensor that one rank reads: runs of rows (dimension 0) or of columns (dimension 1).
+
+    Attributes:
+        runs: Ascending and apart from each other; none reads nothing.
+    """
+
+    dim: int
+    runs: tuple[range, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.runs))
+
+    def read(self, tensor: Sliceable) -> torch.Tensor:
+        """The runs, one after the other; only they are read from a file."""
+        before = (slice(None),) * self.dim
+        pieces = [tensor[(*before, slice(run.start, run.stop))] for run in self.runs or (range(0),)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.dim)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
     """One expected tensor.
 
     Attributes:
         shape: Shape in the checkpoint.
-        load: Loads the tensor, in any floating type, on the CPU or on the model's device. It is called once and may
-            keep the tensor.
-        load_stored: The same for a quantized weight [out_features, in_features]; None where none is supported.
+        load: Loads the tensor, or its `part`, in any floating type, on the CPU or on the model's device. It is called
+            once and may keep the tensor.
+        load_stored: The same for a whole quantized weight [out_features, in_features]; None where none is supported.
         stored_shape: Its shape, where it is not `shape`.
+        part: What is read of the tensor; None for all of it.
     """
 
     shape: tuple[int, ...]
@@ -37,21 +81,31 @@ class WeightSlot:
     kind: WeightKind = WeightKind.MATRIX
     load_stored: Callable[[StoredWeight], None] | None = None
     stored_shape: tuple[int, ...] | None = None
+    part: WeightPart | None = None
 
-    def fits(self, tensor: torch.Tensor | StoredWeight) -> bool:
+    def fits(self, tensor: torch.Tensor | FileTensor | StoredWeight) -> bool:
         """Whether `tensor` has the shape; a single number may have any number of dimensions."""
         if isinstance(tensor, StoredWeight):
             return tuple(tensor.shape) == (self.stored_shape or self.shape)
-        return tuple(tensor.shape) == self.shape or (self.shape == () and tensor.numel() == 1)
+        return tuple(tensor.shape) == self.shape or (self.shape == () and math.prod(tensor.shape) == 1)
 
-    def put(self, tensor: torch.Tensor | StoredWeight) -> None:
-        """Loads a tensor or a quantized weight; ValueError if it is quantized and must not be."""
-        if not isinstance(tensor, StoredWeight):
-            self.load(tensor)
+    def put(self, tensor: torch.Tensor | FileTensor | StoredWeight) -> None:
+        """Loads the slot's part of a tensor, or a quantized weight; ValueError if it is quantized and must not be."""
+        if isinstance(tensor, torch.Tensor):
+            self.load(tensor if self.part is None else self.part.read(tensor))
+        elif not isinstance(tensor, StoredWeight):
+            self.load(tensor.read(self.part))
         elif self.load_stored is not None:
             self.load_stored(tensor)
         else:
             raise ValueError("is quantized, and only supported in full precision")
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers that are read of the tensor."""
+        if self.part is None:
+            return math.prod(self.shape)
+        return math.prod(self.shape) // (self.shape[self.part.dim] or 1) * len(self.part)
 
 
 class HasSlots(Protocol):
@@ -64,3 +118,16 @@ class HasSlots(Protocol):
 def collect_slots(parts: Iterable[HasSlots | None]) -> dict[str, WeightSlot]:
     """The slots of all parts that are not None."""
     return {name: slot for part in parts if part is not None for name, slot in part.slots().items()}
+
+
+def unread(slots: dict[str, WeightSlot]) -> dict[str, WeightSlot]:
+    """Slots of tensors that the checkpoint must have and this rank does not read."""
+    nothing = WeightPart(0)
+    return {
+        name: replace(slot, load=_drop, load_stored=slot.load_stored and _drop, part=nothing if slot.shape else None)
+        for name, slot in slots.items()
+    }
+
+
+def _drop(tensor: torch.Tensor | StoredWeight) -> None:
+    """Keeps nothing of a tensor that belongs to another rank."""

@@ -8,6 +8,7 @@ import torch
 
 from llmstack_kv_cache import KVCacheGroup
 from llmstack_kv_cache.storage import allocate_kv_storage
+from llmstack_model_runner.models import ModelKVSpec
 from llmstack_types import KVCacheGroupSpec, KVCacheSpec
 
 Storage = list[tuple[torch.Tensor, torch.Tensor]]
@@ -34,6 +35,18 @@ def group_layers(sliding_windows: Sequence[int | None], max_model_len: int) -> t
         KVCacheGroupSpec(tuple(layers[start : start + size]), window)
         for window, layers in window_to_layers.items()
         for start in range(0, len(layers), size)
+    )
+
+
+def group_stage_layers(spec: ModelKVSpec, max_model_len: int) -> tuple[KVCacheGroupSpec, ...]:
+    """The groups of the whole model, each with this stage's layers, by their numbers in the stage.
+
+    All stages have equal groups, since they share the scheduler's block tables; a group may have no layer here.
+    """
+    own = range(spec.first_layer, spec.first_layer + spec.num_layers)
+    return tuple(
+        KVCacheGroupSpec(tuple(layer - own.start for layer in group.layers if layer in own), group.sliding_window)
+        for group in group_layers(spec.model_windows or spec.sliding_windows, max_model_len)
     )
 
 

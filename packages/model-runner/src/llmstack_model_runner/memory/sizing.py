@@ -9,6 +9,8 @@ import sys
 import torch
 
 from llmstack_model_runner.device.host_limits import available_memory_bytes
+from llmstack_model_runner.memory.kv_cache_groups import num_blocks_needed, num_storage_layers
+from llmstack_types import KVCacheSpec, ModelRunnerConfig
 
 _MAX_HOST_KV_BYTES = 4 << 30
 _HOST_SHARE = 0.4
@@ -56,3 +58,19 @@ def working_bytes(max_num_batched_tokens: int, max_num_logits: int, vocab_size: 
         token_bytes: Bytes of one token's keys and values in all layers, also the estimate for a layer's activations.
     """
     return max_num_batched_tokens * token_bytes + _LOGITS_COPIES * max_num_logits * vocab_size * 4
+
+
+def host_kv_bytes_of(config: ModelRunnerConfig, spec: KVCacheSpec, *, is_size_given: bool) -> int:
+    """Memory for one process's KV cache on a CPU, which it shares with the other processes of the model.
+
+    With a size given by the user this is all available memory, else a share of it, at most what all rows need at full
+    length.
+    """
+    token_bytes = spec.bytes_per_block // spec.block_size * spec.num_layers // max(num_storage_layers(spec), 1)
+    num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
+    step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
+    if is_size_given:
+        return obtainable_host_kv_bytes(step_bytes) // config.num_processes
+    num_row_blocks = num_blocks_needed(spec, config.max_model_len, config.max_num_batched_tokens)
+    needed_bytes = config.max_num_seqs * num_row_blocks * spec.bytes_per_block
+    return min(needed_bytes, available_host_kv_bytes() // config.num_processes)

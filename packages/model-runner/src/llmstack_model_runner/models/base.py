@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
-from llmstack_model_runner.layers.weight_slot import WeightSlot
+from llmstack_model_runner.layers.sharding import sharding
+from llmstack_model_runner.layers.weight_slot import FileTensor, WeightSlot
 
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -24,6 +25,8 @@ class ModelKVSpec:
         vocab_size: Width of the logits.
         max_model_len: Number of positions that the model supports.
         sliding_windows: Of each layer, how many tokens a token attends to; None for all. Empty where no layer has one.
+        model_windows: Those of all stages' layers, where a stage has only some of them.
+        first_layer: Number in the model of this stage's first layer.
     """
 
     num_layers: int
@@ -32,6 +35,25 @@ class ModelKVSpec:
     vocab_size: int
     max_model_len: int
     sliding_windows: tuple[int | None, ...] = ()
+    model_windows: tuple[int | None, ...] = ()
+    first_layer: int = 0
+
+    def of_rank(self, num_heads: int) -> ModelKVSpec:
+        """The part of this context's rank, of a spec of the whole model with so many query heads.
+
+        Raises:
+            ValueError: Heads or layers cannot be shared out.
+        """
+        own = sharding()
+        layers = own.layers(self.num_layers)
+        return replace(
+            self,
+            num_layers=len(layers),
+            num_kv_heads=len(own.heads(num_heads, self.num_kv_heads)[1]),
+            sliding_windows=self.sliding_windows[layers.start : layers.stop],
+            model_windows=self.sliding_windows,
+            first_layer=layers.start,
+        )
 
 
 class Model(ABC):
@@ -41,6 +63,7 @@ class Model(ABC):
         implementation: Origin of the modelling code, for logs and `/server_info`.
         keeps_numeric_contract: False if the model uses foreign operations, so that a token's result may depend on how
             tokens are batched and cut into steps.
+        can_be_sharded: Whether several ranks can each compute a part of the model.
         reads_quantized: Whether `load_weights` takes weights of quantized checkpoints.
         root: Prefix of tensor names that some checkpoints leave out, such as `model.`.
         kv_spec: Shape of the KV storage; set by the constructor.
@@ -48,6 +71,7 @@ class Model(ABC):
 
     implementation: ClassVar[str] = "llmstack"
     keeps_numeric_contract: ClassVar[bool] = True
+    can_be_sharded: ClassVar[bool] = False
     reads_quantized: ClassVar[bool] = True
     root: ClassVar[str] = "model."
     kv_spec: ModelKVSpec
@@ -88,8 +112,8 @@ class Model(ABC):
         """Name of the slot for a tensor's name in a checkpoint."""
         return name
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | StoredWeight]]) -> None:
-        """Loads all tensors; each is read once and can be dropped afterwards.
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | FileTensor | StoredWeight]]) -> None:
+        """Loads all tensors, or this rank's part of them; each is read once and can be dropped afterwards.
 
         Raises:
             ValueError: Tensors are missing, unexpected, duplicated or of a wrong shape; the message names them.
@@ -161,7 +185,7 @@ def raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: l
         raise ValueError(f"The weights do not fit the configuration; {'; '.join(problems)}.")
 
 
-def _put(slot: WeightSlot, name: str, tensor: torch.Tensor | StoredWeight) -> None:
+def _put(slot: WeightSlot, name: str, tensor: torch.Tensor | FileTensor | StoredWeight) -> None:
     try:
         slot.put(tensor)
     except ValueError as error:

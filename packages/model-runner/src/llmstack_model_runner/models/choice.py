@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import torch
+
+from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import load_model_class, supported_architectures
-from llmstack_model_runner.models.base import Model
+from llmstack_model_runner.models.base import CausalLM, Model
 from llmstack_types.vocabulary import ModelImpl, words_of
 
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
@@ -36,6 +39,26 @@ def choose_model_class(architecture: str, model_impl: str = "auto") -> type[Mode
     except ValueError as error:
         found = "does not know it either" if has_transformers else f"may, but is not installed: {_INSTALL}"
         raise ValueError(f"{error} The package transformers {found}.") from None
+
+
+def check_can_be_sharded(model_class: type[Model], own: Sharding, architecture: str, device: torch.device) -> None:
+    """Refuses models that several ranks cannot compute together.
+
+    Raises:
+        ValueError: Names the model and the sizes.
+    """
+    sizes = f"tensor_parallel_size {own.size} and pipeline_parallel_size {own.num_stages}"
+    if own.is_whole:
+        return
+    if not model_class.can_be_sharded:
+        raise ValueError(
+            f"{architecture} with {sizes}: only models with native code and an output head can be split, not "
+            f"encoders or {model_class.implementation} code; use size 1"
+        )
+    if own.num_stages > 1 and not issubclass(model_class, CausalLM):
+        raise ValueError(f"{architecture} with {sizes}: pooling models have one stage; use pipeline_parallel_size 1")
+    if own.num_stages > 1 and device.type != "cpu":
+        raise ValueError(f"{sizes}: pipeline stages run on CPUs only; use tensor_parallel_size on GPUs")
 
 
 def _transformers_model() -> type[Model]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,7 +19,9 @@ from llmstack_model_runner.layers import (
     collect_slots,
 )
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.linear import gated_activation, linear_activation
+from llmstack_model_runner.layers.sharding import sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,55 +88,43 @@ class LayerNormBlock:
         names, size, inner_size = settings.names, settings.hidden_size, settings.inner_size
         head_dim = settings.head_dim
         self._head_dim = head_dim
-        self._query_size, self._kv_size = settings.num_heads * head_dim, settings.num_kv_heads * head_dim
+        split = HeadSplit(settings.num_heads, settings.num_kv_heads, head_dim)
+        self._query_size, self._kv_size = split.query_size, split.kv_size
         self._is_parallel, self._is_norm_first = settings.is_parallel, settings.is_norm_first
         self._rotate = None if rotary is None else HeadRotation(rotary)
 
         def norm(name: str) -> LayerNorm:
             return LayerNorm(prefix + name, size, settings.eps, dtype=dtype, device=device)
 
-        def linear(in_features: int, parts: Mapping[str, int], has_bias: bool) -> Linear:
+        def linear(in_features: int, parts: Mapping[str, int], has_bias: bool, **share: Any) -> Linear:
             named = {prefix + name: size for name, size in parts.items()}
+            is_transposed = settings.is_transposed
             return Linear(
-                in_features,
-                named,
-                has_bias=has_bias,
-                dtype=dtype,
-                device=device,
-                is_transposed=settings.is_transposed,
+                in_features, named, has_bias=has_bias, dtype=dtype, device=device, is_transposed=is_transposed, **share
             )
 
         self._attention_norm = norm(names.attention_norm)
-        self._qkv = self._make_qkv(prefix, settings, dtype, device)
-        slopes = settings.alibi_slopes
+        self._qkv = _make_qkv(prefix, settings, split, dtype, device)
+        slopes = None if settings.alibi_slopes is None else settings.alibi_slopes[split.heads.start : split.heads.stop]
         self._attention = Attention(
-            settings.num_heads,
-            settings.num_kv_heads,
+            len(split.heads),
+            len(split.kv_heads),
             head_dim,
             head_dim**-0.5 if settings.attention_scale is None else settings.attention_scale,
             device=device,
             alibi_slopes=None if slopes is None else slopes.to(device),
         )
-        self._attention_out = linear(self._query_size, {names.attention_out: size}, settings.has_attention_out_bias)
+        num_features, has_out_bias = settings.num_heads * head_dim, settings.has_attention_out_bias
+        self._attention_out = linear(num_features, {names.attention_out: size}, has_out_bias, inputs=split.inputs)
         self._mlp_norm = None if names.mlp_norm is None else norm(names.mlp_norm)
-        self._mlp_in = linear(size, dict.fromkeys(names.mlp_in, inner_size), settings.has_mlp_bias)
+        own = sharding().share(inner_size)
+        mlp_in_outputs = {prefix + name: [own] for name in names.mlp_in}
+        self._mlp_in = linear(
+            size, dict.fromkeys(names.mlp_in, inner_size), settings.has_mlp_bias, part_to_outputs=mlp_in_outputs
+        )
         is_gated = len(names.mlp_in) == 2
         self._activation = (gated_activation if is_gated else linear_activation)(settings.activation)
-        self._mlp_out = linear(inner_size, {names.mlp_out: size}, settings.has_mlp_bias)
-
-    def _make_qkv(self, prefix: str, settings: BlockSettings, dtype: torch.dtype, device: torch.device) -> Linear:
-        names = [prefix + name for name in settings.names.qkv]
-        sizes = [self._query_size, self._kv_size, self._kv_size]
-        orders = zip(names, settings.qkv_row_orders, strict=False)
-        return Linear(
-            settings.hidden_size,
-            dict(zip(names, sizes if len(names) == 3 else [sum(sizes)], strict=True)),
-            has_bias=settings.has_qkv_bias,
-            dtype=dtype,
-            device=device,
-            is_transposed=settings.is_transposed,
-            part_to_row_order={name: order for name, order in orders if order is not None},
-        )
+        self._mlp_out = linear(inner_size, {names.mlp_out: size}, settings.has_mlp_bias, inputs=own)
 
     def slots(self) -> dict[str, WeightSlot]:
         return collect_slots(
@@ -186,6 +177,23 @@ class LayerNormBlock:
             return self._attention(query, key, value, kv_cache, metadata, plans)
         heads = (query, key, value)
         return self._attention.rotate_and_attend(self._rotate, positions, *heads, kv_cache, metadata, plans)
+
+
+def _make_qkv(
+    prefix: str, settings: BlockSettings, split: HeadSplit, dtype: torch.dtype, device: torch.device
+) -> Linear:
+    names = [prefix + name for name in settings.names.qkv]
+    orders = zip(names, settings.qkv_row_orders, strict=False)
+    return Linear(
+        settings.hidden_size,
+        split.parts(names),
+        has_bias=settings.has_qkv_bias,
+        dtype=dtype,
+        device=device,
+        is_transposed=settings.is_transposed,
+        part_to_row_order={name: order for name, order in orders if order is not None},
+        part_to_outputs=split.outputs(names),
+    )
 
 
 def ungrouped_rows(num_groups: int, queries_per_group: int, head_dim: int) -> torch.Tensor:

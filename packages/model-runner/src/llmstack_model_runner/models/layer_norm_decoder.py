@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,14 +16,15 @@ from llmstack_model_runner.layers import (
     OutputHead,
     RotaryEmbedding,
     WeightSlot,
-    collect_slots,
     plan_attention,
 )
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
+from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse
 from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings, LayerNormBlock
+from llmstack_model_runner.models.stages import stage_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class DecoderSettings:
 class LayerNormDecoder(CausalLM):
     """Embedding, blocks, norm and output head."""
 
+    can_be_sharded: ClassVar[bool] = True
+
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         settings = self.read_settings(config)
         block, size, vocab_size = settings.block, settings.block.hidden_size, settings.vocab_size
@@ -96,12 +99,17 @@ class LayerNormDecoder(CausalLM):
             head_dim=block.head_dim,
             vocab_size=vocab_size,
             max_model_len=settings.max_model_len,
-        )
+        ).of_rank(block.num_heads)
+        self._sharding = sharding()
+        self._settings = settings
+        self._like = torch.empty(0, dtype=dtype, device=device)
 
         def norm(name: str | None) -> LayerNorm | None:
             return None if name is None else LayerNorm(name, size, block.eps, dtype=dtype, device=device)
 
-        self._tokens = Embedding(settings.tokens, vocab_size, embedding_size, dtype=dtype, device=device)
+        self._tokens = Embedding(
+            settings.tokens, vocab_size, embedding_size, dtype=dtype, device=device, is_vocabulary=True
+        )
         self._positions = _make_positions(settings, dtype, device)
         self._project_in, self._project_out = _make_projections(settings, dtype, device)
         self._embedding_norm, self._norm = norm(settings.embedding_norm), norm(settings.norm)
@@ -125,18 +133,9 @@ class LayerNormDecoder(CausalLM):
         """Reads and checks a parsed config.json; a ValueError names the field at fault."""
 
     def slots(self) -> dict[str, WeightSlot]:
-        return collect_slots(
-            [
-                self._tokens,
-                self._positions,
-                self._project_in,
-                self._embedding_norm,
-                *self._layers,
-                self._norm,
-                self._project_out,
-                self._head,
-            ]
-        )
+        before = [self._tokens, self._positions, self._project_in, self._embedding_norm]
+        behind = [self._norm, self._project_out, self._head]
+        return stage_slots(self._sharding, before, self._layers, behind, is_tied=self._settings.is_tied)
 
     def is_ignored(self, name: str) -> bool:
         """Causal masks of old checkpoints, and a copy of a tied head."""
@@ -147,20 +146,32 @@ class LayerNormDecoder(CausalLM):
             self._rotary.limit_positions(max_model_len)
 
     def finish_loading(self) -> None:
-        self._head.finish_loading()
+        if self._sharding.is_last_stage:
+            self._head.finish_loading()
 
     @torch.inference_mode()
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
-        """Hidden states after the last norm and projection."""
+        """Hidden states after the last norm and projection, or after this stage's last block."""
         plans = plan_attention(metadata, kv_caches[0][0], [None])
-        hidden = self._embed(token_ids, positions)
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+        hidden = self._enter(token_ids, positions)
+        start = self.kv_spec.first_layer
+        for layer, kv_cache in zip(self._layers[start : start + self.kv_spec.num_layers], kv_caches, strict=True):
             hidden = layer(hidden, positions, kv_cache, metadata, plans)
+        if not self._sharding.is_last_stage:
+            self._sharding.send([hidden])
+            return hidden
         if self._norm is not None:
             hidden = self._norm(hidden)
         return hidden if self._project_out is None else self._project_out(hidden)
+
+    def _enter(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states before this stage's first block."""
+        if self._sharding.is_first_stage:
+            return self._embed(token_ids, positions)
+        shape = (token_ids.shape[0], self._settings.block.hidden_size)
+        return self._sharding.receive(1, self._like, shape)[0]
 
     def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self._tokens(token_ids)

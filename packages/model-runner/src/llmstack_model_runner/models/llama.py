@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,14 +18,15 @@ from llmstack_model_runner.layers import (
     RMSNorm,
     RotaryEmbedding,
     WeightSlot,
-    collect_slots,
     plan_layers,
 )
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
+from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_int, refuse
 from llmstack_model_runner.models.llama_layer import LlamaLayer, LlamaLayerSettings
+from llmstack_model_runner.models.stages import stage_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,13 @@ class Settings:
 class Llama(CausalLM):
     """`LlamaForCausalLM`: Llama 1 to 3 and models of the same shape."""
 
+    can_be_sharded: ClassVar[bool] = True
+
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         settings = self.read_settings(config)
         layer = settings.layers[0]
+        self._sharding = sharding()
+        self._hidden_size = settings.hidden_size
         self.kv_spec = ModelKVSpec(
             num_layers=len(settings.layers),
             num_kv_heads=layer.num_kv_heads,
@@ -54,11 +59,18 @@ class Llama(CausalLM):
             vocab_size=settings.vocab_size,
             max_model_len=settings.max_model_len,
             sliding_windows=tuple(entry.sliding_window for entry in settings.layers),
-        )
+        ).of_rank(layer.num_heads)
         size, vocab_size = settings.hidden_size, settings.vocab_size
         self._tokens = Embedding(
-            "model.embed_tokens", vocab_size, size, dtype=dtype, device=device, scale=settings.embedding_scale
+            "model.embed_tokens",
+            vocab_size,
+            size,
+            dtype=dtype,
+            device=device,
+            scale=settings.embedding_scale,
+            is_vocabulary=True,
         )
+        self._is_tied = settings.is_tied
         ropes = _distinct([entry.rope for entry in settings.layers])
         self._rotaries = [RotaryEmbedding(rope, device) for rope in ropes]
         self._layers = [
@@ -86,11 +98,17 @@ class Llama(CausalLM):
         )
 
     def slots(self) -> dict[str, WeightSlot]:
-        return collect_slots([self._tokens, *self._layers, self._norm, self._head])
+        own, layers = self._sharding, self._layers
+        return stage_slots(own, [self._tokens], layers, [self._norm, self._head], is_tied=self._is_tied)
 
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Scales of 8-bit keys and values."""
         return {name: slot for layer in self._layers for name, slot in layer.optional_slots().items()}
+
+    @property
+    def _own_layers(self) -> list[LlamaLayer]:
+        start = self.kv_spec.first_layer
+        return self._layers[start : start + self.kv_spec.num_layers]
 
     def is_ignored(self, name: str) -> bool:
         """Frequencies of old checkpoints, and a copy of a tied head."""
@@ -102,18 +120,30 @@ class Llama(CausalLM):
             rotary.limit_positions(max_model_len)
 
     def finish_loading(self) -> None:
-        self._head.finish_loading()
+        if self._sharding.is_last_stage:
+            self._head.finish_loading()
 
     @torch.inference_mode()
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches
     ) -> torch.Tensor:
-        """Hidden states after the last norm."""
+        """Hidden states after the last norm, or after this stage's last layer."""
         planned = plan_layers(metadata, kv_caches[0][0], self.kv_spec.sliding_windows)
-        hidden, residual = self._tokens(token_ids), None
-        for layer, kv_cache, (own_metadata, plans) in zip(self._layers, kv_caches, planned, strict=True):
+        hidden, residual = self._enter(token_ids)
+        for layer, kv_cache, (own_metadata, plans) in zip(self._own_layers, kv_caches, planned, strict=True):
             hidden, residual = layer(hidden, residual, positions, kv_cache, own_metadata, plans)
-        return self._norm.add(hidden, residual)[0]
+        if residual is None or self._sharding.is_last_stage:
+            return self._norm.add(hidden, residual)[0]
+        self._sharding.send([hidden, residual])
+        return hidden
+
+    def _enter(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output and residual before this stage's first layer."""
+        if self._sharding.is_first_stage:
+            return self._tokens(token_ids), None
+        shape = (token_ids.shape[0], self._hidden_size)
+        hidden, residual = self._sharding.receive(2, self._norm.weight, shape)
+        return hidden, residual
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from llmstack_model_runner.layers import (
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
+from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.rotary import RopeParameters
 
 
@@ -71,12 +71,8 @@ class LlamaLayer:
     ) -> None:
         self._prefix = prefix
         self._settings = settings
-        self._query_size = settings.num_heads * settings.head_dim
-        self._kv_size = settings.num_kv_heads * settings.head_dim
-
-        def linear(in_features: int, parts: Mapping[str, int], has_bias: bool) -> Linear:
-            named = {prefix + name: size for name, size in parts.items()}
-            return Linear(in_features, named, has_bias=has_bias, dtype=dtype, device=device)
+        split = HeadSplit(settings.num_heads, settings.num_kv_heads, settings.head_dim)
+        self._query_size, self._kv_size = split.query_size, split.kv_size
 
         def norm(name: str, size: int) -> RMSNorm:
             is_offset = settings.is_norm_offset
@@ -85,33 +81,42 @@ class LlamaLayer:
         size, head_dim = settings.hidden_size, settings.head_dim
         has_post_norms = settings.has_post_norms
         self._attention_norm = norm("input_layernorm", size)
-        self._qkv = linear(size, self._qkv_parts(), settings.has_qkv_bias)
+        qkv_names = [f"{prefix}self_attn.{name}" for name in self._qkv_names()]
+        self._qkv = Linear(
+            size,
+            split.parts(qkv_names),
+            has_bias=settings.has_qkv_bias,
+            dtype=dtype,
+            device=device,
+            part_to_outputs=split.outputs(qkv_names),
+        )
         head_norms = (norm("self_attn.q_norm", head_dim), norm("self_attn.k_norm", head_dim))
         self._rotate = HeadRotation(rotary, head_norms if settings.has_qk_norm else None)
         self._attention = Attention(
-            settings.num_heads,
-            settings.num_kv_heads,
+            len(split.heads),
+            len(split.kv_heads),
             head_dim,
             settings.scale or head_dim**-0.5,
             settings.sliding_window,
             device=device,
             soft_cap=settings.soft_cap,
         )
-        self._attention_out = linear(self._query_size, {"self_attn.o_proj": size}, settings.has_attention_out_bias)
+        self._attention_out = Linear(
+            settings.num_heads * head_dim,
+            {f"{prefix}self_attn.o_proj": size},
+            has_bias=settings.has_attention_out_bias,
+            dtype=dtype,
+            device=device,
+            inputs=split.inputs,
+        )
         self._post_attention_norm = norm("post_attention_layernorm", size) if has_post_norms else None
         mlp_norm_name = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
         self._mlp_norm = norm(mlp_norm_name, size)
         self._feed_forward = self._make_feed_forward(dtype, device)
         self._post_mlp_norm = norm("post_feedforward_layernorm", size) if has_post_norms else None
 
-    def _qkv_parts(self) -> dict[str, int]:
-        if self._settings.has_fused_projections:
-            return {"self_attn.qkv_proj": self._query_size + 2 * self._kv_size}
-        return {
-            "self_attn.q_proj": self._query_size,
-            "self_attn.k_proj": self._kv_size,
-            "self_attn.v_proj": self._kv_size,
-        }
+    def _qkv_names(self) -> list[str]:
+        return ["qkv_proj"] if self._settings.has_fused_projections else ["q_proj", "k_proj", "v_proj"]
 
     def _make_feed_forward(self, dtype: torch.dtype, device: torch.device) -> GatedFeedForward | Experts:
         settings = self._settings

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from llmstack_kernels.numeric_contract import find_breaches
+from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import Encoder, Model
 
 HOLDS = "holds"
@@ -32,6 +33,11 @@ def describe_numeric_contract(
     if device.type == "cpu" and kv_cache_dtype not in (None, dtype):
         breaches.append(f"a KV cache of {str(kv_cache_dtype).removeprefix('torch.')} is read by PyTorch")
     return f"not guaranteed: {', '.join(breaches)}" if breaches else HOLDS
+
+
+def for_ranks(numeric_contract: str, own: Sharding) -> str:
+    """The contract of several ranks: sums over ranks have other bits than those of one rank, equal for equal sizes."""
+    return numeric_contract if own.size == 1 else f"{numeric_contract} (tensor_parallel_size {own.size})"
 
 
 def check_deterministic(numeric_contract: str) -> None:

@@ -76,6 +76,7 @@ def make_pooling_decoder(decoder_class: type[CausalLM], base: type[PoolingDecode
         "decoder_class": decoder_class,
         "root": decoder_class.root,
         "implementation": decoder_class.implementation,
+        "can_be_sharded": decoder_class.can_be_sharded,
         "keeps_numeric_contract": decoder_class.keeps_numeric_contract,
     }
     return type(f"{base.__name__}Of{decoder_class.__name__}", (base,), facts)

@@ -48,6 +48,12 @@ def compute(
     return Computed(_compute_logits(model, inputs, hidden), prompt_logprobs, pooled)
 
 
+def compute_stage(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> Computed:
+    """Runs a stage that is not the last one, which sends its hidden states to the next one."""
+    _forward(model, inputs, kv_caches)
+    return Computed(None)
+
+
 def sample_on_host(
     sampler: Sampler,
     batch: InputBatch,

@@ -12,6 +12,7 @@ from llmstack_kernels.argmax import argmax
 from llmstack_kernels.native import library
 from llmstack_kernels.native.capture import Arena, CapturedCalls, CaptureError, capture
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata, GroupTables
+from llmstack_model_runner.layers.sharding import StageLinks
 from llmstack_model_runner.models.base import CausalLM, KVCaches
 from llmstack_model_runner.sampling import SamplerOutput
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs
@@ -55,8 +56,22 @@ class _Graph:
 class GraphRunner:
     """Captures and replays small decode steps of models that use native kernels only."""
 
-    def __init__(self, model: CausalLM, kv_caches: KVCaches, max_num_blocks: int) -> None:
-        """`max_num_blocks`: Length of the longest block table."""
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: KVCaches,
+        max_num_blocks: int,
+        *,
+        has_head: bool = True,
+        links: StageLinks | None = None,
+    ) -> None:
+        """`max_num_blocks`: Length of the longest block table.
+
+        `has_head`: Whether the model has logits; otherwise it is a stage of one, whose results are hidden states.
+        `links`: From and to other stages, if there are any.
+        """
+        self._has_head = has_head
+        self._links = links
         self._model = model
         self._kv_caches = kv_caches
         self._max_num_blocks = max_num_blocks
@@ -77,6 +92,8 @@ class GraphRunner:
         except CaptureError as error:
             self._reason_for_none = str(error)
             logger.info("decode steps are not captured: %s", error)
+            if self._links is not None:
+                self._links.receive_again()  # the attempt has taken the step's states
             return None
         self._num_rows_to_graph[num_rows] = graph
         return graph.output
@@ -87,22 +104,23 @@ class GraphRunner:
         return f"captured and replayed natively up to {_MAX_NUM_ROWS} rows"
 
     def _capture(self, inputs: ModelInputs) -> _Graph:
-        own = _make_inputs(len(inputs.token_ids), self._max_num_blocks, inputs.attention_metadata.layer_to_group)
+        own = _make_inputs(len(inputs.token_ids), self._max_num_blocks, inputs.attention_metadata)
         _copy_inputs(inputs, own)
         with capture(self._arena) as calls:
             hidden = self._model.forward(own.token_ids, own.positions, own.attention_metadata, self._kv_caches)
-            logits = self._model.compute_logits(hidden)
-            output = DecodeOutput(logits, *argmax(logits))
+            logits = self._model.compute_logits(hidden) if self._has_head else hidden
+            output = DecodeOutput(logits, *argmax(logits)) if self._has_head else DecodeOutput(logits, logits, logits)
         return _Graph(own, output, calls)
 
 
-def _make_inputs(num_rows: int, max_num_blocks: int, layer_to_group: tuple[int, ...]) -> ModelInputs:
+def _make_inputs(num_rows: int, max_num_blocks: int, like: AttentionMetadata) -> ModelInputs:
     """Buffers for the inputs of a decode step; the lists only state that every row has one token."""
+    layer_to_group = like.layer_to_group
     ones = torch.ones(num_rows, dtype=torch.int64)
     query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32)
     tables = [
         GroupTables(torch.zeros(num_rows, max_num_blocks, dtype=torch.int32), ones.clone())
-        for _ in range(max(layer_to_group, default=0) + 1)
+        for _ in like.groups or (None,)
     ]
     metadata = AttentionMetadata(
         query_start_loc=query_start_loc,

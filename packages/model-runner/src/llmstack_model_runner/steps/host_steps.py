@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
+from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import CausalLM, Model
 from llmstack_model_runner.models.base import KVCaches
 from llmstack_model_runner.models.label_head import LabelHead
+from llmstack_model_runner.ragged import IntArray
 from llmstack_model_runner.sampling import Sampler, SamplerOutput
-from llmstack_model_runner.steps.computation import Computed, MakeTokenMasks, compute, make_bitmask, sample_on_host
+from llmstack_model_runner.steps.computation import (
+    Computed,
+    MakeTokenMasks,
+    compute,
+    compute_stage,
+    make_bitmask,
+    sample_on_host,
+)
 from llmstack_model_runner.steps.cpu_graphs import DecodeOutput, GraphRunner
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.output import PendingOutput, PendingStep
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs, prepare_inputs
 from llmstack_model_runner.steps.timing import StepTiming
 from llmstack_types import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class _UnsampledStep:
+    """A step that another stage samples: its rows, who had them, and which of them sample."""
+
+    rows: IntArray
+    generations: IntArray
+    sampling_indices: IntArray
 
 
 class HostSteps:
@@ -31,8 +54,14 @@ class HostSteps:
         *,
         label_head: LabelHead | None = None,
         max_num_captured_blocks: int = 0,
+        sharding: Sharding | None = None,
     ) -> None:
-        """`max_num_captured_blocks`: Longest block table of captured steps; 0 disables graph capture."""
+        """`max_num_captured_blocks`: Longest block table of captured steps; 0 disables graph capture.
+
+        `sharding`: Which part of the model it is; a stage without the head samples nothing.
+        """
+        self._has_head = has_head = sharding is None or sharding.is_last_stage
+        self._unsampled: deque[_UnsampledStep] = deque()
         self._timing = timing
         self._model = model
         self._batch = batch
@@ -43,7 +72,8 @@ class HostSteps:
         self._unread: PendingOutput | None = None
         self._graphs: GraphRunner | None = None
         if max_num_captured_blocks and isinstance(model, CausalLM):
-            self._graphs = GraphRunner(model, kv_caches, max_num_captured_blocks)
+            links = None if sharding is None else sharding.links
+            self._graphs = GraphRunner(model, kv_caches, max_num_captured_blocks, has_head=has_head, links=links)
 
     def settle(self, scheduled: SchedulerOutput) -> None:
         """Waits for the last step, since its tokens are inputs of the next one."""
@@ -63,19 +93,38 @@ class HostSteps:
         with self._timing.phase("forward"):
             decoded = self._repeat_decode(inputs)
             if decoded is not None:
-                computed = Computed(decoded.logits)
-            else:
+                computed = Computed(decoded.logits if self._has_head else None)
+            elif self._has_head:
                 computed = compute(self._model, batch, step, inputs, self._kv_caches, self._label_head)
+            else:
+                computed = compute_stage(self._model, inputs, self._kv_caches)
         with self._timing.phase("sample"):
             sampled: SamplerOutput | None = None
-            if decoded is not None and token_masks is None and batch.sampling.is_all_greedy:
+            is_greedy = token_masks is None and batch.sampling.is_all_greedy
+            if decoded is not None and self._has_head and is_greedy:
                 sampled = decoded.greedy_choice()
             elif computed.logits is not None:
                 indices = inputs.sampling_indices
                 bitmask = None if token_masks is None else make_bitmask(step, indices, token_masks)
                 sampled = sample_on_host(self._sampler, batch, step, indices, computed.logits, bitmask)
         self._timing.note_step(len(inputs.token_ids))
+        if not self._has_head:
+            self._unsampled.append(_UnsampledStep(step.rows, batch.generations[step.rows], inputs.sampling_indices))
         return PendingStep(batch, step, inputs.sampling_indices, sampled, computed.prompt_logprobs, computed.pooled)
+
+    def append_tokens(self, sampled_token_ids: Sequence[Sequence[int]] | None) -> None:
+        """Appends what the stage with the head has sampled, in the oldest step whose tokens this stage does not have.
+
+        `sampled_token_ids`: Of each row of the step; None appends token 0 where a row samples, for warm-up.
+        """
+        step = self._unsampled.popleft()
+        if sampled_token_ids is None:
+            sampled_token_ids = [[0] if index in step.sampling_indices else [] for index in range(len(step.rows))]
+        is_same = (self._batch.generations[step.rows] == step.generations).tolist()
+        for row, is_present, token_ids in zip(step.rows.tolist(), is_same, sampled_token_ids, strict=True):
+            if is_present and token_ids:
+                rows, count = np.array([row]), np.array([len(token_ids)])
+                self._batch.append_tokens(rows, np.array(token_ids), count)
 
     def finish_warm_up(self) -> None:
         """Does nothing, since warm-up steps have prepared everything."""

@@ -17,6 +17,7 @@ from llmstack_model_files import check_safetensors, safetensors_files
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.checkpoint_formats.read import read_quantized
 from llmstack_model_runner.layers.packing import packed_linears
+from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.weights.dummy import dummy_weights
 from llmstack_types.vocabulary import LoadFormat, words_of
@@ -63,7 +64,7 @@ def _weights(
     seed: int,
     device: torch.device | None,
     checkpoint_format: CheckpointFormat | None,
-) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
+) -> Iterator[tuple[str, torch.Tensor | FileTensor | StoredWeight]]:
     if load_format == "dummy":
         return dummy_weights(model.slots(), seed, device)
     if load_format in words_of(LoadFormat):
@@ -73,13 +74,30 @@ def _weights(
     raise ValueError(f"load format {load_format[:64]!r} is unknown; {', '.join(others)} and {last} are known.")
 
 
-def _read_safetensors(paths: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+class _FileTensor:
+    """A tensor of a safetensors file, of which only what is asked for is read."""
+
+    def __init__(self, file: Any, name: str) -> None:  # safe_open has no types
+        self._file, self._name = file, name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(self._name).get_shape())
+
+    def read(self, part: WeightPart | None) -> torch.Tensor:
+        tensor: torch.Tensor = (
+            self._file.get_tensor(self._name) if part is None else part.read(self._file.get_slice(self._name))
+        )
+        return tensor
+
+
+def _read_safetensors(paths: list[Path]) -> Iterator[tuple[str, FileTensor]]:
     for path in paths:
         check_safetensors(path)
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                    yield name, file.get_tensor(name)
+                    yield name, _FileTensor(file, name)
         except SafetensorError as error:
             raise ValueError(f"{path.name} cannot be read as safetensors.") from error
 

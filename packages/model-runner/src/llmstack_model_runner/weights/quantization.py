@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from llmstack_kernels.linear import INT8_DYNAMIC, STORED_LAYOUTS, bits_per_weight, computes_quantized, computes_stored
@@ -37,7 +35,7 @@ def num_weight_bytes(
     num_bits: float = 8 * dtype.itemsize if quantization is None else bits_per_weight(quantization)
     if checkpoint_format is not None:
         num_bits = checkpoint_format.num_bits
-    return int(sum(math.prod(slot.shape) for slot in model.slots().values()) * num_bits / 8)
+    return int(sum(slot.num_elements for slot in model.slots().values()) * num_bits / 8)
 
 
 def check_quantized(

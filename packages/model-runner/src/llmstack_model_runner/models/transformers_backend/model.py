@@ -11,7 +11,7 @@ import torch
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
-from llmstack_model_runner.layers.weight_slot import WeightKind, WeightSlot
+from llmstack_model_runner.layers.weight_slot import FileTensor, WeightKind, WeightSlot
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
 from llmstack_model_runner.models.transformers_backend.head import OutputLines
@@ -71,7 +71,7 @@ class TransformersModel(CausalLM):
         """Raises for contexts in which rows of a batch would not be independent."""
         check_context(self._config, self._model_class.__name__, max_model_len)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | StoredWeight]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | FileTensor | StoredWeight]]) -> None:
         """Loads through transformers, which renames and joins tensors of older checkpoints."""
         plain = ((name, _in_full_precision(tensor)) for name, tensor in weights)
         self._model = load_model(self._config, self._model_class, plain, self._dtype, self._device)
@@ -141,10 +141,10 @@ def _not_by_slot(tensor: torch.Tensor) -> None:
     raise RuntimeError("tensors are renamed and joined while loading; `load_weights` loads all of them at once")
 
 
-def _in_full_precision(tensor: torch.Tensor | StoredWeight) -> torch.Tensor:
+def _in_full_precision(tensor: torch.Tensor | FileTensor | StoredWeight) -> torch.Tensor:
     if isinstance(tensor, StoredWeight):
         raise TypeError("quantized checkpoints are refused before they are read")
-    return tensor
+    return tensor if isinstance(tensor, torch.Tensor) else tensor.read(None)
 
 
 def _kind(name: str, tensor: torch.Tensor) -> WeightKind:

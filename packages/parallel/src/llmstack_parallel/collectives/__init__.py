@@ -1,0 +1,1 @@
+"""Exchange between ranks: shared memory on a CPU, NCCL on GPUs, gloo elsewhere."""

@@ -1,0 +1,155 @@
+"""Start and end of the processes of the other ranks."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import shutil
+import socket
+import subprocess
+import threading
+from dataclasses import dataclass
+
+import zmq
+
+from llmstack_engine_core.ipc.sockets import make_private_directory
+from llmstack_engine_core.launcher import start_module
+from llmstack_parallel.channel import ZmqChannel
+from llmstack_parallel.exchange import SHARED_MEMORY, make_exchange
+from llmstack_parallel.protocols import Channel, Exchange
+from llmstack_parallel.rank_order import RankOrder, send_rank_order
+from llmstack_parallel.segments import Segments
+from llmstack_parallel.topology import Topology
+from llmstack_types import EngineStartError, ModelRunnerConfig
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 2.0
+_MAX_EPOCH = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    rank: int
+    popen: subprocess.Popen[bytes]
+    lifeline: socket.socket
+
+
+class ProcessPeers:
+    """The other ranks as processes of this host. They end with this one.
+
+    Attributes:
+        epoch: Number of this start, in every frame.
+        exchange: That of rank 0, in this process.
+        channels: By rank.
+    """
+
+    def __init__(self, config: ModelRunnerConfig, backend: str, step_bytes: int) -> None:
+        """Starts the processes and returns when they can be called.
+
+        `step_bytes`: States of the largest step between two stages.
+
+        Raises:
+            EngineStartError: A process, a socket or shared memory could not be made.
+        """
+        self._topology = topology = Topology(config.tensor_parallel_size, config.pipeline_parallel_size)
+        self.epoch = secrets.randbelow(_MAX_EPOCH)
+        self.channels: dict[int, Channel] = {}
+        self._directory = make_private_directory()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._processes: list[_Process] = []
+        self._sockets: list[ZmqChannel] = []
+        self._lost: str | None = None
+        self._stopping = threading.Event()
+        self._watcher: threading.Thread | None = None
+        try:
+            self.exchange: Exchange = self._start(config, topology, backend, step_bytes)
+        except (OSError, zmq.ZMQError) as error:
+            self.stop()
+            raise EngineStartError(f"the other ranks cannot be started: {error}") from error
+        except BaseException:
+            self.stop()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+
+    def _start(self, config: ModelRunnerConfig, topology: Topology, backend: str, step_bytes: int) -> Exchange:
+        segments = Segments(topology if backend == SHARED_MEMORY else Topology(), step_bytes)
+        try:
+            for rank in topology.peers:
+                address = f"ipc://{self._directory / f'rank-{rank}.sock'}"
+                channel = ZmqChannel(self._context, address, binds=False)
+                self._sockets.append(channel)
+                self.channels[rank] = channel
+                own = segments.of_rank(rank)
+                process = _start_process(rank, own.descriptors)
+                self._processes.append(process)
+                level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
+                order = RankOrder(config, rank, self.epoch, address, backend, self._directory, own, level)
+                send_rank_order(process.lifeline, order)
+            return make_exchange(backend, topology, 0, segments.of_rank(0), self._directory)
+        finally:
+            segments.close()  # the processes have inherited them
+
+    def lost(self) -> str | None:
+        """Which rank has ended, and how; None while all run."""
+        return self._lost
+
+    def pids(self) -> dict[int, int]:
+        """Process of each rank."""
+        return {process.rank: process.popen.pid for process in self._processes}
+
+    def stop(self) -> None:
+        """Ends all ranks, by force where they do not end by themselves. Idempotent."""
+        self._stopping.set()
+        processes, self._processes = self._processes, []
+        for process in processes:
+            process.lifeline.shutdown(socket.SHUT_RDWR)  # ends the rank, wherever it is
+        for process in processes:
+            try:
+                process.popen.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+        for process in processes:
+            process.lifeline.close()
+        for channel in self._sockets:
+            channel.close()
+        self._sockets = []
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _watch(self) -> None:
+        """Notices the end of a rank, and ends the waits for it."""
+        poller = select.poll()
+        fd_to_process = {process.lifeline.fileno(): process for process in self._processes}
+        for fd in fd_to_process:
+            poller.register(fd, select.POLLIN | select.POLLHUP)
+        ready = poller.poll()
+        if self._stopping.is_set():
+            return
+        process = fd_to_process[ready[0][0]]
+        try:
+            status = process.popen.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        how = "does not answer" if status is None else f"ended with status {status}"
+        self._lost = f"{self._topology.describe(process.rank)} {how}; its log says more"
+        logger.error("%s", self._lost)
+        self.exchange.abort()
+
+
+def _start_process(rank: int, descriptors: list[int]) -> _Process:
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            # Threads of a rank would spin for milliseconds after each operation, on cores that other ranks need.
+            environment = {"GOMP_SPINCOUNT": "1000"}
+            popen = start_module("llmstack_parallel.rank", [theirs.fileno(), *descriptors], environment)
+    except OSError:
+        ours.close()
+        raise
+    return _Process(rank, popen, ours)

@@ -1,0 +1,133 @@
+"""The loop of a rank: calls and steps, in the order in which they come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_model_runner.layers.sharding import Sharding
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_parallel.messages import (
+    Answer,
+    Call,
+    CallMessage,
+    Failure,
+    MasksMessage,
+    Message,
+    StepMessage,
+    decode,
+    encode,
+)
+from llmstack_parallel.protocols import Channel, Exchange
+from llmstack_types import LLMStackError, ModelRunnerConfig, TokenMasks
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600.0
+"""How long ranks wait for each other while they load and warm up: kernels may be compiled then."""
+
+
+class RankLoop:
+    """One rank. An error in a step ends it, and with it the engine core: the ranks would no longer agree."""
+
+    def __init__(self, config: ModelRunnerConfig, channel: Channel, exchange: Exchange, epoch: int) -> None:
+        self._config = config
+        self._channel = channel
+        self._exchange = exchange
+        self._epoch = epoch
+        self._sharding: Sharding = exchange.sharding(is_expert_parallel=config.enable_expert_parallel)
+        self._runner = ModelRunner(config, sharding=self._sharding)
+        self._num_steps = 0
+
+    def run(self) -> None:
+        """Serves until a message ends it.
+
+        Raises:
+            CodecError: A frame is no message of this epoch.
+            Exception: A step failed.
+        """
+        while self._handle(self._receive()):
+            pass
+
+    def shutdown(self) -> None:
+        """Releases the device and the memory shared with other ranks."""
+        self._runner.shutdown()
+        self._exchange.close()
+
+    def _receive(self) -> Message:
+        frame = self._channel.receive()
+        if frame is None:
+            raise CodecError("the channel has no message")
+        return decode(self._epoch, frame)
+
+    def _handle(self, message: Message) -> bool:
+        """Handles one message; False if it was the last."""
+        if isinstance(message, StepMessage):
+            self._step(message)
+        elif isinstance(message, CallMessage):
+            if message.call is Call.END:
+                return False
+            self._channel.send(encode(self._epoch, self._answer(message)))
+        else:
+            raise CodecError(f"a rank expects no {type(message).__name__}")
+        return True
+
+    def _answer(self, message: CallMessage) -> Answer | Failure:
+        try:
+            return Answer(_CALLS[message.call](self, message.arguments))
+        except (LLMStackError, ValueError, MemoryError) as error:  # meant for the user, who reads rank 0's log
+            logger.debug("the call failed", exc_info=True)
+            self._exchange.abort()  # the others may wait for this rank
+            return Failure(str(error) or type(error).__name__)
+
+    def _load_model(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
+        self._exchange.set_timeout(START_TIMEOUT_S)
+        self._runner.load_model()
+        return (self._runner.kv_cache_spec().bytes_per_block,)
+
+    def _available_kv_bytes(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
+        return (self._runner.available_kv_bytes(is_size_given=bool(arguments[0])),)
+
+    def _initialize_kv_cache(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
+        self._runner.initialize_kv_cache(*arguments)
+        self._exchange.set_timeout(self._config.rank_timeout_s)
+        return ()
+
+    def _sleep(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
+        self._runner.sleep(arguments[0])
+        return ()
+
+    def _wake_up(self, arguments: tuple[int, ...]) -> tuple[int, ...]:
+        self._exchange.set_timeout(START_TIMEOUT_S)
+        self._runner.wake_up()
+        self._exchange.set_timeout(self._config.rank_timeout_s)
+        return ()
+
+    def _step(self, message: StepMessage) -> None:
+        if message.number != self._num_steps:
+            raise CodecError(f"step {message.number} came where step {self._num_steps} was due")
+        self._num_steps += 1
+        if not self._sharding.is_last_stage:
+            for sampled in message.sampled:
+                self._runner.append_tokens(sampled)
+        masks: Callable[[], TokenMasks] | None = None
+        if message.has_masks and self._sharding.is_last_stage:
+            masks = self._receive_masks
+        self._runner.execute_model(message.scheduled, masks).result()
+        self._exchange.check()
+
+    def _receive_masks(self) -> TokenMasks:
+        message = self._receive()
+        if not isinstance(message, MasksMessage) or message.number != self._num_steps - 1:
+            raise CodecError("the masks of another step came")
+        return message.masks
+
+
+_CALLS: dict[Call, Callable[[RankLoop, tuple[int, ...]], tuple[int, ...]]] = {
+    Call.LOAD_MODEL: RankLoop._load_model,
+    Call.AVAILABLE_KV_BYTES: RankLoop._available_kv_bytes,
+    Call.INITIALIZE_KV_CACHE: RankLoop._initialize_kv_cache,
+    Call.SLEEP: RankLoop._sleep,
+    Call.WAKE_UP: RankLoop._wake_up,
+}

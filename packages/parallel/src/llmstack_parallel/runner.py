@@ -1,0 +1,273 @@
+"""`ParallelRunner`: one model runner to the engine core, several ranks behind it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from llmstack_kernels.collective import CollectiveError
+from llmstack_model_files import ModelFilesError, overridden, read_json
+from llmstack_model_runner.device.start_checks import resolve_device
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_parallel.errors import LostRankError
+from llmstack_parallel.exchange import choose_backend
+from llmstack_parallel.launcher import ProcessPeers
+from llmstack_parallel.messages import Answer, Call, CallMessage, Failure, MasksMessage, StepMessage, decode, encode
+from llmstack_parallel.protocols import Peers
+from llmstack_parallel.rank_loop import START_TIMEOUT_S
+from llmstack_parallel.topology import Topology
+from llmstack_types import (
+    EngineStartError,
+    KVCacheSpec,
+    ModelRunnerConfig,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenMasks,
+)
+
+logger = logging.getLogger(__name__)
+
+MakePeers = Callable[[ModelRunnerConfig], Peers]
+MakeTokenMasks = Callable[[], TokenMasks]
+_POLL_MS = 100
+_NUM_STATES = 2
+"""Tensors between two stages: the output of a layer and the residual."""
+
+
+class ParallelRunner:
+    """Rank 0 of a model, which lives in the engine core's process and drives the others; used by one thread.
+
+    Every rank gets every step, and computes its part when the ranks before it have computed theirs. Ranks with logits
+    sample for themselves: draws depend on seed and place alone, so all of them have the same tokens.
+
+    With several stages `execute_model` only sends a step; rank 0, which is in the last stage, computes its part when
+    the result is asked for. Until then the first stage may have begun the next steps.
+    """
+
+    def __init__(self, config: ModelRunnerConfig, make_peers: MakePeers | None = None) -> None:
+        """Stores the configuration; `load_model` starts the other ranks.
+
+        `make_peers` replaces the processes in tests.
+        """
+        self._config = config
+        self._topology = Topology(config.tensor_parallel_size, config.pipeline_parallel_size)
+        self._make_peers = make_peers or start_peers
+        self._peers: Peers | None = None
+        self._runner: ModelRunner | None = None
+        self._num_steps = 0
+        self._bytes_per_block: list[int] = []
+        self._unsent: list[list[list[int]]] = []
+        self._pending: list[_PendingStep] = []
+
+    def load_model(self) -> None:
+        """Starts the other ranks, and reads the weights in all of them.
+
+        Raises:
+            ValueError: The model cannot be run, or not by that many ranks.
+            EngineStartError: A file is missing or damaged, or a rank could not be started.
+        """
+        self._peers = peers = self._make_peers(self._config)
+        own = peers.exchange.sharding(is_expert_parallel=self._config.enable_expert_parallel)
+        self._runner = ModelRunner(self._config, sharding=own)
+        peers.exchange.set_timeout(START_TIMEOUT_S)
+        others = [numbers[0] for numbers in self._call_all(self._runner.load_model, Call.LOAD_MODEL)]
+        self._bytes_per_block = [self._runner.kv_cache_spec().bytes_per_block, *others]
+        logger.info(
+            "ranks: tensor_parallel_size %d, pipeline_parallel_size %d; they exchange data by %s",
+            self._topology.tensor_parallel_size, self._topology.pipeline_parallel_size, type(peers.exchange).__name__,
+        )  # fmt: skip
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """Shape of rank 0's KV storage, with the bytes of the rank that needs the most for a block."""
+        return replace(self._started[1].kv_cache_spec(), bytes_per_block=max(self._bytes_per_block))
+
+    def available_kv_bytes(self, *, is_size_given: bool = False) -> int:
+        """Memory for the KV storage of each rank: that of the rank with the least."""
+        own = []
+
+        def measure() -> None:
+            own.append(self._started[1].available_kv_bytes(is_size_given=is_size_given))
+
+        others = self._call_all(measure, Call.AVAILABLE_KV_BYTES, int(is_size_given))
+        return min([*own, *(numbers[0] for numbers in others)])
+
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocates the KV storage of all ranks, and warms them up together."""
+        peers, runner = self._started
+        sizes = (num_blocks, num_host_blocks)
+        self._call_all(lambda: runner.initialize_kv_cache(*sizes), Call.INITIALIZE_KV_CACHE, *sizes)
+        peers.exchange.set_timeout(self._config.rank_timeout_s)
+
+    def execute_model(self, scheduled: SchedulerOutput, token_masks: MakeTokenMasks | None = None) -> _PendingStep:
+        """Sends a step to all ranks and starts it.
+
+        Raises:
+            LostRankError: A rank has ended or does not answer.
+        """
+        peers, _ = self._started
+        self._check_peers()
+        sampled, self._unsent = self._unsent, []
+        number, self._num_steps = self._num_steps, self._num_steps + 1
+        frame = encode(peers.epoch, StepMessage(number, scheduled, token_masks is not None, sampled))
+        for channel in peers.channels.values():
+            channel.send(frame)
+        masks = None if token_masks is None else self._share_masks(number, token_masks)
+        pending = _PendingStep(self, scheduled, masks)
+        self._pending.append(pending)
+        # Masks are made from the tokens of earlier steps, so such a step is not delayed.
+        if self._topology.pipeline_parallel_size == 1 or masks is not None:
+            self._compute_until(pending)
+        return pending
+
+    def _share_masks(self, number: int, token_masks: MakeTokenMasks) -> MakeTokenMasks:
+        def make() -> TokenMasks:
+            masks = token_masks()
+            peers, _ = self._started
+            frame = encode(peers.epoch, MasksMessage(number, masks))
+            for rank, channel in peers.channels.items():
+                if self._topology.is_sampling(rank):
+                    channel.send(frame)
+            return masks
+
+        return make
+
+    def _compute_until(self, last: _PendingStep) -> None:
+        """Computes rank 0's part of the steps up to one of them, in their order."""
+        peers, runner = self._started
+        while last.output is None:
+            pending = self._pending.pop(0)
+            try:
+                output = runner.execute_model(pending.scheduled, pending.token_masks).result()
+                peers.exchange.check()
+            except CollectiveError as error:
+                raise LostRankError(self._describe_loss(str(error))) from error
+            except RuntimeError as error:
+                self._check_peers()  # torch.distributed has errors of many kinds
+                raise error
+            pending.output = output
+            if self._topology.pipeline_parallel_size > 1 and pending.scheduled.scheduled_requests:
+                self._unsent.append(output.sampled_token_ids)
+
+    def backends(self) -> Mapping[str, str]:
+        """Operation to implementation, of rank 0, and how the ranks exchange data."""
+        peers, runner = self._started
+        topology = self._topology
+        ranks = f"{topology.tensor_parallel_size} per stage, {topology.pipeline_parallel_size} stages"
+        return {**runner.backends(), "ranks": f"{ranks}, {type(peers.exchange).__name__}"}
+
+    def sleep(self, level: int) -> None:
+        """Frees the KV storage of all ranks, and with level 2 the weights."""
+        runner = self._started[1]
+        self._call_all(lambda: runner.sleep(level), Call.SLEEP, level)
+
+    def wake_up(self) -> None:
+        """Restores in all ranks what `sleep` freed."""
+        peers, runner = self._started
+        peers.exchange.set_timeout(START_TIMEOUT_S)
+        self._call_all(runner.wake_up, Call.WAKE_UP)
+        peers.exchange.set_timeout(self._config.rank_timeout_s)
+
+    def shutdown(self) -> None:
+        """Ends all ranks. Idempotent."""
+        peers, self._peers = self._peers, None
+        runner, self._runner = self._runner, None
+        if peers is not None:
+            peers.stop()
+        if runner is not None:
+            runner.shutdown()
+        if peers is not None:
+            peers.exchange.close()
+
+    @property
+    def _started(self) -> tuple[Peers, ModelRunner]:
+        if self._peers is None or self._runner is None:
+            raise LostRankError("the ranks are not started, or have been ended")
+        return self._peers, self._runner
+
+    def _call_all(self, own: Callable[[], None], call: Call, *arguments: int) -> list[tuple[int, ...]]:
+        """Calls a method in all ranks at once; the answers of the others."""
+        peers, _ = self._started
+        self._check_peers()
+        frame = encode(peers.epoch, CallMessage(call, arguments))
+        for channel in peers.channels.values():
+            channel.send(frame)
+        try:
+            own()
+        except CollectiveError:
+            self._answers()  # a rank that failed says why
+            raise
+        return self._answers()
+
+    def _answers(self) -> list[tuple[int, ...]]:
+        """The answers of all other ranks, which each call has."""
+        peers, _ = self._started
+        found = []
+        for rank, channel in peers.channels.items():
+            while (frame := channel.receive(_POLL_MS)) is None:
+                self._check_peers()
+            answer = decode(peers.epoch, frame)
+            if isinstance(answer, Failure):
+                raise EngineStartError(f"{self._topology.describe(rank)}: {answer.reason}")
+            if not isinstance(answer, Answer):
+                raise LostRankError(f"{self._topology.describe(rank)} sent a {type(answer).__name__}")
+            found.append(answer.numbers)
+        return found
+
+    def _check_peers(self) -> None:
+        lost = self._started[0].lost()
+        if lost is not None:
+            raise LostRankError(lost)
+
+    def _describe_loss(self, reason: str) -> str:
+        return self._started[0].lost() or f"a rank does not answer: {reason}"
+
+
+class _PendingStep:
+    """A step under way in the ranks."""
+
+    __slots__ = ("_runner", "output", "scheduled", "token_masks")
+
+    def __init__(self, runner: ParallelRunner, scheduled: SchedulerOutput, token_masks: MakeTokenMasks | None) -> None:
+        self.scheduled, self.token_masks = scheduled, token_masks
+        self.output: ModelRunnerOutput | None = None
+        self._runner = runner
+
+    def result(self) -> ModelRunnerOutput:
+        """Computes rank 0's part if that is left to do; repeated calls return the same."""
+        self._runner._compute_until(self)
+        if self.output is None:
+            raise LostRankError("the step has no results")
+        return self.output
+
+
+def start_peers(config: ModelRunnerConfig) -> ProcessPeers:
+    """Starts the other ranks as processes of this host.
+
+    Raises:
+        ValueError: There are more ranks than GPUs.
+        EngineStartError: They could not be started, or the model's configuration cannot be read.
+    """
+    device = resolve_device(config.device)
+    if device.type == "cuda" and torch.cuda.device_count() < config.num_ranks:
+        raise ValueError(
+            f"tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
+            f"{config.pipeline_parallel_size} needs {config.num_ranks} GPUs, and there are {torch.cuda.device_count()}"
+        )
+    return ProcessPeers(config, choose_backend(device.type), states_bytes(config))
+
+
+def states_bytes(config: ModelRunnerConfig) -> int:
+    """Upper bound of the states of one step between two stages."""
+    try:
+        values = overridden(read_json(Path(config.model_path), "config.json"), json.loads(config.hf_overrides or "{}"))
+    except ModelFilesError as error:
+        raise EngineStartError(str(error)) from error
+    text = values.get("text_config") or values
+    sizes = (text.get(name) for name in ("hidden_size", "n_embd", "n_embed"))
+    size = next((size for size in sizes if type(size) is int and size > 0), 4096)
+    return _NUM_STATES * config.max_num_batched_tokens * size * 4

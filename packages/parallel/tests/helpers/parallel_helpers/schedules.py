@@ -1,0 +1,83 @@
+"""Random schedules, which are the same for any runner."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.testing import StepDriver
+from llmstack_parallel.runner import ParallelRunner
+from llmstack_types import ModelRunnerConfig, SamplingParams, TokenLogprobs
+from parallel_helpers.thread_peers import ThreadPeers
+
+NUM_BLOCKS = 96
+
+
+@dataclass
+class Run:
+    """What a schedule gave: tokens by request, and the log-probabilities of every step."""
+
+    outputs: dict[str, list[int]]
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+def make_config(folder: Path, **changes: Any) -> ModelRunnerConfig:
+    """A configuration for a small model on the CPU."""
+    limits = {"max_model_len": 64, "max_num_batched_tokens": 96, "max_num_seqs": 6, "block_size": 4}
+    return ModelRunnerConfig(str(folder), **{"device": "cpu", "dtype": "float32", **limits, **changes})
+
+
+def run_schedule(config: ModelRunnerConfig, seed: int) -> Run:
+    """Chunked prompts, decodes, preemptions and prefix hits; a request in two has a seed, one in two is greedy."""
+    runner = ModelRunner(config) if config.num_ranks == 1 else ParallelRunner(config, ThreadPeers)
+    try:
+        runner.load_model()
+        assert runner.available_kv_bytes() > 0
+        runner.initialize_kv_cache(NUM_BLOCKS)
+        return _drive(runner, seed)
+    finally:
+        runner.shutdown()
+
+
+def _drive(runner: Any, seed: int, num_steps: int = 24) -> Run:
+    rng = random.Random(seed)
+    driver = StepDriver(runner, NUM_BLOCKS)
+    run = Run(driver.outputs)
+    prompt = [rng.randrange(97) for _ in range(18)]
+    ids = [f"request-{index}" for index in range(4)]
+    for index, request_id in enumerate(ids):
+        own = prompt[: rng.randrange(6, 18)] + [rng.randrange(97) for _ in range(rng.randrange(1, 6))]
+        temperature = 0.0 if index % 2 else 0.9
+        driver.add(request_id, own, SamplingParams(temperature=temperature, seed=index, logprobs=2, top_p=0.9))
+    has_begun: set[str] = set()
+    for _ in range(num_steps):
+        if rng.random() < 0.15 and has_begun:
+            victim = rng.choice(sorted(has_begun))
+            driver.preempt(victim)
+            has_begun.discard(victim)
+        chosen = {}
+        for request_id in rng.sample(ids, rng.randrange(1, len(ids) + 1)):
+            if request_id not in has_begun and has_begun and rng.random() < 0.5:
+                driver.share(request_id, min(has_begun))
+            has_begun.add(request_id)
+            num_left = driver.num_left(request_id)
+            chosen[request_id] = num_left if rng.random() < 0.6 else rng.randrange(1, num_left + 1)
+        output = driver.step(chosen)
+        for request_id, entries in output.logprobs.items():
+            run.logprobs.setdefault(request_id, []).extend(entries)
+    return run
+
+
+def largest_difference(run: Run, other: Run) -> float:
+    """Between the log-probabilities of two runs, whose tokens must be equal."""
+    assert run.outputs == other.outputs
+    assert run.logprobs.keys() == other.logprobs.keys()
+    pairs = [
+        (mine, theirs)
+        for request_id, entries in run.logprobs.items()
+        for mine, theirs in zip(entries, other.logprobs[request_id], strict=True)
+    ]
+    return max(abs(mine.logprobs[0] - theirs.logprobs[0]) for mine, theirs in pairs)

@@ -1,0 +1,63 @@
+"""Several ranks give the tokens of one, for every family, on random schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from parallel_helpers.families import FAMILIES, write_family
+from parallel_helpers.schedules import largest_difference, make_config, run_schedule
+
+FEW = ("gpt2", "gemma 3", "llama with one kv head")
+OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name not in FEW]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_tensor_parallel_ranks_give_the_same_tokens_and_two_stages_the_same_bits(name: str, folders: Path) -> None:
+    folder = write_family(folders / name, name)
+    alone = run_schedule(make_config(folder), seed=1)
+    assert sum(map(len, alone.outputs.values())) > 10
+    shared = run_schedule(make_config(folder, tensor_parallel_size=2), seed=1)
+    assert largest_difference(alone, shared) < 1e-4
+    staged = run_schedule(make_config(folder, pipeline_parallel_size=2), seed=1)
+    assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+
+
+@pytest.mark.parametrize("name", [*FEW, *OTHERS])
+def test_stages_of_several_ranks_have_the_bits_of_one_stage(name: str, folders: Path) -> None:
+    folder = write_family(folders / name, name)
+    shared = run_schedule(make_config(folder, tensor_parallel_size=2), seed=2)
+    both = run_schedule(make_config(folder, tensor_parallel_size=2, pipeline_parallel_size=2), seed=2)
+    assert (both.outputs, both.logprobs) == (shared.outputs, shared.logprobs)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3, 9))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_four_ranks_or_three_stages_give_the_tokens_of_one(name: str, seed: int, folders: Path) -> None:
+    folder = write_family(folders / name, name)
+    alone = run_schedule(make_config(folder), seed)
+    assert largest_difference(alone, run_schedule(make_config(folder, tensor_parallel_size=4), seed)) < 1e-4
+    staged = run_schedule(make_config(folder, pipeline_parallel_size=3), seed)
+    assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3 with experts"])
+def test_experts_spread_over_ranks_in_uneven_counts_give_the_same_tokens(name: str, folders: Path) -> None:
+    folder = write_family(folders / name, name)
+    alone = run_schedule(make_config(folder), seed=5)
+    config = make_config(folder, tensor_parallel_size=2, enable_expert_parallel=True)
+    assert largest_difference(alone, run_schedule(config, seed=5)) < 1e-4
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_quantized_weights_give_equal_bits_for_equal_sizes(scheme: str, folders: Path) -> None:
+    folder = write_family(folders / "llama", "llama")
+    config = make_config(folder, tensor_parallel_size=2, quantization=scheme)
+    first, second = run_schedule(config, seed=6), run_schedule(config, seed=6)
+    assert (first.outputs, first.logprobs) == (second.outputs, second.logprobs)
