@@ -172,3 +172,20 @@ def test_what_kernels_could_not_compute_is_refused(parts: dict[str, Any], messag
              "group_size": 32} | parts  # fmt: skip
     with pytest.raises(ValueError, match=message):
         StoredWeight(**given)
+
+
+@pytest.mark.parametrize("layout", STORED_LAYOUTS)
+@pytest.mark.parametrize(("inputs", "group_size"), [(range(64), 32), (range(80, 160), 32), (range(80, 160), 256)])
+def test_a_run_of_inputs_keeps_its_values_in_smaller_groups_where_it_begins_inside_one(
+    layout: str, inputs: range, group_size: int
+) -> None:
+    weight = make(layout, (10, 160, group_size), has_zeros=layout.startswith("int"))
+    columns = weight.columns(inputs)
+    assert columns is not None
+    expected = weight.dequantize(torch.float32)[:, inputs.start : inputs.stop]
+    assert torch.equal(columns.dequantize(torch.float32), expected)
+
+
+def test_inputs_that_no_group_size_fits_are_not_cut() -> None:
+    assert make("int8", (10, 160, 32)).columns(range(81, 160)) is None
+    assert make("int8", (10, 160, 32), has_order=True).columns(range(64)) is None

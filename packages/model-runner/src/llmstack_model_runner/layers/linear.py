@@ -153,13 +153,14 @@ class Linear:
         self._count_one()
 
     def _load_stored(self, name: str, offset: int, weight: StoredWeight) -> None:
-        own: StoredWeight | None = self._part_to_rows[name].of(weight)
+        own = self._part_to_rows[name].of(weight)
         if self._inputs is not None:
-            own = weight.columns(self._inputs)
-            if own is None:  # the ranks' inputs cut through its groups
+            columns = weight.columns(self._inputs)
+            if columns is None:  # the ranks' inputs cut through its groups
                 widened = weight.dequantize(self._dtype)[:, self._inputs.start : self._inputs.stop]
                 self._load_weight(name, offset, widened.t() if self._is_transposed else widened)
                 return
+            own = columns
         self._stored[name] = own.to(self._device)
         self._count_one()
 
