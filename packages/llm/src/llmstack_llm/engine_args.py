@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from llmstack_llm.engine_options.execution import (
     ComputationOptions,
     EngineObservabilityOptions,
-    EngineProcessOptions,
     KVCacheOptions,
     SamplingOptions,
     SchedulingOptions,
 )
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
+from llmstack_llm.engine_options.processes import EngineProcessOptions
 from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import OptionsError, Problem
 
