@@ -21,7 +21,7 @@ from llmstack_model_runner.architectures import ARCHITECTURES, POOLING_DECODERS,
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.host_limits import memory_limit_bytes
 from llmstack_types import ModelRunnerConfig
-from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES
+from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES, CheckpointQuantization, words_of
 
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
 _FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
@@ -66,6 +66,12 @@ def find_problems(
     return [*problems, *_memory_problems(weight_bytes, kv_bytes, config.device, root)]
 
 
+def readable_formats(architecture: str, model_impl: str = "auto") -> tuple[str, ...]:
+    """Formats of quantized checkpoints that the code reads which would run an architecture."""
+    is_native = model_impl != "transformers" and architecture in supported_architectures()
+    return words_of(CheckpointQuantization) if is_native else ()
+
+
 def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> Iterator[str]:
     try:
         found, _ = choose_quantization(model_config, config.quantization)
@@ -74,7 +80,7 @@ def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerC
         return
     architectures = model_config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if found is not None and (config.model_impl == "transformers" or name not in supported_architectures()):
+    if found is not None and found.method not in readable_formats(str(name), config.model_impl):
         yield (
             f"config.json: {found.field}: weights quantized by {found.method} are read by llmstack's own models only, "
             "and this one would run with the code of transformers."

@@ -1,0 +1,66 @@
+"""Writes the table of model code in docs/models.md; with --check, says whether it is current."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from generated_page import DOCS, write_page
+
+from llmstack_model_runner.architectures import ARCHITECTURES, ENCODERS, POOLING_DECODERS
+from llmstack_model_runner.preflight import readable_formats
+from llmstack_types.vocabulary import RoundingScheme, words_of
+
+PAGE = "models.md"
+BEGIN = "<!-- model code: begin -->\n"
+END = "<!-- model code: end -->\n"
+COLUMNS = "| model code | architectures | quantized checkpoints | rounding while loading |\n|---|---|---|---|\n"
+SOURCES = "../packages/model-runner/src"
+
+
+def table() -> str:
+    """A row for each file of model code, and one for the code of transformers."""
+    pooling = {name: ARCHITECTURES[decoder] for name, (decoder, _) in POOLING_DECODERS.items()}
+    rows = [_row(*item) for item in sorted(_by_module({**ARCHITECTURES, **ENCODERS, **pooling}).items())]
+    rounding = _words(words_of(RoundingScheme))
+    return COLUMNS + "".join(rows) + _transformers_row(rounding)
+
+
+def _by_module(targets: Mapping[str, str]) -> dict[str, list[str]]:
+    modules: dict[str, list[str]] = {}
+    for architecture, target in targets.items():
+        modules.setdefault(target.partition(":")[0], []).append(architecture)
+    return modules
+
+
+def _row(module: str, architectures: list[str]) -> str:
+    path = module.replace(".", "/") + ".py"
+    link = f"[{path.rpartition('/')[2]}]({SOURCES}/{path})"
+    formats = {readable_formats(name) for name in architectures}
+    if len(formats) != 1:
+        raise ValueError(f"{module}: its architectures read different formats")
+    return (
+        f"| {link} | {_words(sorted(architectures))} | {_words(formats.pop())} | {_words(words_of(RoundingScheme))} |\n"
+    )
+
+
+def _transformers_row(rounding: str) -> str:
+    return f"| transformers | all others | {_words(readable_formats('', 'transformers'))} | {rounding} |\n"
+
+
+def _words(words: Sequence[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words) or "none"
+
+
+def page() -> str:
+    """The page with the table between its marks replaced."""
+    text = (DOCS / PAGE).read_text(encoding="utf-8")
+    before, mark, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise ValueError(f"{PAGE} has no marks for the table")
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+if __name__ == "__main__":
+    sys.exit(write_page(PAGE, page()))
