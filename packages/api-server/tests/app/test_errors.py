@@ -195,6 +195,7 @@ ROWS: list[tuple[str, Any, int, str | None, str | None]] = [
     (CHAT, chat(modalities=["audio"]), 400, "unsupported_parameter", "modalities"),
     ("/tokenize", {}, 400, "missing_required_parameter", "prompt"),
     ("/detokenize", {"tokens": [9999]}, 400, "invalid_value", "tokens[0]"),
+    ("/detokenize", {"tokens": [1] * 65_537}, 400, "array_above_max_length", "tokens"),
 ]
 # What only the real front end checks.
 FRONT_END_ROWS: list[tuple[str, Any, int, str | None, str | None]] = [

@@ -6,18 +6,22 @@ import argparse
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_server.options.command_line import add_serve_arguments, settings_from
-from llmstack_server.options.config import ServeConfig, config_from
+from llmstack_server.options.config import HTTPConfig, ServeConfig, config_from
 from llmstack_server.options.errors import ServeError
+from llmstack_server.options.http_options import TLSConfig
 from llmstack_server.options.secret import Secret, matching_index
 from llmstack_server.serving.api_process import ApiProcess
+from llmstack_server.serving.api_servers import ApiServers, _Worker
 from llmstack_server.serving.launcher import StageTimer, demo_model_path, one_line, resolve_engine_args
 from llmstack_server.serving.serve import EarlySignals
 from llmstack_server.serving.sockets import bind_socket
@@ -92,3 +96,30 @@ def test_an_engine_that_cannot_be_opened_is_said_before_the_http_stack_is_import
     with bind_socket("127.0.0.1", 0) as listener, pytest.raises(ServeError, match="no model gpt-2"):
         asyncio.run(ApiProcess(config, timer, listener, EarlySignals(), open_engine, on_ready).run())
     assert "import HTTP stack" not in timer.stage_to_s
+
+
+class FakePopen:
+    """A process that notes its signals."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+async def test_a_hangup_of_several_processes_reaches_them_where_they_have_certificates(tmp_path: Path, has_tls: bool):
+    tls = TLSConfig("cert", "key") if has_tls else None
+    popen, (ours, theirs) = FakePopen(), socket.socketpair()
+    config = ServeConfig(model="m", served_model_names=("m",), http=HTTPConfig(tls=tls))
+    servers = ApiServers(config, StageTimer(), ours, tmp_path)
+    servers._workers[0] = _Worker(popen, theirs)  # type: ignore[arg-type]
+    outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    for _ in range(2):
+        servers._on_hangup(outcome)
+    assert popen.signals == ([signal.SIGHUP] * 2 if has_tls else [])
+    assert outcome.done() is not has_tls
+    assert servers._forced_by is None
+    ours.close()
+    theirs.close()

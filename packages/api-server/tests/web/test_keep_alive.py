@@ -110,6 +110,19 @@ async def test_an_event_follows_a_comment_that_the_reader_has_not_taken_yet():
     assert connection.bodies == [COMMENT, b"data", b"end"]
 
 
+async def test_a_comment_that_waits_for_its_reader_holds_up_no_end():
+    connection = Connection()
+    sender = EventSender(connection, [])
+    await sender.event(b"data")
+    connection.may_write.clear()
+    await wait_until(lambda: sender._comment is not None)
+    async with asyncio.timeout(30):
+        await sender.stop()
+    connection.may_write.set()
+    await sender.end(b"end")
+    assert connection.bodies == [b"data", b"end"]
+
+
 async def test_events_that_are_read_again_come_with_comments_and_are_closed_with_their_reader():
     has_closed = asyncio.Event()
     may_end = asyncio.Event()

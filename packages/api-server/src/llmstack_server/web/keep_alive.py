@@ -58,7 +58,7 @@ class EventSender:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def stop(self) -> None:
-        """Sends no further comment; one that is being sent is completed. Idempotent."""
+        """Sends no further comment, and gives up one that waits for its reader. Idempotent."""
         self._timer.cancel()
         await self._finish_comment()
 
@@ -68,6 +68,7 @@ class EventSender:
 
     async def _finish_comment(self) -> None:
         if self._comment is not None:
+            self._comment.cancel()
             await asyncio.wait([self._comment])
             self._comment = None
 

@@ -13,6 +13,9 @@ from llmstack_server.web.checks import check_fields
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 
+MIN_LIMIT_OF_TOKENS = 1 << 16
+"""Token ids that `/detokenize` takes at least, however short the context of the model is."""
+
 
 async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
     """`{count, max_model_len, tokens}` of a prompt, or of messages under the chat template."""
@@ -44,7 +47,9 @@ async def detokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]
     check_fields(state, body, fields, {})
     if fields.tokens is None:
         raise missing_parameter("tokens")
-    check_token_ids("tokens", fields.tokens, state.engine.limits.vocab_size)
+    limits = state.engine.limits
+    max_length = max(limits.max_request_tokens, MIN_LIMIT_OF_TOKENS)
+    check_token_ids("tokens", fields.tokens, limits.vocab_size, max_length=max_length)
     return {"prompt": await state.engine.detokenize(fields.tokens)}
 
 
