@@ -60,7 +60,9 @@ class EventSender:
     async def stop(self) -> None:
         """Sends no further comment, and gives up one that waits for its reader. Idempotent."""
         self._timer.cancel()
-        await self._finish_comment()
+        if self._comment is not None:
+            self._comment.cancel()
+            await self._finish_comment()
 
     async def _start(self) -> None:
         self.has_started = True
@@ -68,7 +70,6 @@ class EventSender:
 
     async def _finish_comment(self) -> None:
         if self._comment is not None:
-            self._comment.cancel()
             await asyncio.wait([self._comment])
             self._comment = None
 
