@@ -66,6 +66,13 @@ def test_an_assistants_text_at_the_end_is_continued(last: dict[str, Any], is_con
     assert continues_last_message(read_messages(None, [user(text("a")), last])) == is_continued
 
 
+@pytest.mark.parametrize("messages", [[user()], [user(text("a")), user()], [{"role": "assistant", "content": []}]])
+def test_a_turn_of_the_user_says_something(messages: list[dict[str, Any]]):
+    with pytest.raises(InvalidRequestError) as caught:
+        read_messages(None, messages)
+    assert (caught.value.param, caught.value.code) == (f"messages[{len(messages) - 1}].content", "empty_array")
+
+
 def test_a_result_may_be_empty_or_a_string():
     results = [
         {"type": "tool_result", "tool_use_id": "t1", **rest} for rest in ({}, {"content": "x", "is_error": True})

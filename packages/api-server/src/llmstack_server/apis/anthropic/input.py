@@ -32,6 +32,8 @@ def read_messages(system: Any, messages: Sequence[Block] | None) -> list[dict[st
         turns.say("system", _text_of("system", system))
     for index, message in enumerate(messages):
         _read_message(turns, f"messages[{index}]", message)
+    if not turns.messages:  # an assistant's turn without content, alone
+        raise request_errors.empty_array("messages[0].content")
     return turns.messages
 
 
@@ -55,6 +57,8 @@ def _read_message(turns: TurnBuilder, param: str, message: Block) -> None:
         return
     if not isinstance(content, list):
         raise request_errors.invalid_type(f"{param}.content", "a string or an array of content blocks", content)
+    if not content and role != "assistant":
+        raise request_errors.empty_array(f"{param}.content")
     _read_blocks(turns, f"{param}.content", role, content)
 
 

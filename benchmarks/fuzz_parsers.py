@@ -1,0 +1,169 @@
+"""Coverage-guided fuzzing of every parser of bytes that come from outside.
+
+    python benchmarks/fuzz_parsers.py TARGET -runs=200000     # atheris, with libFuzzer's options
+    python benchmarks/fuzz_parsers.py TARGET --random 10000    # without atheris
+
+Targets: json, client_frame, engine_frame, safetensors, step_log, model_json, tool_parsers. A parser may refuse bytes
+by its own error; anything else that it raises is a finding. `make fuzz` runs every target.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from llmstack_engine_core.ipc.codec import decode_client_message, decode_engine_message, encode
+from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.ipc.frames import AbortRequests, Hello
+from llmstack_engine_core.step_log.errors import StepLogError
+from llmstack_engine_core.step_log.reader import read_step_log
+from llmstack_model_files import ModelFilesError
+from llmstack_model_files.folder import parse_json_object
+from llmstack_model_files.safetensors_header import check_safetensors
+from llmstack_output_parsers import REASONING_PARSERS, TOOL_PARSERS
+from llmstack_output_parsers.testing import check_output_parser
+from llmstack_server.web.errors import HTTPError
+from llmstack_server.web.json_body import decode_object
+from llmstack_types import EngineCoreRequest, SamplingParams
+
+TOOLS = {"now": {}, "look": {"type": "object", "properties": {"at": {"type": "string"}}}}
+
+
+def parse_json(data: bytes) -> None:
+    """Decodes the body of a request."""
+    try:
+        decode_object(data)
+    except HTTPError:
+        return
+
+
+def parse_client_frame(data: bytes) -> None:
+    """Decodes what a client sends to an engine core."""
+    try:
+        decode_client_message(data)
+    except CodecError:
+        return
+
+
+def parse_engine_frame(data: bytes) -> None:
+    """Decodes what an engine core sends to a client."""
+    try:
+        decode_engine_message(data)
+    except CodecError:
+        return
+
+
+def parse_safetensors(data: bytes) -> None:
+    """Checks the header of a file of weights."""
+    with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+        file.write(data)
+        file.flush()
+        try:
+            check_safetensors(Path(file.name))
+        except ModelFilesError:
+            return
+
+
+def parse_step_log(data: bytes) -> None:
+    """Reads a log of steps."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        try:
+            read_step_log(file.name)
+        except StepLogError:
+            return
+
+
+def parse_model_json(data: bytes) -> None:
+    """Decodes a JSON file of a model."""
+    try:
+        parse_json_object(data, "config.json")
+    except ModelFilesError:
+        return
+
+
+def parse_model_text(data: bytes) -> None:
+    """Reads the text of a model by every tool and reasoning parser, however it is cut."""
+    text = data[1:].decode(errors="replace")
+    places = [byte % max(len(text), 1) for byte in data[:8]]
+    makers = [*TOOL_PARSERS.values()]
+    if data and data[0] % 3 == 0:
+        reasoning = [*REASONING_PARSERS.values()]
+        check_output_parser(lambda: reasoning[data[0] % len(reasoning)](is_open=None), text, places)
+    elif data:
+        check_output_parser(lambda: makers[data[0] % len(makers)](TOOLS), text, places)
+
+
+Target = Callable[[bytes], None]
+
+TARGETS: dict[str, Target] = {
+    "json": parse_json,
+    "client_frame": parse_client_frame,
+    "engine_frame": parse_engine_frame,
+    "safetensors": parse_safetensors,
+    "step_log": parse_step_log,
+    "model_json": parse_model_json,
+    "tool_parsers": parse_model_text,
+}
+
+
+def seeds(target: str) -> list[bytes]:
+    """Valid inputs of a target, to begin with."""
+    if target == "client_frame":
+        request = EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=3, seed=1))
+        return [encode(message) for message in (Hello(), request, AbortRequests(["a"]))]
+    if target == "safetensors":
+        header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        return [len(header).to_bytes(8, "little") + header + bytes(4)]
+    if target == "tool_parsers":
+        return [
+            b'\x01<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+            b"\x00<think>a</think>b",
+            b"\x04<tool_call>\n<function=look>\n<parameter=at>\nx\n</parameter>\n</function>\n</tool_call>",
+            b"\x03[now(), look(at='x')]",
+        ]
+    return [b'{"model": "a", "prompt": [1, 2.5, null, true, "\\u00e9"]}', b"{}"]
+
+
+def run_random(target: str, count: int, seed: int) -> None:
+    """Runs a target over mutations of its seeds, for where atheris is not installed."""
+    draw, run = random.Random(seed), TARGETS[target]
+    corpus = seeds(target)
+    for number in range(count):
+        data = bytearray(draw.choice(corpus))
+        for _ in range(draw.randrange(6)):
+            place = draw.randrange(len(data) + 1)
+            data[place : place + draw.randrange(4)] = draw.randbytes(draw.randrange(4))
+        try:
+            run(bytes(data))
+        except Exception:
+            print(f"{target}: input {number} of seed {seed}: {bytes(data)!r}", file=sys.stderr)
+            raise
+
+
+def main(arguments: list[str]) -> int:
+    target = arguments[0] if arguments else ""
+    if target not in TARGETS:
+        print(__doc__, file=sys.stderr)
+        return 2
+    if "--random" in arguments:
+        run_random(target, int(arguments[arguments.index("--random") + 1]), random.randrange(2**32))
+        return 0
+    import atheris
+
+    atheris.instrument_all()
+    with tempfile.TemporaryDirectory() as folder:
+        for number, data in enumerate(seeds(target)):
+            (Path(folder) / str(number)).write_bytes(data)
+        atheris.Setup([sys.argv[0], *arguments[1:], folder], TARGETS[target])
+        atheris.Fuzz()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

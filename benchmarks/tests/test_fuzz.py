@@ -1,0 +1,48 @@
+"""A short run of the fuzzers; `make fuzz` runs them for long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import fuzz_parsers
+import fuzz_requests
+import pytest
+
+from llmstack_server.testing.asgi_client import Answer
+
+
+def test_odd_requests_get_answers_of_the_contract() -> None:
+    counts = asyncio.run(fuzz_requests.fuzz(1000, seed=1))
+    assert sum(counts.values()) == 1000
+    assert counts["200"] > 100
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(500, {}, [b'{"error":{"message":"m","type":"t"}}']),
+        Answer(400, {}, [b'{"error":{"message":"Traceback","type":"t"}}']),
+        Answer(400, {}, [b'{"error":{"message":"' + b"m" * 3000 + b'","type":"t"}}']),
+        Answer(400, {}, [b'{"error":{"message":"","type":"t"}}']),
+    ],
+    ids=["a failure", "the server's insides", "a long error", "an error without words"],
+)
+def test_a_broken_answer_is_found(answer: Answer) -> None:
+    with pytest.raises(fuzz_requests.FuzzError):
+        fuzz_requests.check(answer)
+
+
+@pytest.mark.parametrize("target", fuzz_parsers.TARGETS)
+def test_parsers_refuse_by_their_own_errors(target: str) -> None:
+    fuzz_parsers.run_random(target, 200, seed=2)
+    with pytest.raises(ValueError, match="not refused"):
+        _run_broken(target)
+
+
+def _run_broken(target: str) -> None:
+    def broken(data: bytes) -> None:
+        raise ValueError("not refused")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(fuzz_parsers.TARGETS, target, broken)
+        fuzz_parsers.run_random(target, 1, seed=2)
