@@ -5,7 +5,6 @@ from llmstack_output_parsers.json_formats import HermesToolParser, Llama3JsonToo
 from llmstack_output_parsers.parser import Parser, ToolParser, ToolSchemas
 from llmstack_output_parsers.protocols import OutputParser, ParsedDelta, ToolCallDelta
 from llmstack_output_parsers.pythonic import PythonicToolParser
-from llmstack_output_parsers.qwen3_coder import Qwen3CoderToolParser
 from llmstack_output_parsers.reasoning import ChainedParser, DeepSeekR1Parser, MistralReasoningParser, ThinkParser
 from llmstack_output_parsers.registry import (
     REASONING_PARSERS,
@@ -16,6 +15,7 @@ from llmstack_output_parsers.registry import (
     reasoning_parser,
     tool_parser,
 )
+from llmstack_output_parsers.tagged_calls import Qwen3CoderToolParser, TaggedToolParser
 
 __all__ = [
     "REASONING_PARSERS",
@@ -34,6 +34,7 @@ __all__ = [
     "Qwen3CoderToolParser",
     "ReasoningParserFactory",
     "RequiredCallsParser",
+    "TaggedToolParser",
     "ThinkParser",
     "ToolCallDelta",
     "ToolParser",

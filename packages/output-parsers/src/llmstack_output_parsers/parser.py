@@ -6,7 +6,7 @@ import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from llmstack_output_parsers.protocols import ParsedDelta, ToolCallDelta
 from llmstack_output_parsers.reader import MAX_HELD_CHARS, SPACES, Reader, Steps
@@ -35,7 +35,7 @@ class Parser(ABC):
         reader: The text.
     """
 
-    kept_tokens: Sequence[str] = ()
+    kept_tokens: ClassVar[Sequence[str]] = ()
 
     def __init__(self) -> None:
         self.reader = Reader()

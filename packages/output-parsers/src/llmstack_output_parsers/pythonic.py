@@ -36,6 +36,18 @@ class PythonicToolParser(ToolParser):
         self.reader.hold()
         yield from self.reader.take_spaces()
         yield from self.reader.take_if(START)
+        if (yield from self.read_list("")):
+            yield from self.reader.take_if(END)
+        while not self.reader.is_ended:
+            self.say(self.reader.take_rest())
+            yield
+        self.say(self.reader.take_rest())
+
+    def read_list(self, before: str) -> Steps[int]:
+        """Parses the next list of calls, while text is held, and returns their number; other text is content.
+
+        `before`: Content as well, if there is no call.
+        """
         yield from self.reader.take_spaces()
         yield from self.reader.take_if("[")
         num_read = 0
@@ -45,14 +57,11 @@ class PythonicToolParser(ToolParser):
                 break
             self.reader.hold()
             self.reader.take(1)
-        self.say(self.reader.release())
+        held = self.reader.release()
+        self.say(held if num_read else before + held)
         if num_read:
             yield from self.reader.take_if("]")
-            yield from self.reader.take_if(END)
-        while not self.reader.is_ended:
-            self.say(self.reader.take_rest())
-            yield
-        self.say(self.reader.take_rest())
+        return num_read
 
     def _read_call(self) -> Steps[bool]:
         """Parses one call; False if there is none, or if it is incomplete."""
@@ -185,6 +194,20 @@ class PythonicToolParser(ToolParser):
         if known is not None:
             return known
         return character if character in "'\"\\" else f"\\{character}"
+
+
+class Lfm2ToolParser(PythonicToolParser):
+    """The same list between `<|tool_call_start|>` and `<|tool_call_end|>`, anywhere in the message."""
+
+    kept_tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
+
+    def run(self) -> Steps[None]:
+        """Parses content and calls, alternating."""
+        while before := (yield from self.say_until(("<|tool_call_start|>",))):
+            self.reader.hold()
+            if (yield from self.read_list(before)):
+                yield from self.reader.take_spaces()
+                yield from self.reader.take_if("<|tool_call_end|>")
 
 
 _HEX_DIGITS = frozenset(string.hexdigits)

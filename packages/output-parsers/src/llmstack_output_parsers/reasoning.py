@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from llmstack_output_parsers.parser import Parser
 from llmstack_output_parsers.protocols import OutputParser, ParsedDelta
 from llmstack_output_parsers.reader import Steps
@@ -17,12 +20,17 @@ class ThinkParser(Parser):
 
     Attributes:
         start, end: The tags.
+        other_starts, other_ends: Further spellings of them; all ends begin with the same character.
+        ends_before: Texts that end the reasoning too, and belong to the answer.
         is_open_by_default: Whether the message starts with reasoning without a start tag, if the prompt shows neither.
     """
 
     start, end = "<think>", "</think>"
     is_open_by_default = False
-    kept_tokens = (start, end)
+    other_starts: ClassVar[Sequence[str]] = ()
+    other_ends: ClassVar[Sequence[str]] = ()
+    ends_before: ClassVar[Sequence[str]] = ()
+    kept_tokens: ClassVar[Sequence[str]] = (start, end)
 
     def __init__(self, *, is_open: bool | None = None) -> None:
         """`is_open`: Whether the prompt has opened the tag; False if it has closed it again, None for neither."""
@@ -33,9 +41,11 @@ class ThinkParser(Parser):
 
     def run(self) -> Steps[None]:
         """Reasoning first, then content."""
-        if (yield from self._begins_with_reasoning()):
-            yield from self._read_reasoning()
+        if (yield from self._begins_with_reasoning()) and not (yield from self._read_reasoning()):
             yield from self.reader.take_spaces()
+        yield from self._read_answer()
+
+    def _read_answer(self) -> Steps[None]:
         while not self.reader.is_ended:
             self.say(self.reader.take_rest())
             yield
@@ -46,20 +56,26 @@ class ThinkParser(Parser):
             return False
         self.reader.hold()
         yield from self.reader.take_spaces()
-        has_start = yield from self.reader.take_if(self.start)
+        has_start = False
+        for start in (self.start, *self.other_starts):
+            has_start = has_start or (yield from self.reader.take_if(start))
         spaces = self.reader.release()
         is_open = has_start or (self.is_open_by_default if self._is_open is None else self._is_open)
         if not is_open:
             self.say(spaces)
         return is_open
 
-    def _read_reasoning(self) -> Steps[None]:
+    def _read_reasoning(self) -> Steps[bool]:
+        """Passes on reasoning up to its end; True if that end belongs to the answer, which then has begun."""
         yield from self.reader.take_spaces()
         while True:
-            text, found = self.reader.take_until((self.end,))
+            text, found = self.reader.take_until((self.end, *self.other_ends, *self.ends_before))
             self._think_without_line_ends(text)
+            if found in self.ends_before:
+                self.say(found)
+                return True
             if found or self.reader.is_ended:
-                return
+                return False
             yield
 
     def _think_without_line_ends(self, text: str) -> None:
@@ -85,6 +101,71 @@ class MistralReasoningParser(ThinkParser):
 
     start, end = "[THINK]", "[/THINK]"
     kept_tokens = (start, end)
+
+
+class SeedOssParser(ThinkParser):
+    """Reasoning between the tags of Seed-OSS."""
+
+    start, end = "<seed:think>", "</seed:think>"
+    kept_tokens = (start, end)
+
+
+class KimiK2Parser(DeepSeekR1Parser):
+    """Reasoning of Kimi K2, which the first tool call ends as well."""
+
+    ends_before = ("<|tool_calls_section_begin|>",)
+    kept_tokens = (*DeepSeekR1Parser.kept_tokens, *ends_before)
+
+
+class GlmParser(ThinkParser):
+    """Reasoning of GLM 4.5 and later, which the first tool call ends as well."""
+
+    ends_before = ("<tool_call>",)
+    kept_tokens = (*ThinkParser.kept_tokens, *ends_before)
+
+
+class GraniteParser(ThinkParser):
+    """Reasoning of Granite 3.2, between sentences."""
+
+    start, end = "Here is my thought process:", "Here is my response:"
+    other_starts, other_ends = ("Here's my thought process:",), ("Here's my response:",)
+    kept_tokens = ()
+
+
+class Gemma4Parser(ThinkParser):
+    """Reasoning of Gemma 4, in a channel whose name is `thought`."""
+
+    start, end = "<|channel>", "<channel|>"
+    kept_tokens = (start, end)
+
+    def _read_reasoning(self) -> Steps[bool]:
+        yield from self.reader.take_spaces()
+        yield from self.reader.take_if("thought\n")
+        return (yield from super()._read_reasoning())
+
+
+class HunyuanParser(ThinkParser):
+    """Reasoning of Hunyuan A13B, whose answer has tags as well."""
+
+    _answer, _answer_end = "<answer>", "</answer>"
+    kept_tokens = (*ThinkParser.kept_tokens, _answer, _answer_end)
+
+    def _read_answer(self) -> Steps[None]:
+        self.reader.hold()
+        yield from self.reader.take_spaces()
+        has_tag = yield from self.reader.take_if(self._answer)
+        held = self.reader.release()
+        if has_tag:
+            yield from self.reader.take_spaces()
+            while True:
+                text, found = self.reader.take_until((f"\n{self._answer_end}",))
+                self.say(text)
+                if found or self.reader.is_ended:
+                    break
+                yield
+        else:
+            self.say(held)
+        yield from super()._read_answer()
 
 
 class ChainedParser:

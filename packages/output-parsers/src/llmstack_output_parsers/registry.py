@@ -7,12 +7,43 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar
 
+from llmstack_output_parsers.gemma4 import Gemma4ToolParser
+from llmstack_output_parsers.harmony import HarmonyReasoningParser, HarmonyToolParser
 from llmstack_output_parsers.json_formats import HermesToolParser, Llama3JsonToolParser, MistralToolParser
+from llmstack_output_parsers.marked_json import (
+    DeepSeekV3ToolParser,
+    DeepSeekV31ToolParser,
+    GraniteToolParser,
+    HunyuanToolParser,
+    InternLMToolParser,
+    KimiK2ToolParser,
+    Phi4MiniToolParser,
+)
 from llmstack_output_parsers.parser import ToolSchemas
 from llmstack_output_parsers.protocols import OutputParser
-from llmstack_output_parsers.pythonic import PythonicToolParser
-from llmstack_output_parsers.qwen3_coder import Qwen3CoderToolParser
-from llmstack_output_parsers.reasoning import DeepSeekR1Parser, MistralReasoningParser, ThinkParser
+from llmstack_output_parsers.pythonic import Lfm2ToolParser, PythonicToolParser
+from llmstack_output_parsers.reasoning import (
+    DeepSeekR1Parser,
+    Gemma4Parser,
+    GlmParser,
+    GraniteParser,
+    HunyuanParser,
+    KimiK2Parser,
+    MistralReasoningParser,
+    SeedOssParser,
+    ThinkParser,
+)
+from llmstack_output_parsers.tagged_calls import (
+    DeepSeekV4ToolParser,
+    DeepSeekV32ToolParser,
+    GlmToolParser,
+    HunyuanV3ToolParser,
+    MiMoToolParser,
+    MiniMaxM2ToolParser,
+    Qwen3CoderToolParser,
+    SeedOssToolParser,
+    Step3ToolParser,
+)
 
 TOOL_GROUP, REASONING_GROUP = "llmstack.tool_parsers", "llmstack.reasoning_parsers"
 
@@ -63,18 +94,66 @@ class ReasoningParserFactory(Protocol):
 Factory = TypeVar("Factory")
 
 TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
+    "deepseek_v3": DeepSeekV3ToolParser,
+    "deepseek_v31": DeepSeekV31ToolParser,
+    "deepseek_v32": DeepSeekV32ToolParser,
+    "deepseek_v4": DeepSeekV4ToolParser,
+    "gemma4": Gemma4ToolParser,
+    "glm45": GlmToolParser,
+    "glm47": GlmToolParser,
+    "granite": GraniteToolParser,
+    "granite4": HermesToolParser,
     "hermes": HermesToolParser,
+    "hunyuan": HunyuanToolParser,
+    "hunyuan_a13b": HunyuanToolParser,
+    "hy_v3": HunyuanV3ToolParser,
+    "internlm": InternLMToolParser,
+    "kimi_k2": KimiK2ToolParser,
+    "lfm2": Lfm2ToolParser,
+    "ling3": GlmToolParser,
     "llama3_json": Llama3JsonToolParser,
+    "llama4_json": Llama3JsonToolParser,
+    "llama4_pythonic": PythonicToolParser,
+    "mimo": MiMoToolParser,
+    "minimax_m2": MiniMaxM2ToolParser,
     "mistral": MistralToolParser,
+    "openai": HarmonyToolParser,
+    "phi4_mini": Phi4MiniToolParser,
+    "phi4_mini_json": Phi4MiniToolParser,
+    "poolside_v1": GlmToolParser,
     "pythonic": PythonicToolParser,
     "qwen3": HermesToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
     "qwen3_xml": Qwen3CoderToolParser,
+    "seed_oss": SeedOssToolParser,
+    "step3": Step3ToolParser,
+    "step3p5": Qwen3CoderToolParser,
 }
 REASONING_PARSERS: Mapping[str, ReasoningParserFactory] = {
     "deepseek_r1": DeepSeekR1Parser,
+    "deepseek_v3": ThinkParser,
+    "deepseek_v31": ThinkParser,
+    "deepseek_v4": ThinkParser,
+    "gemma4": Gemma4Parser,
+    "glm45": GlmParser,
+    "glm47": GlmParser,
+    "granite": GraniteParser,
+    "hunyuan": HunyuanParser,
+    "hunyuan_a13b": HunyuanParser,
+    "hy_v3": ThinkParser,
+    "kimi_k2": KimiK2Parser,
+    "ling3": GlmParser,
+    "mimo": ThinkParser,
+    "minimax_m2": DeepSeekR1Parser,
     "mistral": MistralReasoningParser,
+    "nemotron_v3": ThinkParser,
+    "openai": HarmonyReasoningParser,
+    "openai_gptoss": HarmonyReasoningParser,
+    "poolside_v1": ThinkParser,
     "qwen3": ThinkParser,
+    "seed_oss": SeedOssParser,
+    "step3": DeepSeekR1Parser,
+    "step3p5": DeepSeekR1Parser,
     "think": ThinkParser,
 }
 

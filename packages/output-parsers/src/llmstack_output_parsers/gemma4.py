@@ -1,0 +1,118 @@
+"""Tool calls of Gemma 4: bare keys, and strings between delimiters of their own."""
+
+from __future__ import annotations
+
+import string
+
+from llmstack_output_parsers.json_calls import MAX_NAME_CHARS
+from llmstack_output_parsers.parser import ToolParser
+from llmstack_output_parsers.reader import Steps
+from llmstack_output_parsers.schema_values import converted, json_text
+
+CALL, CALL_END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+MAX_DEPTH = 32
+MAX_BARE_CHARS = 4096
+_NAME_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-.")
+_KEY_CHARACTERS = frozenset(string.printable) - frozenset('{}[]<>,:"')
+_BARE_CHARACTERS = frozenset(string.printable) - frozenset("{}[]<>,")
+_JSON_TYPES = {"type": ["number", "boolean"]}
+
+
+class Gemma4ToolParser(ToolParser):
+    """`<|tool_call>call:NAME{key:<|"|>text<|"|>,other:42}<tool_call|>`.
+
+    Strings are passed on while they arrive. Malformed arguments end at the error, and the rest is content.
+    """
+
+    kept_tokens = (CALL, CALL_END, QUOTE)
+
+    def run(self) -> Steps[None]:
+        """Parses content and calls, alternating."""
+        while before := (yield from self.say_until((CALL,))):
+            self.reader.hold()
+            yield from self.reader.take_spaces()
+            yield from self.reader.take_if("call:")
+            name = yield from self.reader.take_while(_NAME_CHARACTERS, MAX_NAME_CHARS)
+            is_call = bool(name) and (yield from self.reader.peek()) == "{"
+            held = self.reader.release()
+            if not is_call:
+                self.say(before + held)
+                continue
+            self.begin_call(name)
+            if (yield from self._pass_object(MAX_DEPTH)):
+                yield from self.reader.take_spaces()
+                yield from self.reader.take_if(CALL_END)
+
+    def _pass_object(self, max_depth: int) -> Steps[bool]:
+        """Writes an object as JSON; False if it is malformed or incomplete."""
+        self.reader.take(1)
+        self.add_arguments("{")
+        separator = ""
+        while (yield from self.reader.take_spaces()) != "}":
+            key = yield from self._read_key()
+            if key is None:
+                return False
+            self.add_arguments(f"{separator}{json_text(key)}: ")
+            if not (yield from self._pass_value(max_depth)) or not (yield from self._take_comma("}")):
+                return False
+            separator = ", "
+        self.reader.take(1)
+        self.add_arguments("}")
+        return True
+
+    def _pass_list(self, max_depth: int) -> Steps[bool]:
+        self.reader.take(1)
+        self.add_arguments("[")
+        separator = ""
+        while (yield from self.reader.take_spaces()) != "]":
+            self.add_arguments(separator)
+            if not (yield from self._pass_value(max_depth)) or not (yield from self._take_comma("]")):
+                return False
+            separator = ", "
+        self.reader.take(1)
+        self.add_arguments("]")
+        return True
+
+    def _read_key(self) -> Steps[str | None]:
+        """The next key, its colon taken; None if there is none."""
+        is_quoted = yield from self.reader.take_if(QUOTE)
+        key = yield from self.reader.take_while(_KEY_CHARACTERS, MAX_NAME_CHARS)
+        if is_quoted and not (yield from self.reader.take_if(QUOTE)):
+            return None
+        yield from self.reader.take_spaces()
+        return key.strip() if key.strip() and (yield from self.reader.take_if(":")) else None
+
+    def _take_comma(self, closer: str) -> Steps[bool]:
+        """True if another entry may follow, or the closer does."""
+        character = yield from self.reader.take_spaces()
+        if character == ",":
+            self.reader.take(1)
+        return character in (",", closer)
+
+    def _pass_value(self, max_depth: int) -> Steps[bool]:
+        character = yield from self.reader.take_spaces()
+        if character == "{" and max_depth:
+            return (yield from self._pass_object(max_depth - 1))
+        if character == "[" and max_depth:
+            return (yield from self._pass_list(max_depth - 1))
+        if character == "<":
+            return (yield from self._pass_string())
+        bare = yield from self.reader.take_while(_BARE_CHARACTERS, MAX_BARE_CHARS)
+        if not bare.strip() or not (yield from self.reader.peek()):
+            return False
+        self.add_arguments(converted(bare.strip(), _JSON_TYPES))
+        return True
+
+    def _pass_string(self) -> Steps[bool]:
+        if not (yield from self.reader.take_if(QUOTE)):
+            return False
+        self.add_arguments('"')
+        while True:
+            text, marker = self.reader.take_until((QUOTE,))
+            self.add_arguments(json_text(text)[1:-1])
+            if marker:
+                self.add_arguments('"')
+                return True
+            if self.reader.is_ended:
+                return False
+            yield

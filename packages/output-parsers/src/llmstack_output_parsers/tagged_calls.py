@@ -1,0 +1,279 @@
+"""Tool calls as tags around parameters, whose values are bare text."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from llmstack_output_parsers.json_calls import MAX_NAME_CHARS
+from llmstack_output_parsers.json_formats import TOOL_CALL, TOOL_CALL_END
+from llmstack_output_parsers.parser import ToolParser
+from llmstack_output_parsers.reader import MAX_HELD_CHARS, Steps
+from llmstack_output_parsers.schema_values import converted, is_string, json_text, property_schema
+
+_NAME_CHARACTERS = frozenset(string.printable) - frozenset("<>\r\n\x0b\x0c")
+_QUOTED_CHARACTERS = _NAME_CHARACTERS - frozenset('"')
+_NO_TYPES: Mapping[str, Any] = {"type": ["integer", "number", "boolean", "array", "object"]}
+DSML = "｜DSML｜"
+
+
+class TaggedToolParser(ToolParser):
+    """Base of the parsers of calls between tags.
+
+    The arguments become a JSON object. Strings are passed on while they arrive. Other values, by the function's schema,
+    are converted when they are complete. Models omit tags: the next valid one is accepted.
+
+    Attributes:
+        openings: Texts that may begin a call in content; the first characters of all tags are the same.
+        preambles: Texts that may stand between an opening and the function, in this order.
+        function, function_end: Before the function's name, and after its parameters.
+        name_ends: What may stand after a name.
+        parameter, parameter_end: Before a parameter's name, and after its value.
+        key_ends: What may stand after a parameter's name, with what it says of the value: a schema in place of the
+            function's, or None.
+        closings: Texts that may stand after a call, in this order.
+        trims_lines: Whether a line end next to a value belongs to the tag.
+    """
+
+    openings: ClassVar[Sequence[str]] = ()
+    preambles: ClassVar[Sequence[str]] = ()
+    function: ClassVar[str]
+    function_end: ClassVar[str]
+    name_characters: ClassVar[frozenset[str]] = _QUOTED_CHARACTERS
+    name_ends: ClassVar[Sequence[str]] = ('">',)
+    parameter: ClassVar[str]
+    parameter_end: ClassVar[str]
+    key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {'">': None}
+    closings: ClassVar[Sequence[str]] = ()
+    trims_lines: ClassVar[bool] = True
+
+    def run(self) -> Steps[None]:
+        """Parses content and calls, alternating."""
+        while before := (yield from self.say_until((*self.openings, self.function))):
+            if before != self.function:
+                before = yield from self._read_opening(before)
+            if before:
+                yield from self._read_function(before)
+
+    def _read_opening(self, before: str) -> Steps[str]:
+        """The text before the function's name; empty, and content, if no function follows."""
+        self.reader.hold()
+        yield from self.reader.take_spaces()
+        for text in self.preambles:
+            yield from self.reader.take_if(text)
+            yield from self.reader.take_spaces()
+        has_function = yield from self.reader.take_if(self.function)
+        before += self.reader.release()
+        if not has_function:
+            self.say(before)
+        return before if has_function else ""
+
+    def _read_function(self, before: str) -> Steps[None]:
+        self.reader.hold()
+        name = yield from self.reader.take_while(self.name_characters, MAX_NAME_CHARS)
+        is_closed = bool((yield from self._take_one(self.name_ends)))
+        held = self.reader.release()
+        if not is_closed or not name.strip():
+            self.say(before + held)
+            return
+        self.begin_call(name.strip())
+        self.add_arguments("{")
+        if (yield from self._read_parameters(self.tools.get(name.strip()))):
+            self.add_arguments("}")
+        for text in self.closings:
+            yield from self.reader.take_spaces()
+            yield from self.reader.take_if(text)
+
+    def _take_one(self, texts: Sequence[str]) -> Steps[str]:
+        """Takes the first of the texts that is next, and returns it; empty if none is."""
+        for text in texts:
+            if (yield from self.reader.take_if(text)):
+                return text
+        return ""
+
+    def _read_parameters(self, parameters: Mapping[str, Any] | None) -> Steps[bool]:
+        """Up to the end of the function; False if the text, and the arguments with it, ends before."""
+        marker = yield from self._skip_to_tag()
+        num_read = 0
+        while marker == self.parameter:
+            key = yield from self.reader.take_while(self.name_characters, MAX_NAME_CHARS)
+            key_end = yield from self._read_key_end()
+            if not key_end:
+                return not self.reader.is_ended
+            self.add_arguments(f"{', ' if num_read else ''}{json_text(key.strip())}: ")
+            num_read += 1
+            schema = self.key_ends.get(key_end) or property_schema(parameters, key.strip())
+            marker = yield from self._read_value(schema)
+            if marker == self.parameter_end:
+                marker = yield from self._skip_to_tag()
+        return bool(marker)
+
+    def _read_key_end(self) -> Steps[str]:
+        """What stands after a parameter's name; empty if it is something else."""
+        return (yield from self._take_one(tuple(self.key_ends)))
+
+    @property
+    def _tags(self) -> tuple[str, ...]:
+        """All that may stand between parameters, each once."""
+        return tuple(dict.fromkeys((self.parameter, self.function_end, *self.closings)))
+
+    def _skip_to_tag(self) -> Steps[str]:
+        """The next tag between parameters; empty at the end of the text. Text between them has no meaning."""
+        character = yield from self.reader.take_spaces()
+        if character == self.parameter[0] and (tag := (yield from self._take_one(self._tags))):
+            return tag
+        return "" if self.reader.is_ended and not character else self.function_end
+
+    def _read_value(self, schema: Mapping[str, Any]) -> Steps[str]:
+        """Passes on one value and returns the tag after it; empty at the end of the text."""
+        if self.trims_lines and (yield from self.reader.peek()) == "\n":
+            self.reader.take(1)
+        return (yield from self._pass_string() if is_string(schema) else self._read_converted(schema))
+
+    def _pass_string(self, pending: str = "") -> Steps[str]:
+        """`pending`: Text of the value that was read before. The last line end belongs to the tag."""
+        self.add_arguments('"')
+        ends = (self.parameter_end, *self._tags)
+        while True:
+            text, marker = self.reader.take_until(ends)
+            text = pending + text
+            pending = "\n" if self.trims_lines and text.endswith("\n") else ""
+            self.add_arguments(json_text(text.removesuffix(pending))[1:-1])
+            if marker:
+                self.add_arguments('"')
+            if marker or self.reader.is_ended:
+                return marker
+            yield
+
+    def _read_converted(self, schema: Mapping[str, Any]) -> Steps[str]:
+        """Converts a value; one that is too long to be held is a string."""
+        pieces: list[str] = []
+        num_chars = 0
+        ends = (self.parameter_end, *self._tags)
+        while True:
+            text, marker = self.reader.take_until(ends)
+            pieces.append(text)
+            num_chars += len(text)
+            if num_chars > MAX_HELD_CHARS and not marker:
+                return (yield from self._pass_string("".join(pieces)))
+            if marker:
+                value = "".join(pieces)
+                value = value.removesuffix("\n") if self.trims_lines else value
+                self.add_arguments(json_text(value) if num_chars > MAX_HELD_CHARS else converted(value, schema))
+            if marker or self.reader.is_ended:
+                return marker
+            yield
+
+
+class Qwen3CoderToolParser(TaggedToolParser):
+    """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`."""
+
+    kept_tokens = (TOOL_CALL, TOOL_CALL_END)
+    openings = (TOOL_CALL,)
+    function, function_end = "<function=", "</function>"
+    name_characters = _NAME_CHARACTERS
+    name_ends = (">",)
+    parameter, parameter_end = "<parameter=", "</parameter>"
+    key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {">": None}
+    closings = (TOOL_CALL_END,)
+
+
+class SeedOssToolParser(Qwen3CoderToolParser):
+    """The same between the tags of Seed-OSS."""
+
+    kept_tokens = ("<seed:tool_call>", "</seed:tool_call>")
+    openings = ("<seed:tool_call>",)
+    closings = ("</seed:tool_call>",)
+
+
+class MiMoToolParser(Qwen3CoderToolParser):
+    """The same for MiMo, whose values are strings, with their line ends."""
+
+    key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {">": {"type": "string"}}
+    trims_lines = False
+
+
+class MiniMaxM2ToolParser(TaggedToolParser):
+    """`<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></minimax:tool_call>`."""
+
+    kept_tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
+    openings = ("<minimax:tool_call>",)
+    function, function_end = '<invoke name="', "</invoke>"
+    parameter, parameter_end = '<parameter name="', "</parameter>"
+    closings = ("</minimax:tool_call>",)
+
+
+class DeepSeekV32ToolParser(TaggedToolParser):
+    """Calls in the tags of DeepSeek V3.2, whose parameters say whether they are strings or JSON."""
+
+    kept_tokens = (DSML,)
+    openings = (f"<{DSML}function_calls>",)
+    function, function_end = f'<{DSML}invoke name="', f"</{DSML}invoke>"
+    parameter, parameter_end = f'<{DSML}parameter name="', f"</{DSML}parameter>"
+    key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {
+        '" string="true">': {"type": "string"},
+        '" string="false">': _NO_TYPES,
+        '">': None,
+    }
+    closings = (f"</{DSML}function_calls>",)
+    trims_lines = False
+
+
+class DeepSeekV4ToolParser(DeepSeekV32ToolParser):
+    """The same between the tags of DeepSeek V4."""
+
+    openings = (f"<{DSML}tool_calls>",)
+    closings = (f"</{DSML}tool_calls>",)
+
+
+class Step3ToolParser(TaggedToolParser):
+    """Calls of Step 3: `<steptml:invoke name="NAME"><steptml:parameter name="KEY">VALUE</steptml:parameter>...`."""
+
+    kept_tokens = ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>",
+                   "<｜tool_sep｜>")  # fmt: skip
+    openings = ("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>")
+    preambles = ("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>")
+    function, function_end = '<steptml:invoke name="', "</steptml:invoke>"
+    parameter, parameter_end = '<steptml:parameter name="', "</steptml:parameter>"
+    closings = ("<｜tool_call_end｜>", "<｜tool_calls_end｜>")
+
+
+class GlmToolParser(TaggedToolParser):
+    """Calls of GLM 4.5 and later: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
+
+    kept_tokens: ClassVar[Sequence[str]] = (
+        TOOL_CALL, TOOL_CALL_END, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    )  # fmt: skip
+    function, function_end = TOOL_CALL, TOOL_CALL_END
+    name_characters = frozenset(string.ascii_letters + string.digits + "_-.:/")
+    name_ends = ("\n", "<")
+    parameter, parameter_end = "<arg_key>", "</arg_value>"
+    key_ends: ClassVar[Mapping[str, Mapping[str, Any] | None]] = {"</arg_key>": None}
+    trims_lines = False
+
+    def _take_one(self, texts: Sequence[str]) -> Steps[str]:
+        """Leaves the tag after a name, which is the next one."""
+        if texts is not self.name_ends:
+            return (yield from super()._take_one(texts))
+        return self.function if (yield from self.reader.take_spaces()) == "<" else ""
+
+    def _read_key_end(self) -> Steps[str]:
+        """Takes the tag before the value as well."""
+        key_end = yield from super()._read_key_end()
+        yield from self.reader.take_spaces()
+        return key_end if (yield from self.reader.take_if("<arg_value>")) else ""
+
+
+class HunyuanV3ToolParser(GlmToolParser):
+    """The same for Hunyuan 3, where `<tool_sep>` stands after the name and `<tool_calls>` around all calls."""
+
+    kept_tokens = (*GlmToolParser.kept_tokens, "<tool_calls>", "</tool_calls>", "<tool_sep>")
+    openings = ("<tool_calls>",)
+    closings = ("</tool_calls>",)
+
+    def _skip_to_tag(self) -> Steps[str]:
+        """Takes the tag after the name as well."""
+        yield from self.reader.take_spaces()
+        yield from self.reader.take_if("<tool_sep>")
+        return (yield from super()._skip_to_tag())

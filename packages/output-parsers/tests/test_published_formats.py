@@ -1,0 +1,208 @@
+"""Formats of published models: their calls and reasoning, however the text is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmstack_output_parsers import REASONING_PARSERS, TOOL_PARSERS, ChainedParser, Parser
+from llmstack_output_parsers.reader import MAX_HELD_CHARS
+from llmstack_output_parsers.testing import check_output_parser, parse
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS = {"get_weather": SCHEMA, "now": {}}
+V3, DSML = "｜", "｜DSML｜"
+PARIS: dict[str, Any] = {"city": "Paris, « north »\nor 5 < 7", "days": 3}
+CITY = PARIS["city"]
+ONE_CALL = {
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    f"{json.dumps(PARIS)}\n```<｜tool▁call▁end｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    f"{json.dumps(PARIS)}<｜tool▁call▁end｜>",
+    "deepseek_v32": f'<{DSML}function_calls>\n<{DSML}invoke name="get_weather">\n'
+    f'<{DSML}parameter name="city" string="true">{CITY}</{DSML}parameter>\n'
+    f'<{DSML}parameter name="days" string="false">3</{DSML}parameter>\n</{DSML}invoke>\n',
+    "deepseek_v4": f'<{DSML}tool_calls>\n<{DSML}invoke name="get_weather">\n'
+    f'<{DSML}parameter name="city">{CITY}</{DSML}parameter>\n'
+    f'<{DSML}parameter name="days" string="false">3</{DSML}parameter>\n</{DSML}invoke>\n',
+    "gemma4": f'<|tool_call>call:get_weather{{city:<|"|>{CITY}<|"|>,days:3}}<tool_call|>',
+    "glm45": f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{CITY}</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "glm47": f"<tool_call>get_weather<arg_key>city</arg_key><arg_value>{CITY}</arg_value>"
+    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+    "granite": f'<|tool_call|> [{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}]',
+    "hunyuan": f'<tool_calls>\n[{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}]\n</tool_calls>',
+    "hy_v3": f"<tool_calls><tool_call>get_weather<tool_sep><arg_key>city</arg_key><arg_value>{CITY}</arg_value>"
+    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call></tool_calls>",
+    "internlm": '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": '
+    f"{json.dumps(PARIS)}}}<|action_end|>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    f"<|tool_call_argument_begin|>{json.dumps(PARIS)}<|tool_call_end|><|tool_calls_section_end|>",
+    "lfm2": f"<|tool_call_start|>[get_weather(city={CITY!r}, days=3)]<|tool_call_end|>",
+    "minimax_m2": f'<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">{CITY}</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "openai": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    f"{json.dumps(PARIS)}<|call|>",
+    "phi4_mini": f'functools[{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}]',
+    "qwen3_coder": f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{CITY}\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "seed_oss": f"<seed:tool_call>\n<function=get_weather>\n<parameter=city>{CITY}</parameter>\n"
+    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+    "step3": "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+    f'<steptml:invoke name="get_weather"><steptml:parameter name="city">{CITY}</steptml:parameter>'
+    '<steptml:parameter name="days">3</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+    "step3p5": f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{CITY}\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+}  # fmt: skip
+NO_CALLS = {
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather {}",
+    "deepseek_v31": "<｜tool▁call▁begin｜>get_weather {}",
+    "deepseek_v32": f"<{DSML}function_calls> nothing",
+    "gemma4": "<|tool_call>call: {}",
+    "glm45": "<tool_call>get weather",
+    "granite": "<tool_call> tool",
+    "hunyuan": "<tool_calls>none",
+    "internlm": "<|action_start|><|plugin|> nothing",
+    "kimi_k2": "<|tool_calls_section_begin|> nothing",
+    "lfm2": "<|tool_call_start|>[unknown()]",
+    "minimax_m2": "<minimax:tool_call> nothing",
+    "openai": "a <|mess to=functions.now",
+    "phi4_mini": "functools are useful",
+    "seed_oss": "<seed:tool_call> nothing",
+    "step3": "<｜tool_calls_begin｜> nothing",
+}
+REASONED = {
+    "deepseek_r1": "why\nnot</think>Yes",
+    "deepseek_v3": "<think>why\nnot</think>Yes",
+    "gemma4": "<|channel>thought\nwhy\nnot<channel|>Yes",
+    "glm45": "<think>why\nnot</think>\nYes",
+    "granite": "Here is my thought process: why\nnot Here's my response: Yes",
+    "hunyuan": "<think>\nwhy\nnot\n</think>\n<answer>\nYes\n</answer>",
+    "kimi_k2": "why\nnot</think>Yes",
+    "minimax_m2": "why\nnot\n</think>\n\nYes",
+    "nemotron_v3": "<think>\nwhy\nnot\n</think>\nYes",
+    "openai": "<|channel|>analysis<|message|>why\nnot<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",
+    "seed_oss": "<seed:think>why\nnot</seed:think>Yes",
+    "step3": "why\nnot</think>Yes",
+    "step3p5": "why\nnot\n</think>\nYes",
+}
+
+
+def tool_parser_of(name: str) -> Any:
+    return TOOL_PARSERS[name](TOOLS)
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_a_call_of_each_format_comes_out_with_its_values(name: str):
+    found = check_output_parser(lambda: tool_parser_of(name), f"Let me see.\n{ONE_CALL[name]}", range(0, 400, 7))
+    ((called, arguments),) = found.calls
+    assert (called, json.loads(arguments), found.content.strip()) == ("get_weather", PARIS, "Let me see.")
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_several_calls_follow_each_other(name: str):
+    found = parse(tool_parser_of(name), [f"{ONE_CALL[name]}\n{ONE_CALL[name]}"])
+    assert [(called, json.loads(arguments)) for called, arguments in found.calls] == [("get_weather", PARIS)] * 2
+    assert found.content == ""
+
+
+@pytest.mark.parametrize("name", NO_CALLS)
+def test_markers_without_a_call_are_content_to_the_last_character(name: str):
+    found = check_output_parser(lambda: tool_parser_of(name), NO_CALLS[name])
+    assert (found.content, found.calls) == (NO_CALLS[name], [])
+
+
+@pytest.mark.parametrize("name", REASONED)
+def test_reasoning_of_each_format_is_separated(name: str):
+    found = check_output_parser(lambda: REASONING_PARSERS[name](is_open=None), REASONED[name], range(0, 100, 3))
+    assert (found.reasoning.strip(), found.content.strip(), found.calls) == ("why\nnot", "Yes", [])
+
+
+@pytest.mark.parametrize("name", ["glm45", "kimi_k2", "openai"])
+def test_a_call_that_ends_the_reasoning_is_a_call(name: str):
+    text = {
+        "glm45": f"<think>hm{ONE_CALL['glm45']}",
+        "kimi_k2": f"hm{ONE_CALL['kimi_k2']}",
+        "openai": f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{ONE_CALL['openai']}",
+    }[name]
+    make = lambda: ChainedParser(REASONING_PARSERS[name](is_open=None), tool_parser_of(name))  # noqa: E731
+    found = check_output_parser(make, text, range(0, 300, 5))
+    assert (found.reasoning, found.content) == ("hm", "")
+    assert [(called, json.loads(arguments)) for called, arguments in found.calls] == [("get_weather", PARIS)]
+
+
+def test_the_ids_of_kimi_are_the_models_own():
+    parser = tool_parser_of("kimi_k2")
+    [call] = [call for call in parser.feed(ONE_CALL["kimi_k2"]).tool_calls if call.id]
+    assert (call.id, call.name) == ("functions.get_weather:0", "get_weather")
+
+
+def test_values_of_gemma_nest():
+    text = '<|tool_call>call:now{a:{b:[<|"|>x<|"|>,1,true,null,word],<|"|>c d<|"|>:{}},e:[]}<tool_call|> Done'
+    found = check_output_parser(lambda: tool_parser_of("gemma4"), text, range(0, 90, 4))
+    assert json.loads(found.calls[0][1]) == {"a": {"b": ["x", 1, True, None, "word"], "c d": {}}, "e": []}
+    assert found.content.strip() == "Done"
+
+
+def test_values_of_mimo_are_texts_with_their_line_ends():
+    text = "<tool_call><function=now><parameter=n>\n5\n</parameter></function></tool_call>"
+    assert json.loads(parse(tool_parser_of("mimo"), [text]).calls[0][1]) == {"n": "\n5\n"}
+
+
+def test_harmony_without_reasoning_or_tools_leaves_the_answer():
+    text = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>"
+    assert parse(REASONING_PARSERS["openai"](is_open=None), [text]).content == "I look.Yes"
+    assert parse(tool_parser_of("openai"), [text]).content == "I look.Yes"
+
+
+def pieces_of_formats() -> st.SearchStrategy[tuple[str, str]]:
+    """A format, and a text of pieces of its calls amid other characters."""
+
+    def texts(name: str) -> st.SearchStrategy[tuple[str, str]]:
+        whole = ONE_CALL[name] + REASONED.get(name, "")
+        piece = st.builds(
+            lambda start, size: whole[start : start + size], st.integers(0, len(whole)), st.integers(1, 60)
+        )
+        other = st.text(st.sampled_from("ab <>[]{}|\"'\\,:=/\n1."), max_size=5)
+        parts = st.lists(st.one_of(piece, piece, other, st.just(whole)), max_size=8)
+        return parts.map(lambda found: (name, "".join(found)))
+
+    return st.sampled_from(sorted(ONE_CALL)).flatmap(texts)
+
+
+def check_any_cut(found: tuple[str, str], places: list[int]) -> None:
+    name, text = found
+    check_output_parser(lambda: tool_parser_of(name), text, places)
+    if name in REASONING_PARSERS:
+        check_output_parser(lambda: REASONING_PARSERS[name](is_open=None), text, places)
+        chained = lambda: ChainedParser(REASONING_PARSERS[name](is_open=True), tool_parser_of(name))  # noqa: E731
+        check_output_parser(chained, text, places)
+
+
+@given(found=pieces_of_formats(), places=st.lists(st.integers(0, 300), max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_however_a_text_is_cut_the_same_comes_of_it(found: tuple[str, str], places: list[int]):
+    check_any_cut(found, places)
+
+
+@pytest.mark.full
+@given(found=pieces_of_formats(), places=st.lists(st.integers(0, 300), max_size=12))
+@settings(max_examples=3000, deadline=None)
+def test_however_many_texts_are_cut_the_same_comes_of_them(found: tuple[str, str], places: list[int]):
+    check_any_cut(found, places)
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_hard_texts_are_held_up_to_a_bound_and_visited_a_bounded_number_of_times(name: str):
+    start = ONE_CALL[name].partition("Paris")[0]
+    for text in ("<" * 4000, start * 40, start + "<x" * 3000, start + "\n" * 3000):
+        parser = tool_parser_of(name)
+        assert isinstance(parser, Parser)
+        for index in range(0, len(text), 5):
+            parser.feed(text[index : index + 5])
+        assert parser.reader.num_visited <= 200 * len(text)
+        assert parser.num_held_chars <= MAX_HELD_CHARS + 512
