@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmstack_output_parsers import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
     DeepSeekR1Parser,
     HermesToolParser,
     Llama3JsonToolParser,
@@ -32,6 +34,10 @@ from llmstack_server.options.errors import ServeError
         ("<|python_tag|>", Llama3JsonToolParser, None),
         ('Respond in the format {"name": function name, "parameters": dictionary}', Llama3JsonToolParser, None),
         ("<|python_start|>", PythonicToolParser, None),
+        ("<tool_call>{{ x }}<arg_key><think></think>", TOOL_PARSERS["glm45"], ThinkParser),
+        ("<seed:tool_call><seed:think>", TOOL_PARSERS["seed_oss"], REASONING_PARSERS["seed_oss"]),
+        ("<minimax:tool_call><think></think>", TOOL_PARSERS["minimax_m2"], ThinkParser),
+        ("<|channel|>analysis<|channel|>commentary", TOOL_PARSERS["openai"], REASONING_PARSERS["openai"]),
         ("[func_name1(params_name1=params_value1)]", PythonicToolParser, None),
     ],
 )

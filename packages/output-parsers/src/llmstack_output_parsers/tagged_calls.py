@@ -167,7 +167,7 @@ class TaggedToolParser(ToolParser):
 
 
 class Qwen3CoderToolParser(TaggedToolParser):
-    """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`."""
+    """Calls of Qwen 3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
 
     kept_tokens = (TOOL_CALL, TOOL_CALL_END)
     openings = (TOOL_CALL,)
@@ -195,7 +195,7 @@ class MiMoToolParser(Qwen3CoderToolParser):
 
 
 class MiniMaxM2ToolParser(TaggedToolParser):
-    """`<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></minimax:tool_call>`."""
+    """Calls of MiniMax M2, as `<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>` between tags."""
 
     kept_tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
     openings = ("<minimax:tool_call>",)

@@ -53,8 +53,29 @@ def _named_or(name: str | None, found: str | None) -> tuple[str | None, str]:
     return found, "none (the chat template shows no known form)" if found is None else f"{found} (by the chat template)"
 
 
+# Texts that only the template of one format has, each with its parser; the first that occurs decides.
+_TOOL_MARKS = (
+    ("<arg_key>", "glm45"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<|tool_call_argument_begin|>", "kimi_k2"),
+    ("<steptml:invoke", "step3"),
+    ("<|tool_call>call:", "gemma4"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("<|channel|>commentary", "openai"),
+)
+_REASONING_MARKS = (
+    ("<seed:think>", "seed_oss"),
+    ("<|channel|>analysis", "openai"),
+    ("[/THINK]", "mistral"),
+)
+
+
 def _tool_parser_of(template: str) -> str | None:
     """The parser for the form of calls in the template."""
+    for mark, name in _TOOL_MARKS:
+        if mark in template:
+            return name
     if "<tool_call>" in template:
         return "qwen3_coder" if "<function=" in template else "hermes"
     if "[TOOL_CALLS]" in template:
@@ -67,6 +88,7 @@ def _tool_parser_of(template: str) -> str | None:
 
 
 def _reasoning_parser_of(template: str) -> str | None:
-    if "[/THINK]" in template:
-        return "mistral"
+    for mark, name in _REASONING_MARKS:
+        if mark in template:
+            return name
     return "think" if "</think>" in template else None

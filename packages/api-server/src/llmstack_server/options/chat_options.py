@@ -47,8 +47,8 @@ class ChatOptions(OptionGroup):
         None,
         flag="--tool-call-parser",
         metavar="NAME",
-        help="format of the model's tool calls: hermes, llama3_json, mistral, pythonic, qwen3, qwen3_coder, one of an "
-        "installed package, or none (default: detected from the chat template)",
+        help="format of the model's tool calls, such as hermes, glm45 or openai, one of an installed package, or "
+        "none (default: detected from the chat template)",
     )
     tool_parser_plugin: str | None = option(
         None,
@@ -70,8 +70,8 @@ class ChatOptions(OptionGroup):
         None,
         flag="--reasoning-parser",
         metavar="NAME",
-        help="format of the model's reasoning: think, qwen3, deepseek_r1, mistral, one of an installed package, or "
-        "none (default: detected from the chat template)",
+        help="format of the model's reasoning, such as think, glm45 or openai, one of an installed package, "
+        "or none (default: detected from the chat template)",
     )
     reasoning_parser_plugin: str | None = option(
         None,
