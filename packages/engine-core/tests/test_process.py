@@ -111,7 +111,9 @@ def test_an_engine_core_inherits_no_secrets(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     process = launch_engine_process(config())
     try:
-        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        place = Path(f"/proc/{process.pid}/environ")
+        assert eventually(lambda: bool(place.read_bytes()))  # it is empty while the process is being replaced
+        environment = place.read_bytes()
     finally:
         process.stop()
     assert b"a-secret-of-the-server" not in environment

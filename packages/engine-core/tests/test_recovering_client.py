@@ -115,6 +115,47 @@ async def test_requests_go_on_where_they_were() -> None:
     await client.shutdown()
 
 
+async def test_one_that_stands_still_is_replaced_as_one_that_is_dead() -> None:
+    client = recovering("step_delay_s=0.02", hang_timeout_s=0.4)
+    await client.wait_until_ready()
+    first_pid = client.pid
+    await client.add_request(request("r", max_tokens=30))
+    reader = Reader(client)
+    await reader.read_tokens(5)
+    os.kill(first_pid, signal.SIGSTOP)  # neither dead nor alive
+    await reader.read(1)
+    assert reader.tokens == {"r": echo(30)}
+    assert client.num_restarts == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(first_pid, 0)
+    await client.shutdown()
+
+
+async def test_a_step_that_never_ends_is_ended_and_leaves_its_stacks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    # The first steps may take as long as the start, of which this is a twentieth.
+    client = recovering("hang_at_step=4", hang_timeout_s=0.4, max_restarts=1, start_timeout_s=20.0)
+    await client.wait_until_ready()
+    await client.add_request(request("r", max_tokens=6))
+    reader = Reader(client)
+    await reader.read(1)
+    assert reader.tokens == {"r": echo(6)}
+    assert client.num_restarts == 1
+    assert "_misbehave" in capfd.readouterr().err
+    await client.shutdown()
+
+
+async def test_a_step_that_takes_long_is_not_ended() -> None:
+    client = recovering("step_delay_s=0.7", hang_timeout_s=0.2)
+    await client.wait_until_ready()
+    await client.add_request(request("r", max_tokens=3))
+    reader = Reader(client)
+    await reader.read(1)
+    assert client.num_restarts == 0
+    await client.shutdown()
+
+
 async def test_one_that_is_killed_while_it_is_idle_is_replaced() -> None:
     client = recovering("")
     await client.wait_until_ready()

@@ -44,6 +44,8 @@ class EngineConfig:
         shutdown_grace_s: How long a client waits for the process to end by itself before it kills it.
         max_restarts: How often within a minute a client for an event loop starts another process for one that died,
             and goes on with its requests; 0 ends them.
+        hang_timeout_s: A process that makes no progress for so long, and for 20 times of what its step should take, is
+            killed; 0 lets it hang.
     """
 
     model: ModelRunnerConfig
@@ -59,6 +61,7 @@ class EngineConfig:
     start_timeout_s: float = 600.0
     shutdown_grace_s: float = 5.0
     max_restarts: int = 0
+    hang_timeout_s: float = 60.0
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20
     num_host_blocks: int = 0
@@ -81,7 +84,14 @@ class EngineConfig:
                 raise ValueError(f"{name} must be positive, but is {value}")
         if self.num_host_blocks and self.host_kv_bytes:
             raise ValueError("num_host_blocks and host_kv_bytes both set the host's share of the KV cache; give one")
-        for name in ("step_log_bytes", "num_host_blocks", "host_kv_bytes", "num_recorded_steps", "max_restarts"):
+        for name in (
+            "step_log_bytes",
+            "num_host_blocks",
+            "host_kv_bytes",
+            "num_recorded_steps",
+            "max_restarts",
+            "hang_timeout_s",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.async_scheduling and self.scheduler.max_num_drafts:

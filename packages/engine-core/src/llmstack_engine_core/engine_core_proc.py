@@ -15,6 +15,7 @@ from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import ControlCall, ControlResult, EngineMessage, Hello, StartFailed
 from llmstack_engine_core.ipc.parts import encode_in_parts
 from llmstack_engine_core.ipc.sockets import has_message
+from llmstack_engine_core.progress import SharedProgress
 from llmstack_types import Control, EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
@@ -23,20 +24,26 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGES_PER_STEP = 4096
 # Clients of one engine core start together; the first may be faster than the others.
 FURTHER_REFUSALS_WAIT_MS = 300
+# Waking up reads the weights again; the watch over progress waits for 20 times of this.
+LONG_OPERATION_S = 30.0
 _UNSENDABLE = "The output is too large to be sent."
 
 
 class EngineCoreProc(EngineLoop):
     """An engine core behind a ROUTER socket; a client's identity is that of its socket."""
 
-    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes], progress: SharedProgress | None = None) -> None:
+        """`progress`: Where idle rounds are noted, and operations that take long; the steps note themselves."""
         super().__init__(core)
+        self._progress = progress
         self._socket = socket
         self._num_refused = 0
         self._poller = zmq.Poller()  # `socket.poll` would make one each time
         self._poller.register(socket, zmq.POLLIN)
 
     def _receive(self, wait_ms: int) -> None:
+        if wait_ms and self._progress is not None:  # it is idle
+            self._progress.advance()
         if wait_ms and not self._poller.poll(wait_ms):
             return
         for _ in range(MAX_MESSAGES_PER_STEP):
@@ -62,6 +69,8 @@ class EngineCoreProc(EngineLoop):
             logger.warning("refused to end for %s", client[:64])
             self._send(client, ControlResult(message.call_id, message.operation, False))
             return
+        if isinstance(message, ControlCall) and self._progress is not None:
+            self._progress.advance(LONG_OPERATION_S)
         self._handle(client, message)
 
     def _send(self, client: bytes, message: EngineMessage) -> None:

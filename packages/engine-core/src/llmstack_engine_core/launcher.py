@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.sockets import make_private_directory, private_address
+from llmstack_engine_core.progress import HangWatch, SharedProgress, make_progress_file
 from llmstack_engine_core.start_order import StartOrder, send_start_order
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import EngineStartError
@@ -33,18 +34,25 @@ def launch_engine_process(config: EngineConfig, address: str | None = None) -> E
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            popen = _start_process(theirs.fileno())
+            progress_fd = make_progress_file()
+            try:
+                progress = SharedProgress(progress_fd)
+                popen = _start_process(theirs.fileno(), progress_fd)
+            finally:
+                os.close(progress_fd)
     except OSError as error:
         ours.close()
         shutil.rmtree(directory, ignore_errors=True)
         raise EngineStartError(f"the engine core's process cannot be started: {error.strerror}") from error
     send_start_order(ours, StartOrder(config, directory, os.getpid(), address))
-    return EngineProcess(popen, ours, directory, config.shutdown_grace_s, address)
+    watch = HangWatch(progress, config.hang_timeout_s)
+    return EngineProcess(popen, ours, directory, config.shutdown_grace_s, address, watch)
 
 
-def _start_process(lifeline_fd: int) -> subprocess.Popen[bytes]:
+def _start_process(lifeline_fd: int, progress_fd: int) -> subprocess.Popen[bytes]:
     # A runner's OpenMP threads would spin for milliseconds after each operation, on cores that its other threads need.
-    return start_module("llmstack_engine_core.process", [lifeline_fd], {"GOMP_SPINCOUNT": "1000"}, has_secrets=False)
+    fds = [lifeline_fd, progress_fd]
+    return start_module("llmstack_engine_core.process", fds, {"GOMP_SPINCOUNT": "1000"}, has_secrets=False)
 
 
 def start_module(

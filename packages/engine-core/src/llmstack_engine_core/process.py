@@ -24,7 +24,9 @@ from llmstack_engine_core.build import build_engine_core
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
 from llmstack_engine_core.ipc.sockets import bind_engine_socket, remove_places
+from llmstack_engine_core.progress import SLOWDOWN, ProgressHook, SharedProgress
 from llmstack_engine_core.start_order import StartOrder, receive_start_order
+from llmstack_engine_core.supervisor import STACKS_SIGNAL
 from llmstack_types import EngineStartError, LLMStackError
 
 logger = logging.getLogger("llmstack_engine_core.process")  # `__name__` is `__main__` here
@@ -44,7 +46,9 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _exit_on_signal)
-    lifeline = socket.socket(fileno=int(arguments[0]))
+    # In C: the main thread may be inside native code for ever.
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
+    lifeline, progress = socket.socket(fileno=int(arguments[0])), _map_progress(int(arguments[1]))
     try:
         order = receive_start_order(lifeline)
     except EngineStartError:  # the launcher has ended in the meantime
@@ -53,19 +57,26 @@ def main(arguments: list[str]) -> int:
     # Not in a `finally`, which a signal of its own could leave before it is done.
     atexit.register(remove_places, order.directory, order.address)
     _end_with_parent(lifeline, order)
-    return _serve(order)
+    return _serve(order, progress)
 
 
-def _serve(order: StartOrder) -> int:
+def _map_progress(fd: int) -> SharedProgress:
+    try:
+        return SharedProgress(fd)
+    finally:
+        os.close(fd)
+
+
+def _serve(order: StartOrder, progress: SharedProgress) -> int:
     context = zmq.Context()
     bound = bind_engine_socket(context, order.address)
     try:
-        core, reason = _start(order)
+        core, reason = _start(order, progress)
         if core is None:
             refuse_clients(bound, reason, REFUSAL_WAIT_MS)
             return 1
         try:
-            EngineCoreProc(core, bound).run()
+            EngineCoreProc(core, bound, progress).run()
         finally:
             core.shutdown()
     except Exception:  # the last place that can say so; the traceback is for the log alone
@@ -77,10 +88,10 @@ def _serve(order: StartOrder) -> int:
     return 0
 
 
-def _start(order: StartOrder) -> tuple[EngineCore | None, str]:
+def _start(order: StartOrder, progress: SharedProgress) -> tuple[EngineCore | None, str]:
     """An engine core, or one line on why there is none."""
     try:
-        return build_engine_core(order.config), ""
+        return build_engine_core(order.config, [ProgressHook(progress, order.config.start_timeout_s / SLOWDOWN)]), ""
     except (LLMStackError, ValueError) as error:  # meant for the user
         logger.debug("the engine core cannot start", exc_info=True)
         return None, _first_line(error)

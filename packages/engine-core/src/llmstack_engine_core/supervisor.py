@@ -6,10 +6,16 @@ import os
 import signal
 import socket
 import subprocess
+import time
 import weakref
 from pathlib import Path
+from typing import Final
 
 from llmstack_engine_core.ipc.sockets import remove_places
+from llmstack_engine_core.progress import HangWatch
+
+# On it, an engine core's process writes the stacks of its threads to its log and goes on.
+STACKS_SIGNAL: Final = signal.SIGUSR2
 
 
 class EngineProcess:
@@ -22,12 +28,21 @@ class EngineProcess:
     """
 
     def __init__(
-        self, popen: subprocess.Popen[bytes], lifeline: socket.socket, directory: Path, grace_s: float, address: str
+        self,
+        popen: subprocess.Popen[bytes],
+        lifeline: socket.socket,
+        directory: Path,
+        grace_s: float,
+        address: str,
+        watch: HangWatch | None = None,
     ) -> None:
+        """`watch`: What finds out that the process hangs; None lets it hang."""
         self.directory = directory
         self.address = address
         self._popen = popen
         self._grace_s = grace_s
+        self._watch = watch
+        self._hang_s = 0.0
         self._pidfd = _open_pidfd(popen.pid)
         self.death_fd = lifeline.fileno() if self._pidfd is None else self._pidfd
         self._finalizer = weakref.finalize(
@@ -60,7 +75,35 @@ class EngineProcess:
         status = self._popen.poll()
         if status is None:
             return "still running"
+        if self._hang_s:
+            return f"killed, since it had made no progress for {self._hang_s:.0f} s"
         return f"killed by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
+
+    def look(self) -> None:
+        """Ends the process if it hangs; to be called every `look_interval_s`.
+
+        The first signal lets it write the stacks of its threads, the second one, a look later, cannot be refused.
+        """
+        if self._watch is None or not self.is_alive:
+            return
+        if self._hang_s:
+            self._signal(signal.SIGKILL)
+            return
+        self._hang_s = self._watch.look(time.monotonic())
+        if self._hang_s:
+            self._signal(STACKS_SIGNAL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Through the descriptor, so that it never reaches another process of the same id."""
+        if self._pidfd is None:
+            self._popen.send_signal(number)
+        else:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    @property
+    def look_interval_s(self) -> float:
+        """How often `look` is to be called; 0 for never."""
+        return 0.0 if self._watch is None else self._watch.interval_s
 
     def terminate(self) -> None:
         """Asks the process to end; returns at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class EchoOptions:
         fail_at_step: The step, counted from 1, that raises a RuntimeError.
         exit_at_step: The step that ends the whole process at once.
         deadly_token_id: Saying this token ends the whole process.
+        hang_at_step: The step that never ends.
         error_request_id: The row of this request fails in its first step.
         num_available_blocks: What `available_kv_bytes` reports room for.
         is_generative: Whether it pools only, if 0, or generates as well.
@@ -51,6 +53,7 @@ class EchoOptions:
     load_error: str = ""
     fail_at_step: int = 0
     exit_at_step: int = 0
+    hang_at_step: int = 0
     deadly_token_id: int = -1
     error_request_id: str = ""
     vocab_size: int = 50_257
@@ -189,6 +192,8 @@ class EchoModelRunner:
     def _misbehave(self) -> None:
         if self.options.step_delay_s:
             time.sleep(self.options.step_delay_s)
+        if self._num_steps == self.options.hang_at_step:
+            threading.Event().wait()
         if self._num_steps == self.options.exit_at_step:
             os._exit(3)
         if self._num_steps == self.options.fail_at_step:

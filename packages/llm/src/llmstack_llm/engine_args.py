@@ -153,7 +153,7 @@ class EngineArgs(
             "block_metrics_sample": self.kv_cache_metrics_sample if self.kv_cache_metrics else 0.0,
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
-            "max_restarts": self.max_engine_restarts,
+            "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:

@@ -31,15 +31,24 @@ class EngineProcesses:
     processes: list[EngineProcess] = field(default_factory=list)
 
     def watch(self, on_death: Callable[[str, bool], None]) -> None:
-        """Calls `on_death` on the running loop when a process ends, with one line and whether it was killed."""
+        """Calls `on_death` on the running loop when a process ends, with one line and whether it was killed.
+
+        A process that hangs is ended.
+        """
         loop = asyncio.get_running_loop()
 
         def ended(index: int, process: EngineProcess) -> None:
             loop.remove_reader(process.death_fd)
             on_death(f"engine core {index} has ended: {process.describe_end()}", process.was_killed)
 
+        def look(process: EngineProcess) -> None:
+            process.look()
+            if process.is_alive:
+                loop.call_later(process.look_interval_s, look, process)
+
         for index, process in enumerate(self.processes):
             loop.add_reader(process.death_fd, ended, index, process)
+            look(process)
 
     async def stop(self) -> None:
         """Stops all processes at the same time and removes their files; takes at most their grace period."""

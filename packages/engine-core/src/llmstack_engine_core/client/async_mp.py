@@ -111,6 +111,7 @@ class AsyncMPClient(AsyncSocketClient):
 
     def __init__(self, config: EngineConfig) -> None:
         self._process = launch_engine_process(config)
+        self._watch: asyncio.TimerHandle | None = None
         super().__init__(self._process.address, 0, config.start_timeout_s)
 
     @property
@@ -121,6 +122,17 @@ class AsyncMPClient(AsyncSocketClient):
     @property
     def _death_fd(self) -> int:
         return self._process.death_fd
+
+    def _attach(self) -> None:
+        super()._attach()
+        if self._watch is None and self._loop is not None and not self._socket.closed:
+            self._look()
+
+    def _look(self) -> None:
+        """Ends a process that hangs: it then counts as one that has died."""
+        self._process.look()
+        if self._loop is not None and self._process.is_alive:
+            self._watch = self._loop.call_later(self._process.look_interval_s, self._look)
 
     def _find_death(self) -> str | None:
         if self._process.is_alive:
@@ -144,6 +156,8 @@ class AsyncMPClient(AsyncSocketClient):
         if self._socket.closed:  # two shutdowns at once
             return
         self._detach()
+        if self._watch is not None:
+            self._watch.cancel()
         self._process.stop()
         self._close_socket()
 

@@ -133,7 +133,8 @@ class SyncMPClient:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done():
             if deadline_s is None:
-                self._receive(None)
+                self._receive(int(self._process.look_interval_s * 1000) or None)
+                self._process.look()
                 continue
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:

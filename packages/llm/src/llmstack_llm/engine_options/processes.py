@@ -69,6 +69,14 @@ class EngineProcessOptions(OptionGroup):
         metavar="N",
         help="how often within a minute a crashed engine core is replaced and its requests resume; 0 stops the server",
     )
+    engine_hang_timeout: float = option(
+        60.0,
+        flag="--engine-hang-timeout",
+        at_least=0,
+        metavar="SECONDS",
+        help="an engine core without progress for so long, and for 20 times of what its step should take, counts as "
+        "crashed; 0 lets it hang",
+    )
 
     @property
     def num_ranks(self) -> int:
