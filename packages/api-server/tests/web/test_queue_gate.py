@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,14 +23,16 @@ from llmstack_types import SchedulerStats, ServerOverloadedError
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "Hello", "max_tokens": 2}
 RATE = 100
+NOW_S = 1000.0
 
 
 def report(state: ServerState, wait_s: float) -> None:
     """Engine core reports: it admits `RATE` tokens per second, and so much is waiting."""
-    num_waiting, now_s = int(wait_s * RATE), time.monotonic()
+    state.queue = QueueMonitor(clock=lambda: NOW_S)
+    num_waiting = int(wait_s * RATE)
     for step in range(11):
         stats = SchedulerStats(num_waiting_tokens=num_waiting or step < 10, num_admitted_tokens=RATE * step)
-        state.queue.record(stats, IterationStats(timestamp_s=now_s - 10 + step))
+        state.queue.record(stats, IterationStats(timestamp_s=NOW_S - 10 + step))
 
 
 def waiting_server(wait_s: float, engine: FakeEngineClient | None = None, **options: Any) -> tuple[Any, ServerState]:
@@ -57,7 +58,7 @@ async def test_a_wait_beyond_the_limit_is_refused_with_when_to_retry():
         assert (answer.status, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
         assert "beyond the server's limit of 30 seconds" in answer.json()["error"]["message"]
         waits.append(retry_ms(answer.headers))
-    assert all(100_000 * (1 - JITTER) * 0.99 < wait < 100_000 * (1 + JITTER) for wait in waits)
+    assert all(100_000 * (1 - JITTER) <= wait <= 100_000 * (1 + JITTER) + 1 for wait in waits)
     assert max(waits) > min(waits)
     assert not state.engine.admitted
     assert b'reason="max_queue_wait"} 20.0' in state.metrics.render()
@@ -67,21 +68,19 @@ async def test_a_wait_below_the_limit_is_accepted_and_said():
     app, _ = waiting_server(20.0)
     answer = await post(app)
     assert answer.status == 200
-    assert 15_000 < int(answer.headers["x-llmstack-predicted-wait-ms"]) <= 20_000
+    assert answer.headers["x-llmstack-predicted-wait-ms"] == "20000"
 
 
-@pytest.mark.parametrize("path", sorted(QUEUED_PATHS))
-async def test_every_route_that_waits_for_the_engine_is_refused(path):
+async def test_every_route_that_waits_for_the_engine_is_refused_and_no_other():
     app, _ = waiting_server(100.0)
-    answer = await post(app, b"not even JSON", path=path)
-    assert answer.status == (529 if path == "/v1/messages" else 503)
-
-
-@pytest.mark.parametrize(("method", "path"), [("POST", "/tokenize"), ("GET", "/v1/models"), ("GET", COMPLETIONS)])
-async def test_other_routes_are_not(method, path):
-    app, _ = waiting_server(100.0)
-    answer = await call(app, method, path, {"prompt": "Hello"} if method == "POST" else None)
-    assert answer.status in (200, 405)
+    for path in QUEUED_PATHS:
+        answer = await post(app, b"not even JSON", path=path)
+        assert answer.status == (529 if path == "/v1/messages" else 503), path
+    for method, path, status in (
+        ("POST", "/tokenize", 200), ("GET", "/v1/models", 200), ("GET", COMPLETIONS, 405), ("POST", "/v1/none", 404),
+    ):  # fmt: skip
+        answer = await call(app, method, path, {"prompt": "Hello"} if method == "POST" else None)
+        assert answer.status == status, path
 
 
 async def test_an_unmeasured_server_refuses_nothing_and_predicts_nothing():
@@ -104,17 +103,17 @@ async def test_a_deadline_that_cannot_be_reached_is_refused_with_the_predicted_w
     assert (answer.status, error["type"], error["code"]) == (503, "service_unavailable_error", "deadline_unreachable")
     assert error["message"].startswith("The predicted wait of ")
     assert error["message"].endswith("beyond the request's deadline of 4 seconds.")
-    assert 9_000 * (1 - JITTER) < retry_ms(answer.headers) < 10_000 * (1 + JITTER)
+    assert 10_000 * (1 - JITTER) <= retry_ms(answer.headers) <= 10_000 * (1 + JITTER) + 1
     assert b'reason="deadline"} 1.0' in state.metrics.render()
     assert (await post(app, x_llmstack_deadline_ms="60000")).status == 200
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "", "1234567890", "١"])
-async def test_a_malformed_deadline_is_named(text):
+async def test_a_malformed_deadline_is_named():
     app, _ = waiting_server(0.0)
-    headers = {"x-llmstack-deadline-ms": text.encode().decode("latin-1")}
-    answer = await call(app, "POST", COMPLETIONS, BODY, headers)
-    assert (answer.status, answer.json()["error"]["param"]) == (400, "x-llmstack-deadline-ms")
+    for text in ("0", "-1", "1.5", "soon", "", "1234567890", "١"):
+        headers = {"x-llmstack-deadline-ms": text.encode().decode("latin-1")}
+        answer = await call(app, "POST", COMPLETIONS, BODY, headers)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "x-llmstack-deadline-ms"), text
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -169,7 +168,7 @@ async def test_a_full_queue_says_the_predicted_wait_where_it_is_known(monkeypatc
     app, _ = waiting_server(20.0, engine)
     answer = await post(app)
     assert (answer.status, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
-    assert 19_000 * (1 - JITTER) < retry_ms(answer.headers) < 25_000 * (1 + JITTER)
+    assert 20_000 * (1 - JITTER) <= retry_ms(answer.headers) <= 20_000 * (1 + JITTER) + 1
 
 
 async def test_requests_that_were_accepted_a_moment_ago_count():
@@ -194,7 +193,7 @@ async def test_the_metrics_show_the_predicted_wait():
     app, _ = waiting_server(20.0)
     text = (await call(app, "GET", "/metrics")).body.decode()
     line = next(line for line in text.splitlines() if line.startswith("llmstack:predicted_queue_wait_seconds{"))
-    assert float(line.rpartition(" ")[2]) == pytest.approx(20.0, abs=5.0)
+    assert float(line.rpartition(" ")[2]) == pytest.approx(20.0)
     assert "llmstack:queue_drain_tokens_per_second{" in text
 
 
@@ -233,15 +232,15 @@ async def test_the_engine_gets_an_opaque_id_of_each_key(monkeypatch):
 async def test_a_key_with_a_long_queue_is_refused_beside_one_that_is_not():
     keys = ("heavy", "light")
     state = ready_state(FakeEngineClient(), HTTPConfig(api_keys=tuple(map(Secret, keys))))
-    state.queue = QueueMonitor(4, quantum=100)
+    state.queue = QueueMonitor(4, quantum=100, clock=lambda: NOW_S)
     heavy, _ = tenant_ids(state.config.http.api_keys)
-    num_waiting, now_s = 100 * RATE, time.monotonic()
+    num_waiting = 100 * RATE
     for step in range(11):
         stats = SchedulerStats(
             num_waiting_tokens=num_waiting, num_admitted_tokens=RATE * step, waiting_tenants=(heavy,),
             num_waiting_tokens_per_tenant=(num_waiting,),
         )  # fmt: skip
-        state.queue.record(stats, IterationStats(timestamp_s=now_s - 10 + step))
+        state.queue.record(stats, IterationStats(timestamp_s=NOW_S - 10 + step))
     app = build_app(state)
     assert [(await post(app, authorization=f"Bearer {key}")).status for key in keys] == [503, 200]
 

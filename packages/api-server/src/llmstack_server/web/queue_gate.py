@@ -55,16 +55,16 @@ class QueueGateMiddleware:
             self._check(wait_s, deadline_s)
             send = _with_prediction(send, wait_s)
         current_tenant.set(tenant)
-        with queue.coming(num_tokens, tenant, num_bytes), ExitStack() as stack:
-            if deadline_s is not None:
-                stack.enter_context(client_deadline(deadline_s))
-            try:
+        try:
+            with queue.coming(num_tokens, tenant, num_bytes), ExitStack() as stack:
+                if deadline_s is not None:
+                    stack.enter_context(client_deadline(deadline_s))
                 await self._app(scope, receive, send)
-            except ServerOverloadedError as error:
-                wait_s = queue.predict_wait(num_tokens, tenant)
-                if wait_s is None or error.reason == "tokenization":
-                    raise
-                raise HTTPError(server_is_overloaded(_with_jitter(wait_s))) from error
+        except ServerOverloadedError as error:
+            wait_s = queue.predict_wait(num_tokens, tenant)
+            if wait_s is None or error.reason == "tokenization":
+                raise
+            raise HTTPError(server_is_overloaded(_with_jitter(wait_s))) from error
 
     def _check(self, wait_s: float, deadline_s: float | None) -> None:
         """Refuses a request that would wait too long.
