@@ -53,7 +53,10 @@ def test_a_plugin_goes_by_its_class_where_nothing_names_it():
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--tool-call-parser", "nonsense"), "--tool-call-parser: there is no parser 'nonsense'; there are hermes, "),
+        (
+            ("--tool-call-parser", "nonsense"),
+            "--tool-call-parser: there is no parser 'nonsense'; there are deepseek_v3, ",
+        ),
         (("--reasoning-parser", "hermes"), "--reasoning-parser: there is no parser 'hermes'"),
         (("--tool-parser-plugin", "no_such_module:X"), "--tool-call-parser: 'no_such_module:X' cannot be loaded"),
         (("--default-chat-template-kwargs", '{"a": [1]}'), "--default-chat-template-kwargs: Invalid type for"),
