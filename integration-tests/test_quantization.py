@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from llmstack_demo_model import model_path
 from llmstack_llm import LLM, SamplingParams
+from llmstack_llm.model.config import ModelConfigError
 
 TEXT = "Once upon a time there was a king who had three sons. The youngest went into the forest and met an old woman."
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, repetition_penalty=1.0)
@@ -34,6 +37,32 @@ def test_the_finer_the_integers_the_closer_the_model() -> None:
             means[scheme] = mean_logprob(llm)
     assert 0 < abs(means["int8"] - means[None]) < 0.02
     assert abs(means["int8"] - means[None]) < abs(means["int4"] - means[None]) < 0.3
+
+
+def write_quantized_demo(folder: Path) -> Path:
+    """The demo model as a checkpoint of compressed-tensors, with linear layers of 8 bits."""
+    shutil.copytree(model_path(), folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in list(tensors.items()):
+        if tensor.ndim == 2 and ".h." in name:  # of GPT-2, which stores the transpose
+            weight = tensors.pop(name).t().float()
+            scales = weight.abs().amax(1, keepdim=True) / 127
+            tensors[name] = (weight / scales).round().to(torch.int8).contiguous()
+            tensors[f"{name}_scale"] = scales
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    group = {"targets": ["Conv1D"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}
+    quantization = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"all": group}}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    return folder
+
+
+def test_a_quantized_checkpoint_is_served_as_it_stands(tmp_path: Path) -> None:
+    folder = write_quantized_demo(tmp_path / "model")
+    with LLM(str(model_path()), num_kv_blocks=64) as full, LLM(str(folder), num_kv_blocks=64) as quantized:
+        assert 0 < abs(mean_logprob(full) - mean_logprob(quantized)) < 0.05
+    with pytest.raises(ModelConfigError, match=r"quantized already \(by compressed-tensors\)"):
+        LLM(str(folder), quantization="int4")
 
 
 def token_ids_of(llm: LLM, prompts: list[str]) -> list[Any]:

@@ -59,7 +59,14 @@ def load(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.float3
     return model
 
 
-@pytest.mark.parametrize("case", CASES)
+# Read by the code of other cases, and in the full run compared with transformers too.
+ALIKE = {"fp8 of modelopt", "compressed fp8, naive", "gptq 8, asymmetric", "compressed w8a16, asymmetric", "nf4", "fp4",
+         "compressed fp8", "compressed fp8 by block"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.full if case in ALIKE else ()) for case in CASES]
+)
 def test_logits_equal_transformers_with_the_weights_that_are_meant(case: str, tmp_path: Path) -> None:
     reference = make_reference(LLAMA)
     config = write_checkpoint(tmp_path, reference, case)

@@ -139,15 +139,15 @@ extern "C" void llmstack_linear_pack_dynamic(const int8_t* weight, int8_t* packe
   for_each_chunk(num_panels(out_features), [&](int64_t panel) {
     int8_t* out = packed + panel * kPanel * steps * kInputs;
     std::memset(out, 0, kPanel * steps * kInputs);
+    const int8_t* rows = weight + panel * kPanel * in_features;
+    uint32_t totals[kPanel] = {};
+    for_each_weight(columns_of(panel, out_features), in_features, [&](int64_t column, int64_t k) {
+      const int8_t value = rows[column * in_features + k];
+      out[(k / kInputs * kPanel + column) * kInputs + k % kInputs] = value;
+      totals[column] += static_cast<uint32_t>(value);
+    });
     for (int64_t column = 0; column < kPanel; ++column) {
-      const int64_t index = panel * kPanel + column;
-      int32_t total = 0;
-      for (int64_t k = 0; index < out_features && k < in_features; ++k) {
-        const int8_t value = weight[index * in_features + k];
-        out[(k / kInputs * kPanel + column) * kInputs + k % kInputs] = value;
-        total += value;
-      }
-      corrections[index] = kInputs == 4 ? 128 * total : 0;
+      corrections[panel * kPanel + column] = kInputs == 4 ? static_cast<int32_t>(128 * totals[column]) : 0;
     }
   });
 }

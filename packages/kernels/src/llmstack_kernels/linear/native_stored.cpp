@@ -241,13 +241,11 @@ void pack_stored(const uint8_t* numbers, uint8_t* packed, int64_t in_features, i
   for_each_chunk(num_panels(out_features), [&](int64_t panel) {
     uint8_t* out = packed + panel * bytes;
     std::memset(out, 0, bytes);
-    for (int64_t column = 0; column < kPanel && panel * kPanel + column < out_features; ++column) {
-      const uint8_t* row = numbers + (panel * kPanel + column) * in_features;
-      for (int64_t k = 0; k < in_features; ++k) {
-        uint8_t* at = out + (k / kStep<T> * kVectors + column / kLanes) * Format::template kColumnBytes<T>;
-        Format::template put<T>(at, k % kStep<T>, column % kLanes, row[k]);
-      }
-    }
+    const uint8_t* rows = numbers + panel * kPanel * in_features;
+    for_each_weight(columns_of(panel, out_features), in_features, [&](int64_t column, int64_t k) {
+      uint8_t* at = out + (k / kStep<T> * kVectors + column / kLanes) * Format::template kColumnBytes<T>;
+      Format::template put<T>(at, k % kStep<T>, column % kLanes, rows[column * in_features + k]);
+    });
   });
 }
 

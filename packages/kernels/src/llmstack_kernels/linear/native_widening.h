@@ -88,6 +88,23 @@ inline Column<BFloat16> pair_of(Floats even, Floats odd) {
 #endif
 }
 
+// Calls `put(column, k)` for each weight of a panel, some inputs of all columns after another, so that what they write
+// stays in the first-level cache.
+template <class Put>
+void for_each_weight(int64_t num_columns, int64_t in_features, const Put& put) {
+  constexpr int64_t kInputsAtOnce = 64;
+  for (int64_t start = 0; start < in_features; start += kInputsAtOnce) {
+    const int64_t end = start + kInputsAtOnce < in_features ? start + kInputsAtOnce : in_features;
+    for (int64_t column = 0; column < num_columns; ++column) {
+      for (int64_t k = start; k < end; ++k) put(column, k);
+    }
+  }
+}
+
+inline int64_t columns_of(int64_t panel, int64_t out_features) {
+  return out_features - panel * kPanel < kPanel ? out_features - panel * kPanel : kPanel;
+}
+
 // A panel whose weights were widened before, with the scales of any kind.
 template <class T, class Scales>
 struct WidenedPanel : Scales {
