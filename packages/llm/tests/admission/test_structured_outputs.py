@@ -17,8 +17,12 @@ from llmstack_llm.admission.structured_outputs import (
     read_structured_outputs_config,
 )
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
+from llmstack_llm.input_processor import InputProcessor
+from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.requests import GenerationRequest
+from llmstack_structured_output import ConstraintChecker
 from llmstack_structured_output.testing import BYTE_VOCAB_SIZE, EOS_TOKEN_ID, write_byte_tokenizer
-from llmstack_types import InvalidRequestError, StructuredOutputsParams
+from llmstack_types import InvalidRequestError, StructuredOutputsParams, TenantLimitError
 
 NAMES = {"structured_outputs": "format", "structured_outputs.json": "format.schema"}
 
@@ -122,3 +126,23 @@ def test_a_configuration_comes_as_a_mapping_or_as_json() -> None:
 def test_another_configuration_is_refused_at_the_start(value: Any, word: str) -> None:
     with pytest.raises(EngineArgsError, match=word):
         EngineArgs(model="m", structured_outputs_config=value)
+
+
+async def test_a_constraint_is_compiled_on_the_account_of_its_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants: list[str] = []
+
+    async def check(self: ConstraintChecker, params: StructuredOutputsParams, tenant: str = "") -> None:
+        tenants.append(tenant)
+        if tenant == "greedy":
+            raise TenantLimitError("Later.", wait_s=3.0)
+
+    monkeypatch.setattr(ConstraintChecker, "check", check)
+    model = ModelConfig("m", tmp_path, "GPT2LMHeadModel", "gpt2", 100, BYTE_VOCAB_SIZE, tokenizer_path=tmp_path)
+    processor = InputProcessor(model, None)
+    sampling = processor.check_sampling({"structured_outputs": StructuredOutputsParams(regex="a"), "max_tokens": 1})
+    with pytest.raises(TenantLimitError):
+        await processor.admit_async(GenerationRequest("r", [1, 2], sampling, tenant="greedy"), sampling)
+    await processor.admit_async(GenerationRequest("r", [1, 2], sampling, tenant="other"), sampling)
+    assert tenants == ["greedy", "other"]

@@ -105,3 +105,21 @@ async def test_the_process_inherits_no_secrets(checker: ConstraintChecker, monke
     environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_bytes)
     assert b"secret-of-the-server" not in environment
     assert b"PATH=" in environment
+
+
+async def test_the_process_and_its_children_end_with_the_process_that_started_them(folder: Path) -> None:
+    checker = ConstraintChecker(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID], timeout_s=30.0)
+    waiting = asyncio.create_task(refusal(checker, json=SLOW))
+    await checker.check(StructuredOutputsParams(regex="a"))
+    process = process_of(checker)
+    children = await asyncio.to_thread(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text)
+    assert len(children.split()) == 2
+    waiting.cancel()
+    assert process.stdin is not None
+    process.stdin.close()  # as the kernel does where that process is killed
+    async with asyncio.timeout(30):
+        assert await process.wait() == 0
+    for child in children.split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(child), 0)
+    await checker.shutdown()
