@@ -267,6 +267,16 @@ def test_with_a_single_tenant_every_decision_is_that_of_fcfs(seed):
     assert runs[0].decisions.hexdigest() == runs[1].decisions.hexdigest()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("first_seed", range(0, 400, 100))
+def test_with_a_single_tenant_400_runs_are_those_of_fcfs(first_seed):
+    for seed in range(first_seed, first_seed + 100):
+        runs = [OneTenant(seed, policy) for policy in ("fcfs", "fair")]
+        for run in runs:
+            run.run()
+        assert runs[0].decisions.hexdigest() == runs[1].decisions.hexdigest(), seed
+
+
 def run_scheduler(arrivals: list[EngineCoreRequest]) -> tuple[str, list[str]]:
     """The decisions, and the order in which requests begin."""
     cache = FakeKVCacheManager(64, 4)
