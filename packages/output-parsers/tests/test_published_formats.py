@@ -15,7 +15,7 @@ from llmstack_output_parsers.testing import check_output_parser, parse
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = {"get_weather": SCHEMA, "now": {}}
-V3, DSML = "｜", "｜DSML｜"
+DSML, MM = "｜DSML｜", "]<]minimax[>["
 PARIS: dict[str, Any] = {"city": "Paris, « north »\nor 5 < 7", "days": 3}
 CITY = PARIS["city"]
 ONE_CALL = {
@@ -45,6 +45,12 @@ ONE_CALL = {
     "lfm2": f"<|tool_call_start|>[get_weather(city={CITY!r}, days=3)]<|tool_call_end|>",
     "minimax_m2": f'<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">{CITY}</parameter>\n'
     '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "inkling": '<|content_invoke_tool_json|>{"name": "get_weather", "args": ' f"{json.dumps(PARIS)}}}<|end_message|>",
+    "minimax_m3": f'{MM}<tool_call>\n{MM}<invoke name="get_weather">\n{MM}<city>{CITY}{MM}</city>\n'
+    f"{MM}<days>3{MM}</days>\n{MM}</invoke>\n{MM}</tool_call>",
+    "muse_glimmer": '<atem:function_calls>\n<atem:invoke name="get_weather.get_weather">\n'
+    f'<atem:parameter name="city">{CITY}</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>",
     "openai": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
     f"{json.dumps(PARIS)}<|call|>",
     "phi4_mini": f'functools[{{"name": "get_weather", "arguments": {json.dumps(PARIS)}}}]',
@@ -69,7 +75,9 @@ NO_CALLS = {
     "internlm": "<|action_start|><|plugin|> nothing",
     "kimi_k2": "<|tool_calls_section_begin|> nothing",
     "lfm2": "<|tool_call_start|>[unknown()]",
+    "inkling": "<|content_invoke_tool_json|> nothing",
     "minimax_m2": "<minimax:tool_call> nothing",
+    "minimax_m3": f"{MM}<tool_call> nothing",
     "openai": "a <|mess to=functions.now",
     "phi4_mini": "functools are useful",
     "seed_oss": "<seed:tool_call> nothing",
@@ -83,7 +91,10 @@ REASONED = {
     "granite": "Here is my thought process: why\nnot Here's my response: Yes",
     "hunyuan": "<think>\nwhy\nnot\n</think>\n<answer>\nYes\n</answer>",
     "kimi_k2": "why\nnot</think>Yes",
+    "inkling": "<|content_thinking|>why\nnot<|end_message|><|content_text|>Yes<|end_message|>",
     "minimax_m2": "why\nnot\n</think>\n\nYes",
+    "minimax_m3": "<mm:think>why\nnot</mm:think>Yes",
+    "muse_glimmer": " to=self<|message|>why\nnot<|eom|><|start|>assistant to=user<|message|>Yes<|eot|>",
     "nemotron_v3": "<think>\nwhy\nnot\n</think>\nYes",
     "openai": "<|channel|>analysis<|message|>why\nnot<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",
     "seed_oss": "<seed:think>why\nnot</seed:think>Yes",
@@ -122,11 +133,13 @@ def test_reasoning_of_each_format_is_separated(name: str):
     assert (found.reasoning.strip(), found.content.strip(), found.calls) == ("why\nnot", "Yes", [])
 
 
-@pytest.mark.parametrize("name", ["glm45", "kimi_k2", "openai"])
+@pytest.mark.parametrize("name", ["glm45", "kimi_k2", "muse_glimmer", "openai"])
 def test_a_call_that_ends_the_reasoning_is_a_call(name: str):
     text = {
         "glm45": f"<think>hm{ONE_CALL['glm45']}",
         "kimi_k2": f"hm{ONE_CALL['kimi_k2']}",
+        "muse_glimmer": " to=self<|message|>hm<|eom|><|start|>assistant to=get_weather.get_weather<|message|>"
+        f"{ONE_CALL['muse_glimmer']}<|eom|>",
         "openai": f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{ONE_CALL['openai']}",
     }[name]
     make = lambda: ChainedParser(REASONING_PARSERS[name](is_open=None), tool_parser_of(name))  # noqa: E731
@@ -145,6 +158,15 @@ def test_values_of_gemma_nest():
     text = '<|tool_call>call:now{a:{b:[<|"|>x<|"|>,1,true,null,word],<|"|>c d<|"|>:{}},e:[]}<tool_call|> Done'
     found = check_output_parser(lambda: tool_parser_of("gemma4"), text, range(0, 90, 4))
     assert json.loads(found.calls[0][1]) == {"a": {"b": ["x", 1, True, None, "word"], "c d": {}}, "e": []}
+    assert found.content.strip() == "Done"
+
+
+def test_values_of_minimax_m3_nest_by_schema_or_name():
+    tools = {"f": {"properties": {"tags": {"type": "array", "items": {"type": "integer"}}}}}
+    inner = f"{MM}<a>{MM}<b>x{MM}</b> {MM}</a>{MM}<rows>{MM}<item>1{MM}</item>{MM}<item>2{MM}</item>{MM}</rows>"
+    text = f'{MM}<invoke name="f">{inner}{MM}<tags>{MM}<t>1{MM}</t>{MM}<t>2{MM}</t>{MM}</tags>{MM}</invoke> Done'
+    found = check_output_parser(lambda: TOOL_PARSERS["minimax_m3"](tools), text, range(0, 300, 7))
+    assert json.loads(found.calls[0][1]) == {"a": {"b": "x"}, "rows": ["1", "2"], "tags": [1, 2]}
     assert found.content.strip() == "Done"
 
 

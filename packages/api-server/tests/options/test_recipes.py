@@ -33,7 +33,7 @@ FORMATS = ("--tokenizer-mode", "--config-format", "--load-format", "--quantizati
 STATE_SPACE = ("--mamba-ssm-cache-dtype",)
 PLUGINS = ("nano_v3", "minicpm5")
 NO_OBSTACLE = (*DEVICES, *FILES, *FORMATS, *STATE_SPACE)
-SHARE = 0.85
+SHARE = 0.95
 
 pytestmark = pytest.mark.skipif(RECIPES is None, reason="shared/data/recipes.txt is not beside the repository")
 

@@ -6,7 +6,9 @@ A call is `{"name": ..., "arguments": {...}}`, and its arguments are passed on w
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llmstack_output_parsers.json_scanner import JsonScanner
 from llmstack_output_parsers.parser import ToolParser
@@ -14,7 +16,6 @@ from llmstack_output_parsers.reader import SPACES, Steps
 
 MAX_NAME_CHARS = 256
 _NAME = "name"
-_ARGUMENTS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
 _SPACES = frozenset(SPACES)
 
@@ -34,7 +35,12 @@ class JsonCallParser(ToolParser):
 
     A call begins when its name is known and its arguments are known to be an object. Until then its text is held, and
     becomes content if it is not a call. All text after that is passed on as the model writes it.
+
+    Attributes:
+        argument_keys: Keys of the arguments in the object.
     """
+
+    argument_keys: ClassVar[Sequence[str]] = ("arguments", "parameters")
 
     def read_call(self, before: str = "", *, is_certain: bool) -> Steps[bool]:
         """Parses the next object. False if it is not a call; then it is content, after `before`.
@@ -81,7 +87,7 @@ class JsonCallParser(ToolParser):
         if key == _NAME and not call.name:
             call.name = yield from self._read_name(call.is_certain)
             return bool(call.name)
-        if key in _ARGUMENTS and not call.has_begun and not call.arguments:
+        if key in self.argument_keys and not call.has_begun and not call.arguments:
             if call.name:
                 call.has_begun = yield from self.pass_arguments(call.name)
                 return call.has_begun

@@ -94,6 +94,22 @@ class InternLMToolParser(MarkedJsonToolParser):
     closings = ("<|action_end|>",)
 
 
+class InklingToolParser(MarkedJsonToolParser):
+    """Calls of Inkling, as `{"name": ..., "args": {...}}` in a block of their own."""
+
+    kept_tokens = ("<|content_invoke_tool_json|>", "<|content_text|>", "<|end_message|>")
+    markers = kept_tokens
+    argument_keys = ("args", "arguments")
+    closings = ("<|end_message|>",)
+
+    def read_after(self, before: str) -> Steps[bool]:
+        """The tokens of other blocks are no content."""
+        if before.startswith(self.kept_tokens[0]):
+            return (yield from super().read_after(before))
+        self.say(before.removeprefix("<|content_text|>").removeprefix("<|end_message|>"))
+        return False
+
+
 class HeadedJsonToolParser(MarkedJsonToolParser):
     """Base of the parsers of calls with the function's name in front of the arguments.
 

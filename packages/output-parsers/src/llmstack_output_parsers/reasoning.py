@@ -144,6 +144,30 @@ class Gemma4Parser(ThinkParser):
         return (yield from super()._read_reasoning())
 
 
+class MiniMaxM3Parser(ThinkParser):
+    """Reasoning between the tags of MiniMax M3."""
+
+    start, end = "<mm:think>", "</mm:think>"
+    kept_tokens = (start, end)
+
+
+class InklingParser(ThinkParser):
+    """Reasoning of Inkling, in a block of its own; the tokens around the answer are no content."""
+
+    start, end = "<|content_thinking|>", "<|end_message|>"
+    _text = "<|content_text|>"
+    kept_tokens = (start, end, _text)
+
+    def _read_answer(self) -> Steps[None]:
+        while True:
+            text, found = self.reader.take_until((self.end, self._text))
+            self.say(text)
+            if not found:
+                if self.reader.is_ended:
+                    return
+                yield
+
+
 class HunyuanParser(ThinkParser):
     """Reasoning of Hunyuan A13B, whose answer has tags as well."""
 

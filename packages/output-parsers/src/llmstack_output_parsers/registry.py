@@ -15,10 +15,13 @@ from llmstack_output_parsers.marked_json import (
     DeepSeekV31ToolParser,
     GraniteToolParser,
     HunyuanToolParser,
+    InklingToolParser,
     InternLMToolParser,
     KimiK2ToolParser,
     Phi4MiniToolParser,
 )
+from llmstack_output_parsers.minimax_m3 import MiniMaxM3ToolParser
+from llmstack_output_parsers.muse import MuseReasoningParser, MuseToolParser
 from llmstack_output_parsers.parser import ToolSchemas
 from llmstack_output_parsers.protocols import OutputParser
 from llmstack_output_parsers.pythonic import Lfm2ToolParser, PythonicToolParser
@@ -28,7 +31,9 @@ from llmstack_output_parsers.reasoning import (
     GlmParser,
     GraniteParser,
     HunyuanParser,
+    InklingParser,
     KimiK2Parser,
+    MiniMaxM3Parser,
     MistralReasoningParser,
     SeedOssParser,
     ThinkParser,
@@ -107,6 +112,7 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "hunyuan": HunyuanToolParser,
     "hunyuan_a13b": HunyuanToolParser,
     "hy_v3": HunyuanV3ToolParser,
+    "inkling": InklingToolParser,
     "internlm": InternLMToolParser,
     "kimi_k2": KimiK2ToolParser,
     "lfm2": Lfm2ToolParser,
@@ -116,7 +122,9 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "llama4_pythonic": PythonicToolParser,
     "mimo": MiMoToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
+    "minimax_m3": MiniMaxM3ToolParser,
     "mistral": MistralToolParser,
+    "muse_glimmer": MuseToolParser,
     "openai": HarmonyToolParser,
     "phi4_mini": Phi4MiniToolParser,
     "phi4_mini_json": Phi4MiniToolParser,
@@ -141,11 +149,14 @@ REASONING_PARSERS: Mapping[str, ReasoningParserFactory] = {
     "hunyuan": HunyuanParser,
     "hunyuan_a13b": HunyuanParser,
     "hy_v3": ThinkParser,
+    "inkling": InklingParser,
     "kimi_k2": KimiK2Parser,
     "ling3": GlmParser,
     "mimo": ThinkParser,
     "minimax_m2": DeepSeekR1Parser,
+    "minimax_m3": MiniMaxM3Parser,
     "mistral": MistralReasoningParser,
+    "muse_glimmer": MuseReasoningParser,
     "nemotron_v3": ThinkParser,
     "openai": HarmonyReasoningParser,
     "openai_gptoss": HarmonyReasoningParser,

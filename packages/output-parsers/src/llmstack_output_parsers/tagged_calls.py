@@ -77,13 +77,18 @@ class TaggedToolParser(ToolParser):
         if not is_closed or not name.strip():
             self.say(before + held)
             return
-        self.begin_call(name.strip())
+        function = self.called_function(name.strip())
+        self.begin_call(function)
         self.add_arguments("{")
-        if (yield from self._read_parameters(self.tools.get(name.strip()))):
+        if (yield from self._read_parameters(self.tools.get(function))):
             self.add_arguments("}")
         for text in self.closings:
             yield from self.reader.take_spaces()
             yield from self.reader.take_if(text)
+
+    def called_function(self, name: str) -> str:
+        """The function that a written name means."""
+        return name
 
     def _take_one(self, texts: Sequence[str]) -> Steps[str]:
         """Takes the first of the texts that is next, and returns it; empty if none is."""

@@ -175,7 +175,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--sleep-preserve-parameter-names": _SLEEP,
     "--specialize-active-lora": _ADAPTERS,
     "--sse-keep-alive-interval": ForeignFlag("streams without news carry a comment at a fixed interval", ("0",)),
-    "--tokenizer-mode": ForeignFlag("every tokenizer is a fast one", ("auto", "hf")),
+    "--tokenizer-mode": ForeignFlag("prompts are made by tokenizer.json and a chat template alone", ("auto", "hf")),
     "--tool-server": ForeignFlag("tools run on clients, not on this server"),
     "--tool-strict-level": ForeignFlag("requests say by 'strict' which functions are held to their schemas", ("auto",)),
     "--trust-request-mm-kwargs": _MEDIA,
