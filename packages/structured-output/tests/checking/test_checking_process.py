@@ -14,7 +14,7 @@ import pytest
 from llmstack_structured_output import ConstraintChecker
 from llmstack_structured_output.checking.process import MAX_JOBS_PER_CHILD
 from llmstack_structured_output.testing import BYTE_VOCAB_SIZE, EOS_TOKEN_ID
-from llmstack_types import InvalidRequestError, StructuredOutputsParams
+from llmstack_types import InvalidRequestError, ServerOverloadedError, StructuredOutputsParams
 
 # Fuel does not pay for the emptiness of an intersection: this takes minutes.
 SLOW = {"allOf": [{"type": "string", "pattern": f"(a|b){{{n},}}[^c]*{n}.*"} for n in range(300, 400)]}
@@ -123,3 +123,14 @@ async def test_the_process_and_its_children_end_with_the_process_that_started_th
         with pytest.raises(ProcessLookupError):
             os.kill(int(child), 0)
     await checker.shutdown()
+
+
+async def test_a_process_that_is_being_started_is_ended_by_shutting_down(folder: Path) -> None:
+    checker = ConstraintChecker(folder, BYTE_VOCAB_SIZE, [EOS_TOKEN_ID], timeout_s=30.0)
+    waiting = asyncio.create_task(checker.check(StructuredOutputsParams(json=SLOW)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert checker._client.process is None
+    await checker.shutdown()
+    with pytest.raises(ServerOverloadedError):
+        await waiting

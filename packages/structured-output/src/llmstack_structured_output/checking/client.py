@@ -58,23 +58,24 @@ class CheckingClient:
             ServerOverloadedError: The process has ended again, cannot be started, or is shut down.
         """
         job = {"params": asdict(params), "limit_s": limit_s, "is_slow": is_slow}
-        for _ in range(0 if self._is_shut_down else _NUM_ATTEMPTS):
+        for _ in range(_NUM_ATTEMPTS):
             outcome = await (await self._living_connection()).run(job)
             if outcome is not None:
                 return outcome
-            if self._is_shut_down:
-                break
         raise ServerOverloadedError("the process that compiles constraints has ended", reason="constraints")
 
     async def shutdown(self) -> None:
         """Ends the process and its children. Idempotent, and final."""
         self._is_shut_down = True
-        connection, self._connection = self._connection, None
+        async with self._starting:  # one that is being started ends too
+            connection, self._connection = self._connection, None
         if connection is not None:
             await connection.shutdown()
 
     async def _living_connection(self) -> _Connection:
         async with self._starting:
+            if self._is_shut_down:
+                raise ServerOverloadedError("constraints are not compiled any more", reason="constraints")
             if self._connection is None or self._connection.is_over:
                 self._connection = _Connection(await self._start_process())
                 self._connection.write(self._configuration)
