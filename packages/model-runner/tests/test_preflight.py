@@ -78,6 +78,17 @@ def test_memory_below_weights_and_the_least_kv_cache_is_refused(
     assert "the memory limit is 0.0 GiB; use a smaller model" in found
 
 
+def test_numbers_of_quantized_weights_keep_their_bytes(tmp_path: Path) -> None:
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 64}
+    folder = Path(write_model(tmp_path / "m", has_weights=False, quantization_config=quantization))
+    numbers, scales = torch.zeros(1000, 64, dtype=torch.int32), torch.zeros(1000, 64)
+    save_file({"w.qweight": numbers, "w.scales": scales}, folder / "model.safetensors")
+    needed = 1000 * 64 * (4 + 2) + 16 * TOKEN_BYTES  # the scales in the type of the model
+    enough, short = (write_limit(tmp_path / name, needed - less) for name, less in (("enough", 0), ("short", 1)))
+    assert problems(str(folder), enough, dtype="bfloat16") == []
+    assert len(problems(str(folder), short, dtype="bfloat16")) == 1
+
+
 def test_the_memory_of_a_gpu_is_not_guessed(tmp_path: Path) -> None:
     root = write_limit(tmp_path / "root", 1)
     folder = write_model(tmp_path / "m")
