@@ -228,6 +228,27 @@ def test_a_dead_engine_core_ends_all_with_a_clear_line(
     assert list(runtime_folder.iterdir()) == []
 
 
+def test_streams_of_all_api_processes_go_on_with_another_engine_core(
+    start: Callable[..., Any], runtime_folder: Path
+) -> None:
+    server = start("--api-server-count", "2")
+    first_pid = server.engine_pid()
+    asked = {**LONG, "max_tokens": 150, "model": "llmstack-demo", "prompt": "The end"}
+    undisturbed = server.client.completions.create(**asked).choices[0].text
+    streams = [iter(server.client.completions.create(**asked, stream=True)) for _ in range(6)]
+    texts = [next(stream).choices[0].text for stream in streams]
+    os.kill(first_pid, signal.SIGKILL)
+    texts = [text + "".join(chunk.choices[0].text for chunk in rest) for text, rest in zip(texts, streams, strict=True)]
+    assert texts == [undisturbed] * 6
+    server.wait_for(lambda: server.get_status("/ready") == 200, "recovered server")
+    assert server.engine_pid() != first_pid
+    assert api_pids(server)
+    assert "another one starts" in server.log
+    assert "Traceback" not in server.log
+    assert server.stop(timeout_s=20) == 0
+    assert list(runtime_folder.iterdir()) == []
+
+
 def test_a_killed_server_takes_all_its_processes_along(start: Callable[..., Any], runtime_folder: Path) -> None:
     server = start("--api-server-count", "2", "-dp", "2")
     family = psutil.Process(server.process.pid).children(recursive=True)

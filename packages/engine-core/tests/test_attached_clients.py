@@ -7,20 +7,28 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmstack_engine_core import EngineConfig
-from llmstack_engine_core.client import AsyncAttachedClient, AsyncInprocClient, AsyncMPClient, attach_async_client
+from llmstack_engine_core.client import (
+    AsyncAttachedClient,
+    AsyncInprocClient,
+    AsyncMPClient,
+    RecoveringClient,
+    attach_async_client,
+)
 from llmstack_engine_core.client.async_client import AsyncClient
-from llmstack_engine_core.launcher import launch_engine_process
+from llmstack_engine_core.launcher import launch_engine_process, relaunch_engine_process
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import (
     Control,
     EngineCoreRequest,
     EngineDeadError,
     EngineStartError,
+    FinishReason,
     InvalidRequestError,
     ModelRunnerConfig,
     SamplingParams,
@@ -71,6 +79,72 @@ async def test_clients_share_an_engine_core_and_get_their_own_outputs(process: E
     for client in clients:
         await client.shutdown()
     assert process.is_alive
+
+
+async def test_clients_of_an_engine_core_that_crashes_go_on_with_the_next_one() -> None:
+    engine = launch_engine_process(config("step_delay_s=0.02"))
+    options = {"start_timeout_s": 30.0, "max_restarts": 2}
+    clients = [attach_async_client([engine.address], client_index=index, **options) for index in range(2)]
+    await asyncio.gather(*(client.wait_until_ready() for client in clients))
+    reading = []
+    for index, client in enumerate(clients):
+        await client.add_request(request(f"r{index}", max_tokens=50))
+        reading.append(asyncio.ensure_future(tokens_of(client, f"r{index}")))
+    await clients[0].call(Control.STATS)
+    os.kill(engine.pid, signal.SIGKILL)
+    other = relaunch_engine_process(config("step_delay_s=0.02"), engine)
+    assert other.address == engine.address
+    assert await asyncio.gather(*reading) == [[5 + place % 3 for place in range(50)]] * 2
+    assert [client.num_restarts for client in clients] == [1, 1]
+    assert {ready.pid for client in clients for ready in client.engines} == {other.pid}
+    ending = [asyncio.ensure_future(read_endlessly(client)) for client in clients]
+    other.terminate()
+    for task in ending:  # it was asked to end: there will be no other one
+        with pytest.raises(EngineDeadError, match="has been stopped"):
+            await task
+    for client in clients:
+        await client.shutdown()
+    other.stop()
+    assert not other.directory.exists()
+
+
+@pytest.mark.full
+async def test_a_request_that_kills_a_shared_engine_core_is_found_and_no_other() -> None:
+    settings = config("deadly_token_id=666")
+    engine = launch_engine_process(settings)
+    options = {"start_timeout_s": 30.0, "max_restarts": 5}
+    clients = [attach_async_client([engine.address], client_index=index, **options) for index in range(2)]
+    await asyncio.gather(*(client.wait_until_ready() for client in clients))
+
+    async def supervise() -> None:
+        nonlocal engine
+        while True:
+            await asyncio.sleep(0.02)
+            if not engine.is_alive:
+                engine = relaunch_engine_process(settings, engine)
+
+    supervising = asyncio.ensure_future(supervise())
+    ends: dict[str, FinishReason] = {}
+
+    async def read(client: RecoveringClient, num_ended: int) -> None:
+        while num_ended:
+            for output in (await client.get_outputs()).outputs:
+                if output.finish_reason is not None:
+                    ends[output.request_id] = output.finish_reason
+                    num_ended -= 1
+
+    for index, client in enumerate(clients):
+        for number in range(3):
+            await client.add_request(request(f"good{index}{number}", max_tokens=20))
+    await clients[1].add_request(replace(request("bad"), prompt_token_ids=[1, 666]))
+    async with asyncio.timeout(90):
+        await asyncio.gather(read(clients[0], 3), read(clients[1], 4))
+    assert ends.pop("bad") is FinishReason.ERROR
+    assert set(ends.values()) == {FinishReason.LENGTH}
+    supervising.cancel()
+    for client in clients:
+        await client.shutdown()
+    engine.stop()
 
 
 async def test_a_client_that_leaves_ends_its_own_requests_only(process: EngineProcess) -> None:

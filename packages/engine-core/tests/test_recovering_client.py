@@ -251,18 +251,44 @@ async def test_one_that_cannot_start_is_not_tried_again() -> None:
     await client.shutdown()
 
 
-async def test_a_beam_search_ends_with_an_error() -> None:
+def beams(name: str, width: int, max_tokens: int) -> list[EngineCoreRequest]:
+    params = SamplingParams(n=width, max_tokens=max_tokens, seed=0, use_beam_search=True, temperature=0.0)
+    names = [name, *(f"{name}-{index}" for index in range(1, width))]
+    return [replace(request(one), sampling_params=params, fork_of="" if one == name else name) for one in names]
+
+
+async def test_a_beam_search_starts_again_and_finds_the_same() -> None:
+    found: list[dict[str, list[int]]] = []
+    for is_killed in (False, True):
+        client = recovering("step_delay_s=0.02")
+        await client.wait_until_ready()
+        for one in [*beams("search", 3, 20), request("other", max_tokens=20)]:
+            await client.add_request(one)
+        reader = Reader(client)
+        await reader.read_tokens(5)
+        if is_killed:
+            os.kill(client.pid, signal.SIGKILL)
+        await reader.read(4)
+        assert {reason for reason, _ in reader.ends.values()} == {FinishReason.LENGTH}
+        assert client.num_restarts == is_killed
+        found.append(reader.tokens)
+        await client.shutdown()
+    assert found[0] == found[1]
+    assert len(found[0]["search-1"]) == 20
+
+
+async def test_a_beam_search_without_all_of_its_beams_ends_with_an_error() -> None:
     client = recovering("step_delay_s=0.02")
     await client.wait_until_ready()
-    params = SamplingParams(n=1, max_tokens=1000, seed=0, use_beam_search=True, temperature=0.0)
-    await client.add_request(replace(request("search"), sampling_params=params))
-    await asyncio.sleep(0.1)
-    os.kill(client.pid, signal.SIGKILL)
+    for one in [*beams("search", 2, 1000), request("other", max_tokens=20)]:
+        await client.add_request(one)
     reader = Reader(client)
-    await reader.read(1)
-    reason, error = reader.ends["search"]
-    assert reason is FinishReason.ERROR
-    assert error == EngineLostError.TEXT
+    await reader.read_tokens(3)
+    await client.abort_requests(["search-1"])
+    os.kill(client.pid, signal.SIGKILL)
+    await reader.read(2)
+    assert reader.ends["search"] == (FinishReason.ERROR, EngineLostError.TEXT)
+    assert reader.tokens["other"] == echo(20)
     await client.shutdown()
 
 

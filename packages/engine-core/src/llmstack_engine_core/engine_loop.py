@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from llmstack_engine_core.admission import error_output
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.ipc.frames import (
+    ENGINE_STOPPED,
     AbortRequests,
     ClientMessage,
     ControlCall,
@@ -60,6 +61,9 @@ class EngineLoop(ABC):
         try:
             while not self._core.is_stopping:
                 self.run_once()
+        except SystemExit:  # the process is asked to end
+            self._broadcast(EngineFailed(ENGINE_STOPPED))
+            raise
         except Exception as error:  # whatever it was, the clients must learn of it; it is raised again
             self._broadcast(EngineFailed(f"the engine core failed: {type(error).__name__}; its log says more"))
             raise

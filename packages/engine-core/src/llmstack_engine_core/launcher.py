@@ -11,14 +11,30 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from llmstack_engine_core.config import EngineConfig
-from llmstack_engine_core.ipc.sockets import make_private_directory, private_address
+from llmstack_engine_core.ipc.sockets import check_private_directory, make_private_directory, private_address
 from llmstack_engine_core.progress import HangWatch, SharedProgress, make_progress_file
 from llmstack_engine_core.start_order import StartOrder, send_start_order
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import EngineStartError
 from llmstack_types.child_environment import without_secrets
+
+
+def relaunch_engine_process(config: EngineConfig, ended: EngineProcess) -> EngineProcess:
+    """Starts another process where one that has ended listened: its clients find it there.
+
+    Raises:
+        EngineStartError: No process can be started, or its directory belongs to another program by now.
+    """
+    ended.stop()
+    try:
+        ended.directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise EngineStartError(f"{ended.directory} cannot be made again: {error.strerror}") from error
+    check_private_directory(ended.directory)
+    return _launch(config, ended.directory, ended.address)
 
 
 def launch_engine_process(config: EngineConfig, address: str | None = None) -> EngineProcess:
@@ -30,7 +46,10 @@ def launch_engine_process(config: EngineConfig, address: str | None = None) -> E
         EngineStartError: No process or no directory could be made.
     """
     directory = make_private_directory()
-    address = address or private_address(directory)
+    return _launch(config, directory, address or private_address(directory))
+
+
+def _launch(config: EngineConfig, directory: Path, address: str) -> EngineProcess:
     ours, theirs = socket.socketpair()
     try:
         with theirs:

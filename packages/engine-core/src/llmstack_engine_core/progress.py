@@ -115,6 +115,11 @@ class HangWatch:
         self._last_look_s: float | None = None
         self._without_progress_s = 0.0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was any progress."""
+        return self._progress.count > 0
+
     def look(self, now_s: float) -> float:
         """How long there has been no progress, if that is too long; else 0.
 

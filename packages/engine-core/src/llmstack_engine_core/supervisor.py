@@ -60,6 +60,11 @@ class EngineProcess:
         return self._popen.poll() is None
 
     @property
+    def has_been_ready(self) -> bool:
+        """True once it had its model loaded."""
+        return self._watch is not None and self._watch.has_begun
+
+    @property
     def was_killed(self) -> bool:
         """True if a signal has ended the process: it could not say why."""
         status = self._popen.poll()

@@ -27,7 +27,12 @@ def make_engine_client(
     from llmstack_engine_core.client import attach_async_client, make_async_client
 
     if addresses:
-        return attach_async_client(addresses, client_index=client_index, start_timeout_s=config.start_timeout_s)
+        return attach_async_client(
+            addresses,
+            client_index=client_index,
+            start_timeout_s=config.start_timeout_s,
+            max_restarts=config.max_restarts,
+        )
     try:
         return make_async_client(config, multiprocess=multiprocess)
     except ValueError as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,8 +15,13 @@ from llmstack_server.serving.launcher import StageTimer, resolve_engine_args, st
 from llmstack_types import LLMStackError
 
 if TYPE_CHECKING:
+    from llmstack_engine_core import EngineConfig
     from llmstack_engine_core.supervisor import EngineProcess
     from llmstack_llm import EngineArgs
+
+logger = logging.getLogger(__name__)
+
+RESTART_WINDOW_S = 60.0
 
 
 @dataclass(slots=True)
@@ -24,34 +32,76 @@ class EngineProcesses:
         model_path: The folder of the model.
         addresses: Addresses of the engine cores, in their order.
         processes: Processes started here; none where the engine cores run elsewhere.
+        configs: What each of them was started with.
     """
 
     model_path: str
     addresses: list[str]
     processes: list[EngineProcess] = field(default_factory=list)
+    configs: list[EngineConfig] = field(default_factory=list)
+    _is_stopping: bool = False
+    _restart_times_s: deque[float] = field(default_factory=deque)
+    _replacements: set[asyncio.Task[None]] = field(default_factory=set)
 
     def watch(self, on_death: Callable[[str, bool], None]) -> None:
-        """Calls `on_death` on the running loop when a process ends, with one line and whether it was killed.
+        """Replaces a process that ends, and ends one that hangs.
 
-        A process that hangs is ended.
+        Where it may not be replaced, `on_death` is called on the running loop, with one line and whether it was killed.
         """
-        loop = asyncio.get_running_loop()
+        for index in range(len(self.processes)):
+            self._watch(index, on_death)
 
-        def ended(index: int, process: EngineProcess) -> None:
+    def _watch(self, index: int, on_death: Callable[[str, bool], None]) -> None:
+        loop, process = asyncio.get_running_loop(), self.processes[index]
+
+        def ended() -> None:
             loop.remove_reader(process.death_fd)
-            on_death(f"engine core {index} has ended: {process.describe_end()}", process.was_killed)
+            line = f"engine core {index} has ended: {process.describe_end()}"
+            if not process.has_been_ready or not self._may_replace(index):
+                on_death(line, process.was_killed)
+                return
+            logger.error("%s; another one starts", line)
+            task = loop.create_task(self._replace(index, on_death))
+            self._replacements.add(task)
+            task.add_done_callback(self._replacements.discard)
 
-        def look(process: EngineProcess) -> None:
+        def look() -> None:
             process.look()
             if process.is_alive:
-                loop.call_later(process.look_interval_s, look, process)
+                loop.call_later(process.look_interval_s, look)
 
-        for index, process in enumerate(self.processes):
-            loop.add_reader(process.death_fd, ended, index, process)
-            look(process)
+        loop.add_reader(process.death_fd, ended)
+        look()
+
+    def _may_replace(self, index: int) -> bool:
+        """Whether it is not too often within a minute; the clients' search for a request counts too."""
+        from llmstack_engine_core.client.recovering import MAX_SEARCH_RESTARTS
+
+        max_restarts, now_s = self.configs[index].max_restarts, time.monotonic()
+        while self._restart_times_s and now_s - self._restart_times_s[0] > RESTART_WINDOW_S:
+            self._restart_times_s.popleft()
+        self._restart_times_s.append(now_s)
+        return max_restarts > 0 and len(self._restart_times_s) <= max_restarts + MAX_SEARCH_RESTARTS
+
+    async def _replace(self, index: int, on_death: Callable[[str, bool], None]) -> None:
+        from llmstack_engine_core.launcher import relaunch_engine_process
+
+        try:
+            process = await asyncio.to_thread(relaunch_engine_process, self.configs[index], self.processes[index])
+        except LLMStackError as error:
+            on_death(f"engine core {index} cannot be replaced: {error}", False)
+            return
+        self.processes[index] = process
+        if self._is_stopping:
+            process.stop()
+        else:
+            self._watch(index, on_death)
 
     async def stop(self) -> None:
         """Stops all processes at the same time and removes their files; takes at most their grace period."""
+        self._is_stopping = True
+        if self._replacements:
+            await asyncio.wait(self._replacements)
         for process in self.processes:
             asyncio.get_running_loop().remove_reader(process.death_fd)
             process.terminate()
@@ -87,6 +137,7 @@ def _launch(arguments: EngineArgs, addresses: Sequence[str]) -> EngineProcesses:
     configs = engine_configs(engine_config)
     places = addresses or [""] * len(configs)
     engines = EngineProcesses(arguments.model, [])
+    engines.configs = configs
     for config, address in zip(configs, places, strict=True):
         engines.processes.append(launch_engine_process(config, address or None))
     engines.addresses = [process.address for process in engines.processes]

@@ -44,6 +44,17 @@ class Journal:
         self._entries[request.request_id] = entry
         return True
 
+    def is_follower(self, request_id: str) -> bool:
+        """Whether it belongs to the beam search of an earlier request in flight."""
+        request = self._entries[request_id].request if request_id in self._entries else None
+        return request is not None and request.sampling_params.use_beam_search and request.fork_of in self._entries
+
+    def followers(self, request_id: str) -> list[str]:
+        """The other requests of the beam search that this one began."""
+        if not self._entries[request_id].request.sampling_params.use_beam_search:
+            return []
+        return [name for name, entry in self._entries.items() if entry.request.fork_of == request_id]
+
     def forget(self, request_ids: Iterable[str]) -> list[str]:
         """Drops requests; those that were in flight."""
         return [request_id for request_id in dict.fromkeys(request_ids) if self._entries.pop(request_id, None)]
@@ -60,11 +71,16 @@ class Journal:
                 entry.output_token_ids.extend(output.new_token_ids)
 
     def resumed(self, request_id: str) -> EngineCoreRequest | None:
-        """The request as it goes on; None for one that cannot: the beams of a search are known to its engine core only.
+        """The request as it goes on; None for one that cannot: a beam search of which a beam was aborted.
 
-        It is sent as a new request: a fork would need its parent, which may have ended.
+        It is sent as a new request: a fork would need its parent, which may have ended. A beam search starts again
+        with all of its requests: it has sent nothing before its end.
         """
         entry = self._entries[request_id]
         if entry.request.sampling_params.use_beam_search:
-            return None
+            first_id = entry.request.fork_of or request_id
+            is_whole = (
+                first_id in self._entries and len(self.followers(first_id)) == entry.request.sampling_params.n - 1
+            )
+            return entry.request if is_whole else None
         return replace(entry.request, fork_of="", output_token_ids=tuple(entry.output_token_ids))

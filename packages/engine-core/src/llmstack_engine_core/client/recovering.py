@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
-from llmstack_engine_core.client.async_mp import AsyncMPClient
+from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient
 from llmstack_engine_core.client.journal import Journal
 from llmstack_engine_core.client.suspects import AfterCrash, Suspects
+from llmstack_engine_core.ipc.frames import ENGINE_STOPPED
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -34,6 +35,8 @@ RESTART_WINDOW_S: Final = 60.0
 MAX_BACKOFF_S: Final = 8.0
 # What finding one among 500 requests takes. An engine core that crashes for another reason causes an endless search.
 MAX_SEARCH_RESTARTS: Final = 12
+# Clients that share an engine core search one after the other, and begin so long after each other.
+TURN_S: Final = 2.0
 
 
 class RecoveringClient:
@@ -47,11 +50,17 @@ class RecoveringClient:
         num_restarts: So far.
     """
 
-    def __init__(self, start: Callable[[], AsyncMPClient], max_restarts: int) -> None:
-        """Starts the first engine core.
+    def __init__(
+        self,
+        start: Callable[[], AsyncMPClient | AsyncAttachedClient],
+        max_restarts: int,
+        shared_turn: int | None = None,
+    ) -> None:
+        """Starts the first engine core, or attaches to it.
 
         Args:
-            start: Starts one.
+            start: Starts one, or attaches to the one that its supervisor starts.
+            shared_turn: The place of this client among those that share the engine core; None for one that does not.
             max_restarts: Within a minute; after more of them it is dead. Those that narrow a search are counted apart.
 
         Raises:
@@ -59,7 +68,9 @@ class RecoveringClient:
         """
         self.num_restarts = 0
         self._start = start
-        self._max_restarts = max_restarts
+        self._shared_turn = shared_turn
+        # The searches of other clients end engine cores too.
+        self._max_restarts = max_restarts if shared_turn is None else max_restarts + MAX_SEARCH_RESTARTS
         self._client = start()
         self._journal = Journal()
         self._suspects = Suspects()
@@ -94,8 +105,8 @@ class RecoveringClient:
 
     @property
     def pid(self) -> int:
-        """Of the engine core's process."""
-        return self._client.pid
+        """Of the engine core's process, the last one that was ready."""
+        return self._client.pid if isinstance(self._client, AsyncMPClient) else self.engines[0].pid
 
     @property
     def sleep_level(self) -> int:
@@ -253,18 +264,23 @@ class RecoveringClient:
 
     def _recover(self, reason: str) -> None:
         """Begins to start another engine core; what the dead one had sent has been taken already."""
+        if self._shared_turn is not None and reason == ENGINE_STOPPED:
+            self._give_up(reason)
         if self._recovery is None and self._death is None:
             if self.num_requests:
                 self._note_stats()
             self._recovery = asyncio.get_running_loop().create_task(self._restart(reason))
 
     async def _restart(self, reason: str) -> None:
-        after = self._suspects.on_crash(list(self._running))
+        # The requests of a beam search go on together, or wait together: only the first one counts.
+        after = self._suspects.on_crash([one for one in self._running if not self._journal.is_follower(one)])
         self._running.clear()
         is_search = after.is_search
         try:
             while not await self._start_another(reason, is_search=is_search):
                 is_search = False
+            if after.is_search and self._shared_turn:
+                await asyncio.sleep(TURN_S * self._shared_turn)
         except EngineDeadError as error:
             self._give_up(str(error))
         finally:
@@ -307,8 +323,9 @@ class RecoveringClient:
         waiting = deque(request_ids)
         while waiting:
             request_id = waiting.popleft()
-            if request_id not in self._journal:
+            if request_id not in self._journal or request_id in self._running:
                 continue
+            waiting.extendleft(reversed(self._journal.followers(request_id)))
             request = self._journal.resumed(request_id)
             if request is None:
                 waiting += self._fail(request_id, EngineLostError.TEXT)
@@ -319,13 +336,16 @@ class RecoveringClient:
                 waiting += self._fail(request_id, EngineLostError.TEXT)
 
     def _fail(self, request_id: str, error: str) -> list[str]:
-        """Ends a request; returns those that waited for it."""
-        if self._journal.forget([request_id]):
-            self._own_outputs.append(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error))
-            if not self.num_requests:
-                self._note_stats()
-            self._wake()
-        return self._suspects.forget([request_id])
+        """Ends a request, and the beam search that it began; returns those that waited for it."""
+        if request_id not in self._journal:
+            return self._suspects.forget([request_id])
+        ended = self._journal.forget([request_id, *self._journal.followers(request_id)])
+        for one in ended:
+            self._own_outputs.append(EngineCoreOutput(one, [], finish_reason=FinishReason.ERROR, error=error))
+        if not self.num_requests:
+            self._note_stats()
+        self._wake()
+        return self._suspects.forget(ended)
 
     def _note_stats(self) -> None:
         """Replaces the last statistics of the dead engine core: nothing is running, and requests in flight wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, Operation
 
@@ -74,6 +74,10 @@ class EngineFailed:
     """The engine core is about to end; one line for the user."""
 
     reason: str
+
+
+ENGINE_STOPPED: Final = "the engine core has been stopped"
+"""The reason of an `EngineFailed` that no crash explains: there will be no other engine core."""
 
 
 @dataclass(frozen=True, slots=True)
