@@ -88,7 +88,7 @@ def core_over(
     cache = CacheConfig(runner.num_blocks, BLOCK_SIZE, enable_prefix_caching=False)
     ready = EngineReady(runner.num_blocks, BLOCK_SIZE, max_model_len, spec.vocab_size, spec.dtype, spec.device)
     scheduler = build_scheduler(limits, cache)
-    return EngineCore(scheduler, runner.runner, ready, log_stats=False, async_scheduling=is_ahead)
+    return EngineCore(scheduler, runner.runner, ready, log_stats=False, num_steps_under_way=1 + is_ahead)
 
 
 def serve(

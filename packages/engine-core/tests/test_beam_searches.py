@@ -111,7 +111,7 @@ class Rig:
         scheduler = Scheduler(config, build_cache(cache), draft_source=draft_source)
         self.runner = TextRunner()
         ready = EngineReady(num_blocks, 4, 64, VOCAB_SIZE, "float32", "cpu")
-        self.core = EngineCore(scheduler, self.runner, ready, step_log=self.log, async_scheduling=is_async)  # type: ignore[arg-type]
+        self.core = EngineCore(scheduler, self.runner, ready, step_log=self.log, num_steps_under_way=1 + is_async)  # type: ignore[arg-type]
         self.searches = self.core._beam_searches
         self.outputs: dict[str, EngineCoreOutput] = {}
 

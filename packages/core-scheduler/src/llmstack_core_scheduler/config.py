@@ -26,6 +26,9 @@ class SchedulerConfig:
             completes, then go before longer ones. 0 is no such limit.
         num_lookahead_slots: Most draft tokens of one row, of a source of drafts that the scheduler is given.
         max_num_preemptions: How often a request may lose its row before it is protected.
+        pipeline_parallel_size: Stages of the model, each of which can compute another step meanwhile. With several
+            a request waits while the step that samples its next token is under way, and each step takes only its
+            share of the running requests, so that every stage has work.
         speculative: Which drafts the scheduler makes itself; None makes none.
 
     Raises:
@@ -43,9 +46,11 @@ class SchedulerConfig:
     num_lookahead_slots: int = 0
     max_num_preemptions: int = 4
     speculative: SpeculativeConfig | None = None
+    pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum"):
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "pipeline_parallel_size")
+        for name in (*sizes, "max_num_preemptions", "fair_quantum"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots"):
@@ -55,6 +60,9 @@ class SchedulerConfig:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if self.speculative is not None and self.num_lookahead_slots:
             raise ValueError("num_lookahead_slots must be 0 where speculative says how many draft tokens a row has")
+        if self.pipeline_parallel_size > 1 and self.max_num_drafts:
+            size = self.pipeline_parallel_size
+            raise ValueError(f"pipeline_parallel_size {size} and drafts exclude each other: drafts need one stage")
         if not self.enable_chunked_prefill:
             self._check_whole_prompts()
 

@@ -141,7 +141,7 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Chooses the rows of the next step. `now_s` is when, for the measured cost of preemption."""
-        plan = StepPlan(self._config.max_num_batched_tokens)
+        plan = StepPlan(self._config, len(self.running))
         if self._has_windows:
             self._free_passed_blocks()
         self._schedule_running(plan)
@@ -244,9 +244,9 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> None:
         running, max_num_row_tokens = self.running.requests, self._config.max_num_row_tokens
         add_row, block_size = plan.add, self._block_size
-        num_unknown_tokens = 1 if self._steps_under_way else 0
+        num_unknown_tokens = plan.num_unknown_tokens if self._steps_under_way else 0
         num_visited = 0
-        while num_visited < len(running):
+        while num_visited < len(running) and len(plan.rows) < plan.max_num_rows:
             request = running[num_visited]
             num_visited += 1
             num_tokens = request.num_tokens - request.num_computed_tokens

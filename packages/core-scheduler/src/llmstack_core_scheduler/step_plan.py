@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.request import Request
 from llmstack_types import NewRequest, ScheduledRequest, SchedulerOutput
 
@@ -26,6 +27,8 @@ class StepPlan:
         requests: The requests of `rows`, in the same order.
         preempted_request_ids: Rows that the runner has to drop because their blocks went to others.
         has_preempted: Whether a request has lost blocks in this step.
+        max_num_rows: Rows of requests that ran before: each stage of the model has its share of them.
+        num_unknown_tokens: Tokens of a row that the step before this one may still be sampling.
         num_partial_rows: Rows that leave some of their request's tokens for later.
         num_forks: Requests that begin in this step with another's blocks.
         swap_outs: Copies (block, host block) that come first.
@@ -38,9 +41,11 @@ class StepPlan:
         "block_copies",
         "budget",
         "has_preempted",
+        "max_num_rows",
         "new_requests",
         "num_forks",
         "num_partial_rows",
+        "num_unknown_tokens",
         "preempted_request_ids",
         "requests",
         "rows",
@@ -48,9 +53,12 @@ class StepPlan:
         "swap_outs",
     )
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self._max_num_tokens = budget
+    def __init__(self, config: SchedulerConfig, num_running: int) -> None:
+        """`num_running`: Requests that run before the step."""
+        self.budget = self._max_num_tokens = config.max_num_batched_tokens
+        num_stages = config.pipeline_parallel_size
+        self.max_num_rows = num_running if num_stages == 1 else -(-num_running // num_stages)
+        self.num_unknown_tokens = 1 if num_stages == 1 else 0
         self.rows: list[ScheduledRequest] = []
         self.requests: list[Request] = []
         self.new_requests: list[NewRequest] = []
@@ -71,7 +79,7 @@ class StepPlan:
         self.budget -= num_tokens
         if end != request.num_tokens:
             self.num_partial_rows += 1
-        elif end < request.max_num_slots:
+        elif end < request.max_num_slots and self.num_unknown_tokens:
             request.num_tokens = end + 1  # the row samples, and that token will not be the last
 
     def add_drafts(self, index: int, draft_token_ids: list[int], new_block_ids: list[int]) -> None:

@@ -39,6 +39,8 @@ def append_until_stop(request: Request, sampled_token_ids: list[int]) -> tuple[l
             stop = check_stop(request)
             if stop is not None:
                 return token_ids[num_known_tokens:], stop
+    if len(token_ids) > request.num_tokens:  # the scheduler has waited for them
+        request.num_tokens = len(token_ids)
     return sampled_token_ids, None
 
 

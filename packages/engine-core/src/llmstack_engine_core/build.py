@@ -106,7 +106,7 @@ def _build_with_runner(
         log_stats=config.log_stats,
         max_num_queued_requests=config.max_num_queued_requests,
         step_log=step_log,
-        async_scheduling=ready.async_scheduling,
+        num_steps_under_way=max(2 if ready.async_scheduling else 1, scheduler_config.pipeline_parallel_size),
         events=events,
         recorder=recorder,
         residency=residency,
@@ -148,6 +148,8 @@ def resolve_async_scheduling(config: EngineConfig, device: str) -> bool:
     """What was asked for; else on a device that computes by itself, unless drafts have to follow known tokens."""
     if config.async_scheduling is not None:
         return config.async_scheduling
+    if config.scheduler.pipeline_parallel_size > 1:
+        return False  # several steps are under way, each of requests whose tokens are known
     return device == "cuda" and not config.scheduler.max_num_drafts
 
 

@@ -102,7 +102,7 @@ class EngineConfig:
             raise ValueError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, but is {self.log_level[:64]!r}")
 
     def _check_shared_limits(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "pipeline_parallel_size"):
             of_model, of_scheduler = getattr(self.model, name), getattr(self.scheduler, name)
             if of_model != of_scheduler:
                 raise ValueError(f"model.{name} is {of_model}, but scheduler.{name} is {of_scheduler}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -59,7 +60,7 @@ class EngineCore:
         log_stats: bool = True,
         max_num_queued_requests: int = 65_536,
         step_log: StepLog | None = None,
-        async_scheduling: bool = False,
+        num_steps_under_way: int = 1,
         events: EventBus | None = None,
         recorder: StepRecorder | None = None,
         residency: BlockResidency | None = None,
@@ -68,7 +69,8 @@ class EngineCore:
         """Connects the stages.
 
         `constraints` makes the backend of constrained requests; None refuses them. `step_log` logs the calls of the
-        scheduler, those of the beam searches included. `events` is what the scheduler reports states to; `recorder` and
+        scheduler, those of the beam searches included. `num_steps_under_way` steps are started before the first of them
+        has to have results. `events` is what the scheduler reports states to; `recorder` and
         `residency` are among its hooks.
         """
         self.ready = ready
@@ -85,8 +87,8 @@ class EngineCore:
         self._beam_searches = BeamSearches(self._scheduler)
         self._log_stats = log_stats
         self._max_num_queued_requests = max_num_queued_requests
-        self._async_scheduling = async_scheduling
-        self._under_way: tuple[SchedulerOutput, PendingOutput] | None = None
+        self._num_steps_under_way = num_steps_under_way
+        self._under_way: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
         self._clock = clock
         self._residency = residency
         self._executed_s = 0.0
@@ -194,16 +196,18 @@ class EngineCore:
                 self._forget([request.request_id])
 
     def _update_due(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
-        """Applies the step's results, or under asynchronous scheduling those of the one before."""
-        if not self._async_scheduling:
+        """Applies the step's results, or those of the oldest one if several may be under way."""
+        if self._num_steps_under_way == 1:
             return self._update(scheduled, pending)
-        last, self._under_way = self._under_way, (scheduled, pending)
+        under_way = self._under_way
+        under_way.append((scheduled, pending))
         self._executed_s = self._clock()
-        step_outputs = EngineCoreOutputs([], self._executed_s) if last is None else self._update(*last)
-        if scheduled.is_empty():  # there is nothing to wait for
-            self._under_way = None
-            others = self._update(scheduled, pending).outputs
-            return step_outputs._replace(outputs=[*step_outputs.outputs, *others])
+        if len(under_way) < self._num_steps_under_way and not scheduled.is_empty():
+            return EngineCoreOutputs([], self._executed_s)
+        step_outputs = self._update(*under_way.popleft())
+        while under_way and under_way[0][0].is_empty():  # there is nothing to wait for
+            others = self._update(*under_way.popleft()).outputs
+            step_outputs = step_outputs._replace(outputs=[*step_outputs.outputs, *others])
         return step_outputs
 
     def _update(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:

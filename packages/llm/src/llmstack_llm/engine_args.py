@@ -139,6 +139,7 @@ class EngineArgs(
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
             "fair_quantum": self.fair_quantum,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
+            "pipeline_parallel_size": self.pipeline_parallel_size,
             "max_num_partial_prefills": self.max_num_partial_prefills, "speculative": speculative, **limits,
         }  # fmt: skip
         data: dict[str, Any] = {

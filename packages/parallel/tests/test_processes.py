@@ -1,0 +1,127 @@
+"""Ranks as processes: one start for several tests, and the loss of one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from parallel_helpers.families import write_family
+from parallel_helpers.schedules import NUM_BLOCKS, make_config
+
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.testing import StepDriver
+from llmstack_parallel.errors import LostRankError
+from llmstack_parallel.launcher import ProcessPeers
+from llmstack_parallel.runner import ParallelRunner, start_peers, states_bytes
+from llmstack_types import EngineStartError, ModelRunnerConfig, SamplingParams
+
+
+class Started:
+    """A runner over two processes, with the processes."""
+
+    def __init__(self, config: ModelRunnerConfig, backend: str | None = None) -> None:
+        self.processes: list[ProcessPeers] = []
+        self.backend = backend
+        self.runner = ParallelRunner(config, self._start)
+        self.runner.load_model()
+        self.runner.initialize_kv_cache(NUM_BLOCKS)
+
+    def _start(self, config: ModelRunnerConfig) -> ProcessPeers:
+        made = start_peers(config) if self.backend is None else ProcessPeers(config, self.backend, states_bytes(config))
+        self.processes.append(made)
+        return made
+
+
+def greedy(runner: ModelRunner | ParallelRunner, num_tokens: int = 12) -> list[int]:
+    driver = StepDriver(runner, NUM_BLOCKS)  # type: ignore[arg-type]  # it calls what both have
+    driver.add("request", [5, 9, 30, 2, 77], SamplingParams(temperature=0.0))
+    tokens = driver.run(num_tokens)["request"]
+    driver.remove("request")
+    driver.step({})
+    return tokens
+
+
+def alone(config: ModelRunnerConfig) -> list[int]:
+    runner = ModelRunner(config)
+    runner.load_model()
+    runner.initialize_kv_cache(NUM_BLOCKS)
+    return greedy(runner)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def started(folder: Path) -> Iterator[Started]:
+    started = Started(make_config(folder, tensor_parallel_size=2))
+    yield started
+    started.runner.shutdown()
+
+
+def test_two_processes_give_the_tokens_of_one(started: Started, folder: Path) -> None:
+    assert greedy(started.runner) == alone(make_config(folder))
+    backends = started.runner.backends()
+    assert backends["ranks"] == "2 per stage, 1 stages, SharedMemoryExchange"
+    assert backends["numeric_contract"].endswith("(tensor_parallel_size 2)")
+
+
+def test_all_ranks_load_weights_and_allocate_storage_again_after_sleep(started: Started) -> None:
+    before = greedy(started.runner)
+    started.runner.sleep(2)
+    started.runner.wake_up()
+    assert greedy(started.runner) == before
+
+
+def test_the_name_of_a_process_says_rank(started: Started) -> None:
+    (pid,) = started.processes[0].pids().values()
+    assert b"llmstack_parallel.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_rank_that_is_killed_ends_the_engine_core_and_is_no_error_of_a_request(started: Started) -> None:
+    """The last test with these processes."""
+    (pid,) = started.processes[0].pids().values()
+    driver = StepDriver(started.runner, NUM_BLOCKS)  # type: ignore[arg-type]
+    driver.add("request", [5, 9, 30], SamplingParams(temperature=0.0))
+    driver.run(2)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(LostRankError, match="rank 1 of 2"):
+        driver.run(50)
+    assert driver.errors == {}
+    started.runner.shutdown()
+    with pytest.raises(LostRankError, match="not started"):
+        greedy(started.runner)
+
+
+@pytest.mark.full
+def test_a_rank_that_is_stopped_is_noticed_by_the_deadline_of_a_step(folder: Path) -> None:
+    started = Started(make_config(folder, pipeline_parallel_size=2, rank_timeout_s=1.0))
+    try:
+        (pid,) = started.processes[0].pids().values()
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(LostRankError, match="does not answer"):
+            greedy(started.runner)
+    finally:
+        started.runner.shutdown()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=str)
+def test_gloo_gives_the_same_tokens_where_memory_cannot_be_shared(sizes: tuple[int, int], folder: Path) -> None:
+    config = make_config(folder, tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
+    started = Started(config, "gloo")
+    try:
+        assert greedy(started.runner) == alone(make_config(folder))
+    finally:
+        started.runner.shutdown()
+
+
+@pytest.mark.full
+def test_a_model_that_only_a_rank_cannot_load_is_refused_with_its_name(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises((EngineStartError, ValueError)):
+        Started(make_config(tmp_path, tensor_parallel_size=2))
