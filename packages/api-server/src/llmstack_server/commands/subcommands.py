@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CHECKED = "checked options"
 """Attribute of a namespace whose options have been checked; None after a dry run."""
 EXIT_CODE = 1
-"""Of a dry run that finds something missing."""
+"""Of a dry run or a translation that finds something missing."""
 
 
 class ServeCommand:
@@ -35,6 +35,10 @@ class ServeCommand:
     def problems(self, namespace: argparse.Namespace) -> list[str]:
         """A sentence for each option at fault; for a dry run, after the table of all options."""
         settings = _serve_settings(namespace)
+        if settings["translate"] is not None:
+            namespace.exit_code = EXIT_CODE
+            setattr(namespace, _CHECKED, None)
+            return _print_translation(settings["translate"])
         if settings["dry_run"]:
             # Here, so that the table is printed and the exit code is the same where other flags are unknown.
             namespace.exit_code = EXIT_CODE
@@ -138,6 +142,18 @@ def _print_dry_run(settings: Settings) -> list[str]:
     _write("serve", "warning", found.warnings)
     sys.stdout.write(f"{found.table}\n")
     return list(found.problems)
+
+
+def _print_translation(line: str) -> list[str]:
+    """Prints a command of llmstack, and returns a sentence for each thing that it lacks."""
+    from llmstack_server.commands.translate import translate
+
+    try:
+        found = translate(line)
+    except ValueError as error:
+        return [f"--translate: {error}"]
+    sys.stdout.write(f"{found}\n")
+    return found.missing
 
 
 def _write(command: str, kind: str, lines: Iterable[str]) -> None:

@@ -108,6 +108,12 @@ class SourceOptions(OptionGroup):
         flag="--dry-run",
         help="check all options and the model's files, print each option with its source and what is missing, and exit",
     )
+    translate: str | None = option(
+        None,
+        flag="--translate",
+        metavar="LINE",
+        help="print a line of vllm serve, SGLang's launch_server or llama-server as a command of llmstack, and exit",
+    )
     assume_devices: str | None = option(
         None,
         flag="--assume-devices",

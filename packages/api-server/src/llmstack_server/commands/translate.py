@@ -1,0 +1,182 @@
+"""`--translate LINE`: the command of another engine as one of llmstack."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmstack_llm.options.foreign import foreign_flag, value_of
+from llmstack_llm.options.option import Option
+from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS
+
+_FILE = Path(__file__).with_name("other_engines.json")
+MAX_LINE_CHARS = 65_536
+_STARTS: Mapping[str, str] = {
+    "vllm.entrypoints.openai.api_server": "vllm", "vllm": "vllm", "sglang.launch_server": "sglang",
+    "sglang": "sglang", "llama-server": "llama.cpp",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The flags of one version of an engine.
+
+    Attributes:
+        defaults: Flags of ours with the values that this engine has where the line says nothing.
+        flags, switches: Flag to ours; a switch may become a flag with a value.
+        values: Flag of ours to the values that have other names there.
+        notes: Flag to what differs.
+        without_effect: Flag to the reason.
+        switches_without_effect: Those of them that take no value.
+        always: Differences whatever the line says.
+    """
+
+    name: str
+    version: str
+    defaults: Mapping[str, str]
+    flags: Mapping[str, str]
+    switches: Mapping[str, str]
+    values: Mapping[str, Mapping[str, str]]
+    notes: Mapping[str, str]
+    without_effect: Mapping[str, str]
+    switches_without_effect: Sequence[str]
+    always: Sequence[str]
+
+
+@dataclass(slots=True)
+class Translation:
+    """A command of llmstack.
+
+    Attributes:
+        words: The words after `llmstack serve`.
+        differences: A sentence for each difference that does not matter to a start.
+        missing: A sentence for each thing that has no counterpart.
+    """
+
+    words: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [shlex.join(["llmstack", "serve", *self.words]), *(f"# {line}" for line in self.differences)]
+        return "\n".join(lines)
+
+
+def translate(text: str) -> Translation:
+    """The command line of vLLM, SGLang or llama.cpp as one of llmstack; values are not checked.
+
+    Raises:
+        ValueError: The text is no such line; one sentence.
+    """
+    if len(text) > MAX_LINE_CHARS:
+        raise ValueError(f"the line has more than {MAX_LINE_CHARS} characters")
+    try:
+        words = shlex.split(text.replace("\\\n", " "))
+    except ValueError as error:
+        raise ValueError(f"the line is not complete: {error}") from None
+    engine, rest = _engine_of(words)
+    found = Translation()
+
+    while rest:
+        _take_flag(engine, rest, found)
+    _add_defaults(engine, found)
+    return found
+
+
+def read_engines() -> dict[str, Engine]:
+    """The engines whose lines can be translated."""
+    found = json.loads(_FILE.read_text(encoding="utf-8"))
+    return {name: Engine(name, **fields) for name, fields in found.items()}
+
+
+def _engine_of(words: Sequence[str]) -> tuple[Engine, list[str]]:
+    for index, word in enumerate(words):
+        if (name := _STARTS.get(Path(word).name)) is not None:
+            rest = list(words[index + 1 :])
+            return read_engines()[name], rest[1:] if rest[:1] == ["serve"] else rest
+    raise ValueError("the line starts neither vllm serve nor sglang.launch_server nor llama-server")
+
+
+def _take_flag(engine: Engine, rest: list[str], found: Translation) -> None:
+    """Takes the first flag of `rest` with its values."""
+    word = rest.pop(0)
+    if not word.startswith("-") or word == "-":
+        found.words.append(word)
+        return
+    flag, equals, value = word.partition("=")
+    flag = _normalised(flag)
+    given = [value] if equals else []
+    option = _option_of(engine.flags.get(flag, flag).partition(".")[0])
+    is_switch = not equals and _is_switch(engine, flag, option)
+    is_list = option is not None and option.type.is_list
+    while not is_switch and not equals and rest and (is_list or not given) and not _is_flag(rest[0]):
+        given.append(rest.pop(0))
+    if flag in engine.without_effect:
+        found.differences.append(f"{shlex.join([flag, *given])} has no effect: {engine.without_effect[flag]}")
+    elif flag in engine.switches:
+        found.words += engine.switches[flag].split("=")
+    elif flag in engine.flags or engine.name == "vllm":
+        _add_ours(engine, flag, given, found)
+    else:
+        found.missing.append(f"{flag}: nothing here is known to correspond to this flag of {engine.name}")
+
+
+def _add_ours(engine: Engine, flag: str, given: Sequence[str], found: Translation) -> None:
+    ours = engine.flags.get(flag, flag)
+    base = ours.partition(".")[0]
+    if flag in engine.notes:
+        found.differences.append(f"{flag} {engine.notes[flag]}")
+    option = _option_of(base)
+    if option is not None:
+        names = engine.values.get(ours, {})
+        values = [names.get(value, value) for value in given]
+        found.words += [ours, *values]
+        reason = option.reason_for(values[-1]) if values else ""
+        found.differences += [f"{shlex.join([ours, *values])}: {reason}"] if reason else []
+        return
+    foreign = foreign_flag(ALL_FOREIGN_FLAGS, base)
+    if foreign is None:
+        found.missing.append(f"{flag}: unknown flag")
+        return
+    value = value_of(base, given)
+    refusal = foreign.refusal(value) if base == ours else "" if foreign.is_accepted else foreign.reason
+    if refusal:
+        found.missing.append(f"{flag}: {refusal}")
+    else:
+        found.differences.append(f"{shlex.join([flag, *given])} has no effect: {foreign.reason}")
+
+
+def _add_defaults(engine: Engine, found: Translation) -> None:
+    """Writes out what the other engine does where its line says nothing, and ours does otherwise."""
+    found.differences += engine.always
+    for flag, value in engine.defaults.items():
+        if flag not in found.words and "--uds" not in found.words:
+            found.words += [flag, value]
+            found.differences.append(f"{flag} {value} is the default of {engine.name}")
+
+
+def _normalised(flag: str) -> str:
+    """`--max_model_len` as `--max-model-len`; keys after a dot stay."""
+    base, dot, keys = flag.partition(".")
+    return (base.replace("_", "-") if base.startswith("--") else base) + dot + keys
+
+
+def _option_of(flag: str) -> Option | None:
+    return next((option for option in SERVE_OPTIONS if flag in (*option.flags, *option.negative_flags)), None)
+
+
+def _is_switch(engine: Engine, flag: str, option: Option | None) -> bool:
+    if flag in engine.switches or flag in engine.switches_without_effect:
+        return True
+    if engine.name != "vllm":
+        return False
+    foreign = foreign_flag(ALL_FOREIGN_FLAGS, flag)
+    return option.is_switch if option is not None else foreign is not None and foreign.is_switch
+
+
+def _is_flag(word: str) -> bool:
+    """Whether a word is a flag, not a negative number."""
+    return word.startswith("-") and not word[1:2].isdigit() and word != "-"
