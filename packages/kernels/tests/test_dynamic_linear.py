@@ -6,8 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear import INT8_DYNAMIC, bits_per_weight, linear, pack_linear
-from llmstack_kernels.linear.dynamic import DynamicLinear, round_rows, round_weight
+from llmstack_kernels.linear import (
+    INT8_DYNAMIC,
+    StoredWeight,
+    bits_per_weight,
+    linear,
+    pack_linear,
+    pack_stored_linear,
+)
+from llmstack_kernels.linear.dynamic import DynamicLinear, DynamicWeight, round_rows, round_weight
 from llmstack_kernels.linear.native import NativeLinear
 from llmstack_kernels.native import NativeLibrary
 from llmstack_kernels.testing import native_variants
@@ -67,6 +74,19 @@ def test_a_row_that_is_no_number_stays_one_and_its_neighbours_are_not_affected(v
     others = [0, 1, 3, 5, 7, 8, 9, 10]
     assert torch.equal(found[others], expected[others])
     assert torch.equal(DynamicLinear(round_weight(weight), None)(x)[others], expected[others])
+
+
+def test_integers_of_a_checkpoint_are_taken_as_they_are() -> None:
+    integers = torch.randint(-128, 128, (70, 64)).to(torch.int8)
+    scales = torch.rand(70, 1).half()
+    stored = StoredWeight("int8", integers.view(torch.uint8) ^ 128, scales, 64)
+    x = torch.randn(3, 64).bfloat16()
+    packed = pack_stored_linear(stored, torch.bfloat16, rounds_inputs=True)
+    expected = DynamicLinear(DynamicWeight(integers, scales[:, 0].float()), None)
+    assert torch.equal(packed(x, out_dtype=torch.float32), expected(x, out_dtype=torch.float32))
+    grouped = StoredWeight("int8", stored.numbers, torch.rand(70, 2), 32)
+    found = pack_stored_linear(grouped, torch.float32, rounds_inputs=True)(x.float())
+    torch.testing.assert_close(found, F.linear(x.float(), grouped.dequantize(torch.float32)), rtol=1e-4, atol=1e-2)
 
 
 def test_rounding_is_to_nearest_of_127_steps() -> None:

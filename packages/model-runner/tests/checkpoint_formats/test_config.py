@@ -71,6 +71,15 @@ def test_what_is_not_supported_is_refused_in_a_sentence(fields: Any, message: st
     assert "\n" not in str(caught.value)
 
 
+def test_rounded_inputs_can_be_asked_of_checkpoints_that_were_made_for_them() -> None:
+    config = {"quantization_config": CASES["compressed w8a8"][0]}
+    found, scheme = choose_quantization(config, "int8_dynamic")
+    assert (found, scheme) == (read_format(config), "int8_dynamic")
+    for case in ("compressed w8a16", "compressed fp8", "bitsandbytes 8"):
+        with pytest.raises(ValueError, match="leave out quantization 'int8_dynamic'"):
+            choose_quantization({"quantization_config": CASES[case][0]}, "int8_dynamic")
+
+
 @pytest.mark.parametrize("option", ["int8", "fp8", "gptq"])
 def test_an_option_that_contradicts_the_checkpoint_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match=rf"quantized already \(by awq\), so leave out quantization '{option}'"):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from model_runner_helpers.paged_harness import PagedHarness
 from model_runner_helpers.quantized_layers import CASES, Draws
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from llmstack_kernels.linear import computes_stored
+from llmstack_kernels.linear import INT8_DYNAMIC, computes_stored
 from llmstack_model_runner.checkpoint_formats.config import read_format
 from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.weights import load_weights
@@ -94,6 +94,19 @@ def test_a_row_has_the_same_bits_in_any_batch(case: str, dtype: torch.dtype, tmp
     whole = harness.step([("a", PROMPT), ("b", PROMPT[5:])])
     parts = [harness.step([("c", PROMPT[:7])]), harness.step([("c", PROMPT[7:8])])]
     assert torch.equal(torch.cat(parts), whole[:8])
+
+
+def test_inputs_are_rounded_on_request_and_layers_in_full_precision_stay_so(tmp_path: Path) -> None:
+    config = write_checkpoint(tmp_path, make_reference(LLAMA), "compressed w8a8")
+    exact = PagedHarness(load(tmp_path, config), torch.float32).step([("a", PROMPT)])
+    model = load_model_class("LlamaForCausalLM")(config, torch.float32, torch.device("cpu"))
+    load_weights(model, tmp_path, quantization=INT8_DYNAMIC, checkpoint_format=read_format(config))
+    found = PagedHarness(model, torch.float32).step([("a", PROMPT)])  # type: ignore[arg-type]  # a decoder
+    assert 1e-4 < (found - exact).norm() / exact.norm() < 0.05
+    row = torch.randn(1, 128)
+    head = model.compute_logits(row)  # type: ignore[attr-defined]
+    expected = torch.nn.functional.linear(row, load_file(tmp_path / "model.safetensors")["lm_head.weight"])
+    torch.testing.assert_close(head, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_experts_of_a_quantized_checkpoint_equal_transformers(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.linear.composed import concatenate_linears
-from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, round_weight
+from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight, as_dynamic, round_weight
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
 from llmstack_kernels.linear.reference import GATES
 from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight, join_stored
@@ -92,17 +92,19 @@ def pack_linear(
     if quantization is None:
         packed = module.pack_linear(weight, bias, is_batch_invariant)
     elif quantization == INT8_DYNAMIC:
-        packed = _pack_dynamic(module, weight, bias)
+        packed = _pack_dynamic(module, round_weight(weight), weight.dtype, bias)
     else:
         quantized = module.quantize(weight, quantization)
         packed = module.pack_quantized_linear(quantized, weight.dtype, bias, is_batch_invariant)
     return packed
 
 
-def _pack_dynamic(module: ModuleType, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+def _pack_dynamic(
+    module: ModuleType, weight: DynamicWeight, dtype: torch.dtype, bias: torch.Tensor | None
+) -> PackedLinear:
     if not hasattr(module, "pack_dynamic_linear"):
-        return DynamicLinear(round_weight(weight), bias)
-    packed: PackedLinear = module.pack_dynamic_linear(weight, bias)
+        return DynamicLinear(weight, bias)
+    packed: PackedLinear = module.pack_dynamic_linear(weight, dtype, bias)
     return packed
 
 
@@ -111,11 +113,18 @@ def pack_stored_linear(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     is_batch_invariant: bool = False,
+    rounds_inputs: bool = False,
 ) -> PackedLinear:
-    """Pack a weight of a quantized checkpoint and an optional bias, for inputs of `dtype`."""
+    """Pack a weight of a quantized checkpoint and an optional bias, for inputs of `dtype`.
+
+    With `rounds_inputs`, symmetric integers of 8 bits with one scale per output are packed as `INT8_DYNAMIC`.
+    """
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias of shape {tuple(bias.shape)} does not fit {weight.shape[0]} outputs.")
     module = implementation("linear", weight.numbers.device.type)
+    integers = as_dynamic(weight) if rounds_inputs else None
+    if integers is not None:
+        return _pack_dynamic(module, integers, dtype, bias)
     packed: PackedLinear = module.pack_stored_linear(weight, dtype, bias, is_batch_invariant)
     return packed
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from llmstack_kernels.linear.reference import finish
+from llmstack_kernels.linear.stored_weight import StoredWeight
 
-__all__ = ["INT8_DYNAMIC", "DynamicLinear", "DynamicWeight", "round_rows", "round_weight"]
+__all__ = ["INT8_DYNAMIC", "DynamicLinear", "DynamicWeight", "as_dynamic", "round_rows", "round_weight"]
 
 INT8_DYNAMIC = "int8_dynamic"
 _LARGEST = 127
@@ -29,7 +30,7 @@ class DynamicWeight:
     """A weight [out_features, in_features] in integers.
 
     Attributes:
-        integers: int8 [out_features, in_features], within ±127.
+        integers: int8 [out_features, in_features].
         scales: float32 [out_features].
     """
 
@@ -63,6 +64,14 @@ def round_weight(weight: torch.Tensor) -> DynamicWeight:
         rounded, scales[chunk] = round_rows(weight[chunk])
         integers[chunk] = rounded.to(torch.int8)
     return DynamicWeight(integers, scales)
+
+
+def as_dynamic(weight: StoredWeight) -> DynamicWeight | None:
+    """The same integers; None unless they are symmetric, of 8 bits, and an output has one scale."""
+    is_alike = weight.layout == "int8" and weight.zeros is None and weight.order is None
+    if not is_alike or weight.scales.shape[1] != 1 or weight.shape[1] > _MAX_INPUTS:
+        return None
+    return DynamicWeight((weight.numbers ^ 128).view(torch.int8).contiguous(), weight.scales[:, 0].float().contiguous())
 
 
 class DynamicLinear:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from llmstack_kernels.linear import quantization
-from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, round_weight
+from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight
 from llmstack_kernels.linear.native_layer import NativeLinear
 from llmstack_kernels.linear.native_stored import NativeOrderedLinear, pack_stored
 from llmstack_kernels.linear.quantization import QuantizedWeight
@@ -62,12 +62,14 @@ def pack_quantized_linear(
     return NativeLinear.pack_quantized(quantized, dtype, bias, native)
 
 
-def pack_dynamic_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> NativeLinear | DynamicLinear:
-    """Round the weight, for inputs of its type that are rounded too."""
+def pack_dynamic_linear(
+    weight: DynamicWeight, dtype: torch.dtype, bias: torch.Tensor | None
+) -> NativeLinear | DynamicLinear:
+    """Pack integers, for inputs of `dtype` that are rounded too."""
     native = library()
-    if native is None or weight.dtype not in DTYPE_TO_SUFFIX:
-        return DynamicLinear(round_weight(weight), bias)
-    return NativeLinear.pack_dynamic(round_weight(weight), weight.dtype, bias, native)
+    if native is None or dtype not in DTYPE_TO_SUFFIX:
+        return DynamicLinear(weight, bias)
+    return NativeLinear.pack_dynamic(weight, dtype, bias, native)
 
 
 def pack_stored_linear(

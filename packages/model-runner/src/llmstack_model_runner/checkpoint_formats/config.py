@@ -54,6 +54,8 @@ def choose_quantization(
 ) -> tuple[CheckpointFormat | None, str | None]:
     """The checkpoint's format, or the scheme that weights in full precision are rounded to while they are loaded.
 
+    Both are given for a checkpoint of W8A8 and `int8_dynamic`, which rounds inputs as the checkpoint was made for.
+
     Raises:
         ValueError: As `read_format`, or `option` names something else than the checkpoint's format.
     """
@@ -65,12 +67,29 @@ def choose_quantization(
                 "weights are in full precision."
             )
         return None, option
+    if option == "int8_dynamic" and _has_rounded_inputs(found):
+        return found, option
     if option not in (None, found.method):
         raise ValueError(
             f"config.json: {found.field}: the weights are quantized already (by {found.method}), so leave out "
             f"quantization {str(option)[:64]!r}, or name {found.method}."
         )
     return found, None
+
+
+def _has_rounded_inputs(found: CheckpointFormat) -> bool:
+    """Whether weights and inputs are symmetric integers of 8 bits in all groups."""
+    groups = found.config.get("config_groups")
+    parts = [
+        group.get(part)
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+        for part in ("weights", "input_activations")
+    ]
+    return bool(parts) and all(
+        isinstance(part, Mapping) and part.get("num_bits") == 8 and part.get("type", "int") == "int"
+        and part.get("symmetric", True) and part.get("strategy", "channel") in ("channel", "token", "tensor")
+        for part in parts
+    )  # fmt: skip
 
 
 def _method(found: Mapping[str, Any], where: str) -> str:

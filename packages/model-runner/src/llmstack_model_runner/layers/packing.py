@@ -25,19 +25,28 @@ from llmstack_kernels.linear import (
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A scheme of `QUANTIZATIONS` or None, and whether a row's result must not depend on the number of rows."""
+    """How layers are packed.
+
+    Attributes:
+        quantization: What weights in full precision are rounded to, or None.
+        is_batch_invariant: Whether a row's result must not depend on the number of rows.
+        rounds_inputs: Whether layers of quantized checkpoints round their inputs to 8 bits, where their weights allow.
+    """
 
     quantization: str | None = None
     is_batch_invariant: bool = False
+    rounds_inputs: bool = False
 
 
 _packing: ContextVar[Packing] = ContextVar("_packing", default=Packing())  # noqa: B039 - it is frozen
 
 
 @contextmanager
-def packed_linears(quantization: str | None = None, is_batch_invariant: bool = False) -> Iterator[None]:
+def packed_linears(
+    quantization: str | None = None, is_batch_invariant: bool = False, rounds_inputs: bool = False
+) -> Iterator[None]:
     """Quantizes linear layers and output heads that are packed inside the block, or makes them batch-invariant."""
-    token = _packing.set(Packing(quantization, is_batch_invariant))
+    token = _packing.set(Packing(quantization, is_batch_invariant, rounds_inputs))
     try:
         yield
     finally:
@@ -59,15 +68,16 @@ def pack_parts(
     parts: Sequence[torch.Tensor | StoredWeight], bias: torch.Tensor | None, dtype: torch.dtype
 ) -> PackedLinear:
     """Packs the outputs of all parts, one after another; parts that are stored differently are computed apart."""
-    is_invariant = packing().is_batch_invariant
+    chosen = packing()
+    is_invariant = chosen.is_batch_invariant
     stored = [part for part in parts if isinstance(part, StoredWeight)]
     joined = join_stored(stored) if len(stored) == len(parts) else None
     if joined is not None:
-        return pack_stored_linear(joined, dtype, bias, is_invariant)
+        return pack_stored_linear(joined, dtype, bias, is_invariant, chosen.rounds_inputs)
     biases = [None] * len(parts) if bias is None else bias.split([part.shape[0] for part in parts])
     return concatenate_linears(
         [
-            pack_stored_linear(part, dtype, own_bias, is_invariant)
+            pack_stored_linear(part, dtype, own_bias, is_invariant, chosen.rounds_inputs)
             if isinstance(part, StoredWeight)
             else pack_linear(part.clone(), own_bias, None, is_invariant)
             for part, own_bias in zip(parts, biases, strict=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import INT8_DYNAMIC, StoredWeight
 from llmstack_model_files import check_safetensors, safetensors_files
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.checkpoint_formats.read import read_quantized
@@ -42,14 +42,17 @@ def load_weights(
     logged. The format `dummy` needs no files; equal seeds give equal weights, generated on `device`. With a
     `quantization`, each linear layer is quantized and drops its tensors as soon as it has all of them. Layers that are
     `is_batch_invariant` give a row the same bits in any number of rows. Weights of a quantized checkpoint, described by
-    `checkpoint_format`, are kept as they are; dummy weights are in full precision.
+    `checkpoint_format`, are kept as they are, and `int8_dynamic` rounds their inputs alone. Dummy weights are in full
+    precision.
 
     Raises:
         ValueError: The format is unknown, or tensors are missing, unexpected or of a wrong shape.
         llmstack_model_files.ModelFilesError: There are no weights, or a file is damaged.
     """
     started_s = time.perf_counter()
-    with packed_linears(quantization, is_batch_invariant):
+    is_stored = checkpoint_format is not None
+    rounding = None if is_stored else quantization
+    with packed_linears(rounding, is_batch_invariant, rounds_inputs=is_stored and quantization == INT8_DYNAMIC):
         model.load_weights(_weights(model, Path(model_path), load_format, seed, device, checkpoint_format))
         model.finish_loading()
     scheme = quantization if checkpoint_format is None else checkpoint_format.method

@@ -17,7 +17,8 @@ def describe_quantization(
     if checkpoint_format is not None:
         widened = [layout for layout in STORED_LAYOUTS if not computes_stored(dtype, device.type, layout)]
         note = f", widened to {name} where stored as {' or '.join(widened)}" if widened else ""
-        return f"{checkpoint_format.method} of the checkpoint{note}"
+        inputs = f", inputs rounded by {scheme}" if scheme else ""
+        return f"{checkpoint_format.method} of the checkpoint{inputs}{note}"
     if scheme == INT8_DYNAMIC and not computes_quantized(dtype, device.type, scheme):
         return f"{scheme}, computed in float64, which saves no time: no kernel here computes {name} from integers"
     if scheme is None or computes_quantized(dtype, device.type, scheme):

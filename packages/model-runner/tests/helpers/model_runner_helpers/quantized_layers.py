@@ -217,10 +217,13 @@ def bnb_8bit(draws: Draws) -> Layer:
     return tensors, weight
 
 
-def compressed(kind: str, bits: int, strategy: str, **fields: Any) -> dict[str, Any]:
+TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+
+
+def compressed(kind: str, bits: int, strategy: str, inputs: Any = None, **fields: Any) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": "float" if "fp" in kind or kind.startswith("float") else "int",
                "strategy": strategy, "symmetric": True, **fields}  # fmt: skip
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {"quant_method": "compressed-tensors", "format": kind, "quantization_status": "compressed",
             "ignore": ["lm_head"], "config_groups": {"group_0": group}}  # fmt: skip
 
@@ -258,7 +261,7 @@ CASES: Mapping[str, tuple[dict[str, Any], Callable[[Draws], Layer]]] = {
         compressed("pack-quantized", 8, "group", group_size=64),
         packed_integers(8, 64, is_symmetric=False),
     ),
-    "compressed w8a8": (compressed("int-quantized", 8, "channel"), naive_int8),
+    "compressed w8a8": (compressed("int-quantized", 8, "channel", inputs=TOKENS), naive_int8),
     "compressed fp8": (compressed("float-quantized", 8, "channel"), fp8("channel")),
     "compressed fp8, naive": (compressed("naive-quantized", 8, "tensor", type="float"), fp8("tensor")),
     "compressed fp8 by block": (
