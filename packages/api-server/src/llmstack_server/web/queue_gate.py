@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
 
@@ -121,9 +121,10 @@ def _with_jitter(wait_s: float) -> float:
 
 
 def _with_prediction(send: Send, wait_s: float) -> Send:
-    async def send_with_prediction(message: Message) -> None:
+    def send_with_prediction(message: Message) -> Awaitable[None]:
+        # No coroutine of its own: every chunk of every stream passes here.
         if message["type"] == "http.response.start":
             MutableHeaders(raw=message["headers"])[PREDICTED_WAIT_HEADER] = str(round(wait_s * 1000))
-        await send(message)
+        return send(message)
 
     return send_with_prediction
