@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +186,27 @@ async def test_after_a_quarantine_the_statistics_say_that_nothing_is_running() -
     assert reader.ends["bad"] == (FinishReason.ERROR, QuarantinedError.KILLS_ENGINES)
     await reader.read_stats(0)
     assert reader.stats[-1].kv_cache_usage == 0
+    await client.shutdown()
+
+
+async def test_requests_do_not_go_on_with_other_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_text("these")
+    client = recovering(f"step_delay_s=0.02&load_delay_s=0.3&weights_file={weights}")
+    await client.wait_until_ready()
+    reader = Reader(client)
+    for index in range(2):
+        await client.add_request(request(f"r{index}", max_tokens=50))
+    await reader.read_tokens(3)
+    weights.write_text("others")
+    os.kill(client.pid, signal.SIGKILL)
+    reading = asyncio.ensure_future(reader.read(3))
+    await restart(client)
+    await client.add_request(request("since"))
+    await reading
+    assert reader.ends.pop("since") == (FinishReason.LENGTH, None)
+    assert set(reader.ends.values()) == {(FinishReason.ERROR, EngineLostError.TEXT)}
+    assert client.num_requests == 0
     await client.shutdown()
 
 

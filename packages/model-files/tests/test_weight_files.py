@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from llmstack_model_files import ModelFilesError, safetensors_files
+from llmstack_model_files import ModelFilesError, safetensors_files, weights_digest
 
 
 def write_index(folder: Path, weight_map: object) -> None:
@@ -65,3 +66,21 @@ def test_no_weights_at_all_is_said(tmp_path: Path) -> None:
         safetensors_files(tmp_path)
     with pytest.raises(ModelFilesError, match="no folder"):
         safetensors_files(tmp_path / "nowhere")
+
+
+def test_the_digest_of_weights_follows_size_time_and_header(tmp_path: Path) -> None:
+    assert weights_digest(tmp_path) == ""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"header and data")
+    os.utime(path, ns=(1, 1))
+    digests = [weights_digest(tmp_path), weights_digest(tmp_path)]
+    assert digests[0] == digests[1]
+    os.utime(path, ns=(1, 2))
+    digests.append(weights_digest(tmp_path))
+    path.write_bytes(b"HEADER and data")
+    os.utime(path, ns=(1, 1))
+    digests.append(weights_digest(tmp_path))
+    path.write_bytes(b"header and data, and more")
+    os.utime(path, ns=(1, 1))
+    digests.append(weights_digest(tmp_path))
+    assert len(set(digests)) == 4

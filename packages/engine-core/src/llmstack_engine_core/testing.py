@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 from llmstack_engine_core.protocols import ModelRunner
@@ -41,6 +42,7 @@ class EchoOptions:
         exit_at_step: The step that ends the whole process at once.
         deadly_token_id: Saying this token ends the whole process.
         hang_at_step: The step that never ends.
+        weights_file: A file whose content stands for the digest of the weights.
         error_request_id: The row of this request fails in its first step.
         num_available_blocks: What `available_kv_bytes` reports room for.
         is_generative: Whether it pools only, if 0, or generates as well.
@@ -55,6 +57,7 @@ class EchoOptions:
     exit_at_step: int = 0
     hang_at_step: int = 0
     deadly_token_id: int = -1
+    weights_file: str = ""
     error_request_id: str = ""
     vocab_size: int = 50_257
     num_available_blocks: int = 16_384
@@ -146,7 +149,8 @@ class EchoModelRunner:
 
     def backends(self) -> Mapping[str, str]:
         """Returns one made-up operation."""
-        return {"echo": "python"}
+        path = self.options.weights_file
+        return {"echo": "python", "weights": Path(path).read_text(encoding="utf-8")} if path else {"echo": "python"}
 
     def sleep(self, level: int) -> None:
         """Refuses steps from here on; rows must have been removed before."""

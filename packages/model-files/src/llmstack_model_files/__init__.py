@@ -10,7 +10,7 @@ from llmstack_model_files.folder import (
 )
 from llmstack_model_files.resolve import looks_like_path, resolve_model
 from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors
-from llmstack_model_files.weight_files import safetensors_files
+from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
     "ModelFilesError",
@@ -24,4 +24,5 @@ __all__ = [
     "read_json_array",
     "resolve_model",
     "safetensors_files",
+    "weights_digest",
 ]

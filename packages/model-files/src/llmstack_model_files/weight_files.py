@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 from llmstack_model_files.folder import PICKLE_SUFFIXES, ModelFilesError, artifact_path, read_json
 
 SINGLE_NAME = "model.safetensors"
+WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+# Headers of large models are smaller.
+MAX_DIGESTED_BYTES = 1 << 20
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -27,6 +32,21 @@ def safetensors_files(folder: Path) -> list[Path]:
         only = artifact_path(folder, others[0])
         return [only] if only is not None else []
     raise ModelFilesError(_why_none(Path(folder), others))
+
+
+def weights_digest(folder: Path) -> str:
+    """Digest of sizes, times and headers of the weight files; another one means that they may be other weights.
+
+    The content is not read: that would take as long as loading. Empty where there are no weight files.
+    """
+    paths = sorted(path for suffix in WEIGHT_SUFFIXES for path in Path(folder).glob(f"*{suffix}") if path.is_file())
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+            digest.update(file.read(MAX_DIGESTED_BYTES))
+    return digest.hexdigest() if paths else ""
 
 
 def _shards(folder: Path, weight_map: object) -> list[Path]:

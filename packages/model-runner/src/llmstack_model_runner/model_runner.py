@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from llmstack_kernels.dispatch import backends
-from llmstack_model_files import ModelFilesError, overridden, read_json
+from llmstack_model_files import ModelFilesError, overridden, read_json, weights_digest
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
@@ -157,6 +157,7 @@ class ModelRunner:
         self._sampler = Sampler(config.logprobs_mode)
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
+        self._weights_digest = weights_digest(model_path)  # before they are read: a change meanwhile shows
         model_config = overridden(read_json(model_path, "config.json"), json.loads(config.hf_overrides or "{}"))
         checkpoint_format, scheme = choose_quantization(model_config, config.quantization)
         model_class = choose_model_class(architecture(model_config), config.model_impl)
@@ -328,13 +329,14 @@ class ModelRunner:
     def backends(self) -> Mapping[str, str]:
         """Operation to the name of its implementation.
 
-        Further entries: `model`, the origin of the modelling code; `kv_cache`, which layers free blocks outside their
-        sliding windows, if they have any; `numeric_contract`, whether logits are bit-equal in any batch, and if not,
-        why; `quantization`, how quantized linear layers are computed; `decode`, how small decode steps are computed.
+        Further entries: `model`, the origin of the modelling code; `weights`, a digest of their files; `kv_cache`, which
+        layers free blocks; `numeric_contract`, whether logits are bit-equal in any batch; `quantization`, how quantized
+        linear layers are computed; `decode`, how small decode steps are computed.
         """
         model = {}
         if self._model is not None:
             model = {"model": self._model.implementation, "numeric_contract": self._numeric_contract}
+            model["weights"] = self._weights_digest
         if self._quantization:
             model["quantization"] = self._quantization
         if self._kv_cache_note:

@@ -6,13 +6,19 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from llmstack_types import EngineCoreOutput, EngineCoreRequest
+from llmstack_types import EngineCoreOutput, EngineCoreRequest, EngineReady
 
 
 @dataclass(slots=True)
 class _Entry:
     request: EngineCoreRequest
     output_token_ids: array[int] = field(default_factory=lambda: array("I"))
+
+
+def model_identity(ready: EngineReady) -> tuple[object, ...]:
+    """What has to be the same where a stream goes on: the weights, and the kernels that the numeric contract names."""
+    backends = {name: value for name, value in ready.backends.items() if name != "decode"}
+    return ready.model_path, ready.vocab_size, ready.dtype, ready.kv_cache_dtype, backends
 
 
 class Journal:

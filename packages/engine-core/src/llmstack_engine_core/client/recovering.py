@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Final
 
 from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient
-from llmstack_engine_core.client.journal import Journal
+from llmstack_engine_core.client.journal import Journal, model_identity
 from llmstack_engine_core.client.suspects import AfterCrash, Suspects
 from llmstack_engine_core.ipc.frames import ENGINE_STOPPED
 from llmstack_types import (
@@ -80,6 +80,7 @@ class RecoveringClient:
         self._restart_times_s: deque[float] = deque()
         self._search_times_s: deque[float] = deque()
         self._was_ready = False
+        self._identity, self._is_other_model = tuple[object, ...](), False
         self._recovery: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
         self._deferred: list[str] = []  # let go while there was no engine core
@@ -126,6 +127,7 @@ class RecoveringClient:
         """
         ready = await self._client.wait_until_ready()
         self._was_ready = True
+        self._identity = model_identity(ready)
         return ready
 
     async def add_request(self, request: EngineCoreRequest) -> None:
@@ -304,13 +306,17 @@ class RecoveringClient:
         try:
             self._client = self._start()
             self._client.listen(self._wake)
-            await self._client.wait_until_ready()
+            identity = model_identity(await self._client.wait_until_ready())
+            self._is_other_model, self._identity = identity != self._identity, identity
         except (EngineStartError, EngineDeadError) as error:
             logger.error("it did not come up: %s", error)
             return False
         return True
 
     async def _resume(self, after: AfterCrash) -> None:
+        if self._is_other_model:
+            await self._let_go(self._fail_all())
+            return
         if after.quarantined is not None:
             await self._let_go(self._fail(after.quarantined, QuarantinedError.KILLS_ENGINES))
         deferred, self._deferred = self._deferred, []
@@ -346,6 +352,15 @@ class RecoveringClient:
             self._note_stats()
         self._wake()
         return self._suspects.forget(ended)
+
+    def _fail_all(self) -> list[str]:
+        """Ends all requests of an engine core whose weights were others; those that came since go on."""
+        logger.error("the weights or their computation have changed: %d requests end", self.num_requests)
+        newcomers, self._deferred = self._suspects.release_newcomers(), []
+        for request_id in self._journal.request_ids:
+            if request_id not in newcomers:
+                self._fail(request_id, EngineLostError.TEXT)
+        return newcomers
 
     def _note_stats(self) -> None:
         """Replaces the last statistics of the dead engine core: nothing is running, and requests in flight wait."""
