@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +18,15 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 def new_call_id() -> str:
     """An id in the form of OpenAI's."""
+    import secrets  # late: it loads OpenSSL, and a server's flags only need the names of parsers
+
     return f"call_{secrets.token_hex(12)}"
 
 
 def new_short_call_id() -> str:
     """Nine letters and digits: templates of Mistral accept no other ids."""
+    import secrets  # late, as above
+
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
 
 
