@@ -329,8 +329,8 @@ class ModelRunner:
     def backends(self) -> Mapping[str, str]:
         """Operation to the name of its implementation.
 
-        Further entries: `model`, the origin of the modelling code; `weights`, a digest of their files; `kv_cache`, which
-        layers free blocks; `numeric_contract`, whether logits are bit-equal in any batch; `quantization`, how quantized
+        Further entries: `model`, the origin of the modelling code; `weights`, a digest of their files; `kv_cache`, what
+        layers free; `numeric_contract`, whether logits are bit-equal in any batch; `quantization`, how quantized
         linear layers are computed; `decode`, how small decode steps are computed.
         """
         model = {}
