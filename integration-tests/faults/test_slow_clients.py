@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-Record = Callable[[str, object], None]
-
 BODY = {"model": "model", "prompt": "abc", "temperature": 0, "stream": True, "ignore_eos": True}
 MAX_LEFT_MIB = 48.0
 
@@ -87,7 +85,7 @@ def p99_ms(times: list[float]) -> float:
     return quantiles(times, n=100)[98] * 1e3
 
 
-def test_connections_that_send_a_byte_now_and_then(target: Any, scale: float, record_property: Record) -> None:
+def test_connections_that_send_a_byte_now_and_then(target: Any, scale: float) -> None:
     alone = good_clients(target, 40)
     with nothing_is_left(target), ExitStack() as stack:
         clients = [stack.enter_context(target.connect()) for _ in range(round(1000 * scale))]
@@ -105,11 +103,10 @@ def test_connections_that_send_a_byte_now_and_then(target: Any, scale: float, re
         beside = good_clients(target, 40)
         is_over.set()
         dripping.join()
-    record_property("p99_ttft_alone_ms", p99_ms(alone))
-    record_property("p99_ttft_beside_ms", p99_ms(beside))
+    print(f"p99 TTFT {p99_ms(alone):.0f} ms alone, {p99_ms(beside):.0f} ms beside them")
 
 
-def test_readers_that_stop(target: Any, scale: float, record_property: Record) -> None:
+def test_readers_that_stop(target: Any, scale: float) -> None:
     alone = good_clients(target, 20)
     with nothing_is_left(target), ExitStack() as stack:
         for _ in range(round(500 * scale)):
@@ -119,8 +116,7 @@ def test_readers_that_stop(target: Any, scale: float, record_property: Record) -
             client.connect(target.address)
             client.sendall(request_bytes(200, n=2, logprobs=5))
         beside = good_clients(target, 20)
-    record_property("p99_ttft_alone_ms", p99_ms(alone))
-    record_property("p99_ttft_beside_ms", p99_ms(beside))
+    print(f"p99 TTFT {p99_ms(alone):.0f} ms alone, {p99_ms(beside):.0f} ms beside them")
 
 
 def test_connections_that_are_cut_at_random_bytes(target: Any, scale: float) -> None:
