@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -103,3 +105,32 @@ def test_each_of_several_engine_cores_is_replaced_by_itself(serve: Callable[...,
 
         disturbed = read_all(server, model, kill)
         assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
+
+
+def rank_pids(engine_pid: int) -> list[int]:
+    """Processes of the other ranks, which an engine core has started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == engine_pid and b"llmstack_parallel.rank" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flag", ["-tp", "-pp"])
+def test_a_rank_that_is_killed_costs_a_pause_and_no_stream(flag: str, serve: Callable[..., Any]) -> None:
+    with serve(flag, "2") as server:
+        model = str(server.client.models.list().data[0].id)
+        undisturbed = read_all(server, model, lambda _: None)
+
+        def kill(streams: list[Stream]) -> None:
+            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
+            (pid,) = rank_pids(server.engine_pid())
+            os.kill(pid, signal.SIGKILL)
+
+        disturbed = read_all(server, model, kill)
+        assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
+        assert server.get_json("/server_info")["processes"]["num_engine_restarts"] == 1
+        assert len(rank_pids(server.engine_pid())) == 1

@@ -1,0 +1,157 @@
+"""Ranks of one host: a step's message, a sum over shared memory, and the throughput of two ranks beside one process.
+
+python packages/parallel/benchmarks/bench_ranks.py [--throughput]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zmq
+
+from llmstack_kernels.collective import SharedGroup
+from llmstack_parallel.channel import ZmqChannel
+from llmstack_parallel.messages import Answer, StepMessage, decode, encode
+from llmstack_types import ScheduledRequest, SchedulerOutput
+
+NUM_ROWS, WIDTH = 32, 4096
+NUM_REPEATS = 400
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 8, "vocab_size": 8192,
+    "max_position_embeddings": 512, "eos_token_id": 0,
+}  # fmt: skip
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Runs `work` in a forked process; its id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def measure_control() -> float:
+    """Microseconds of one step's message of 32 rows to another process, and of an answer: the median."""
+    rows = [ScheduledRequest(f"request-{index:08}", 100 + index, 1, []) for index in range(NUM_ROWS)]
+    step = SchedulerOutput(1, scheduled_requests=rows, total_num_scheduled_tokens=NUM_ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/rank.sock"
+
+        def answer() -> None:
+            channel = ZmqChannel(zmq.Context(), address, binds=True)
+            for _ in range(NUM_REPEATS):
+                decode(1, channel.receive() or b"")
+                channel.send(encode(1, Answer()))
+            time.sleep(0.3)  # the last answer has to arrive
+
+        pid = in_child(answer)
+        channel = ZmqChannel(zmq.Context(), address, binds=False)
+        times = []
+        for number in range(NUM_REPEATS):
+            start = time.perf_counter()
+            channel.send(encode(1, StepMessage(number, step)))
+            decode(1, channel.receive() or b"")
+            times.append(time.perf_counter() - start)
+        os.waitpid(pid, 0)
+    return statistics.median(times) * 1e6
+
+
+def measure_sum() -> tuple[float, float]:
+    """Microseconds of a sum of 32 x 4096 numbers between two processes: ours, and a loop that copies and spins."""
+    group_memory = mmap.mmap(-1, SharedGroup.num_bytes(2))
+    num_bytes = NUM_ROWS * WIDTH * 4
+    loop_memory = mmap.mmap(-1, 128 + 4 * num_bytes)
+    flags = np.frombuffer(loop_memory, np.int64, 16)
+    slots = np.frombuffer(loop_memory, np.float32, offset=128).reshape(2, 2, NUM_ROWS * WIDTH)  # by parity and rank
+
+    def ours(rank: int) -> list[float]:
+        group, tensor = SharedGroup(group_memory, rank, 2), torch.zeros(NUM_ROWS, WIDTH)
+        return timed(lambda _: group.all_reduce(tensor))
+
+    def spinning(rank: int) -> list[float]:
+        tensor = np.zeros(NUM_ROWS * WIDTH, np.float32)
+
+        def exchange(number: int) -> None:
+            parity = number & 1
+            np.copyto(slots[parity, rank], tensor)
+            flags[8 * rank] = number + 1
+            while flags[8 * (1 - rank)] < number + 1:
+                pass
+            np.add(slots[parity, 0], slots[parity, 1], out=tensor)
+
+        return timed(exchange)
+
+    found = []
+    for work in (ours, spinning):
+        pid = in_child(lambda work=work: work(1))  # type: ignore[misc]
+        found.append(statistics.median(work(0)) * 1e6)
+        os.waitpid(pid, 0)
+    return found[0], found[1]
+
+
+def timed(call: Callable[[int], Any]) -> list[float]:
+    times = []
+    for number in range(NUM_REPEATS):
+        start = time.perf_counter()
+        call(number)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def measure_throughput(**sizes: int) -> tuple[float, float]:
+    """Tokens per second of 64 requests: of their prompts, and of their decodes."""
+    from llmstack_llm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+        options: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "enable_prefix_caching": False}
+        with LLM(folder, skip_tokenizer_init=True, max_num_batched_tokens=512, **options, **sizes) as llm:
+
+            def run(num_prompt_tokens: int, num_tokens: int) -> float:
+                prompts = [{"prompt_token_ids": [1 + index] * num_prompt_tokens} for index in range(64)]
+                params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+                start = time.perf_counter()
+                llm.generate(prompts, params, use_tqdm=False)
+                return time.perf_counter() - start
+
+            run(4, 4)
+            return 64 * 64 / run(64, 1), 64 * 24 / run(2, 24)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--throughput", action="store_true", help="also run a model, which takes a minute")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"control of a step of {NUM_ROWS} rows, there and back: {measure_control():.0f} us")
+    ours, spinning = measure_sum()
+    print(f"sum of {NUM_ROWS} x {WIDTH} float32 of two processes: {ours:.0f} us, spinning copy {spinning:.0f} us")
+    print(f"ratio: {ours / spinning:.2f}")
+    if arguments.throughput:
+        torch.set_num_threads(2)
+        for name, sizes in {
+            "one process": {},
+            "TP 2": {"tensor_parallel_size": 2},
+            "PP 2": {"pipeline_parallel_size": 2},
+        }.items():
+            prefill, decode_rate = measure_throughput(**sizes)
+            print(f"{name}: {prefill:.0f} prompt tokens/s, {decode_rate:.0f} decoded tokens/s")
+
+
+if __name__ == "__main__":
+    main()
