@@ -385,7 +385,7 @@ def test_engine_cores_listen_only_where_they_may_and_serve_only_their_model(
     assert "but this front end was given" in other.log
     assert headless.server.stop(timeout_s=20) == 0
     assert not (runtime_folder / "own" / "engine.sock").exists()
-    for address in ("tcp://0.0.0.0:5555", "ipc://relative"):
+    for address in ("tcp://0.0.0.0:5555", "ipc://relative", "tcp://127.0.0.1:5599"):
         refused = launch("--headless", "--engine-address", address)
         assert refused.process.wait(30) == 1
         assert "Traceback" not in refused.log

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from llmstack_engine_core.client import (
     attach_async_client,
 )
 from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_engine_core.ipc.keys import make_key_file
 from llmstack_engine_core.launcher import launch_engine_process, relaunch_engine_process
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import (
@@ -35,7 +37,7 @@ from llmstack_types import (
 )
 
 
-def config(options: str = "", **changes: float) -> EngineConfig:
+def config(options: str = "", **changes: Any) -> EngineConfig:
     return EngineConfig(
         ModelRunnerConfig(f"echo?{options}"), runner="echo", log_level="CRITICAL", shutdown_grace_s=3.0, **changes
     )
@@ -208,20 +210,28 @@ async def test_an_address_without_an_engine_core_is_a_start_error(tmp_path: Path
     client = attach_async_client([f"ipc://{tmp_path}/engine.sock"], start_timeout_s=0.2)
     with pytest.raises(EngineStartError, match="not ready within"):
         await client.wait_until_ready()
-    with pytest.raises(EngineStartError, match="no authentication"):
+    with pytest.raises(EngineStartError, match="listens on 127"):
         attach_async_client(["tcp://0.0.0.0:1"], start_timeout_s=0.2)
 
 
-async def test_a_port_of_the_loopback_interface_serves_as_well() -> None:
+async def test_a_port_of_the_loopback_interface_serves_those_with_the_key(tmp_path: Path) -> None:
+    key_file, other_key_file = tmp_path / "keys", tmp_path / "other keys"
+    make_key_file(key_file)
+    make_key_file(other_key_file)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    process = launch_engine_process(config(), address)
-    client = AsyncAttachedClient(address)
+    process = launch_engine_process(config(key_file=str(key_file)), address)
+    client = AsyncAttachedClient(address, key_file=str(key_file))
     await client.wait_until_ready()
     await client.add_request(request("r"))
     assert await tokens_of(client, "r") == [5, 6, 7, 5]
     await client.shutdown()
+    stranger = AsyncAttachedClient(address, start_timeout_s=0.5, key_file=str(other_key_file))
+    with pytest.raises(EngineStartError):
+        await stranger.wait_until_ready()
+    with pytest.raises(EngineStartError, match="needs --engine-key-file"):
+        AsyncAttachedClient(address)
     process.stop()
 
 

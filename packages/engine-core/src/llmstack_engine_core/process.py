@@ -69,7 +69,7 @@ def _map_progress(fd: int) -> SharedProgress:
 
 def _serve(order: StartOrder, progress: SharedProgress) -> int:
     context = zmq.Context()
-    bound = bind_engine_socket(context, order.address)
+    bound = bind_engine_socket(context, order.address, order.config.key_file)
     try:
         core, reason = _start(order, progress)
         if core is None:

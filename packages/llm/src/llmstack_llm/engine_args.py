@@ -155,6 +155,7 @@ class EngineArgs(
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
+            "key_file": None if self.engine_key_file is None else os.path.abspath(self.engine_key_file),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:

@@ -32,6 +32,7 @@ def make_engine_client(
             client_index=client_index,
             start_timeout_s=config.start_timeout_s,
             max_restarts=config.max_restarts,
+            key_file=config.key_file,
         )
     try:
         return make_async_client(config, multiprocess=multiprocess)

@@ -7,9 +7,11 @@ import contextlib
 import logging
 import signal
 from functools import partial
+from pathlib import Path
 
 from llmstack_engine_core.client.factory import attach_async_client
 from llmstack_engine_core.ipc.addresses import prepare_address
+from llmstack_engine_core.ipc.keys import keys_for, make_key_file
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
@@ -31,10 +33,13 @@ def run_headless(config: ServeConfig) -> int:
     Raises:
         ServeError: They could not start, or cannot listen on their addresses.
     """
-    timer, signals = StageTimer(), EarlySignals()
+    timer, signals, key_file = StageTimer(), EarlySignals(), config.engine.engine_key_file
     try:
         for address in config.processes.engine_addresses:
             prepare_address(address)
+            if key_file is not None:
+                make_key_file(Path(key_file))
+            keys_for(address, key_file)
     except LLMStackError as error:
         raise ServeError(f"--engine-address: {one_line(error)}") from error
     with signals.installed(), asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -79,7 +84,7 @@ async def _start(
 
     loop = asyncio.get_running_loop()
     engines.watch(on_death)
-    ready = await _wait_until_ready(engines)
+    ready = await _wait_until_ready(engines, config.engine.engine_key_file)
     logger.info(
         "engine cores are ready after %.1f s (%s on %s, up to %d tokens); serve them with: "
         "llmstack serve %s",
@@ -88,8 +93,10 @@ async def _start(
     )  # fmt: skip
 
 
-async def _wait_until_ready(engines: EngineProcesses) -> EngineReady:
-    client = attach_async_client(engines.addresses, client_index=_CLIENT_INDEX, start_timeout_s=START_TIMEOUT_S)
+async def _wait_until_ready(engines: EngineProcesses, key_file: str | None) -> EngineReady:
+    client = attach_async_client(
+        engines.addresses, client_index=_CLIENT_INDEX, start_timeout_s=START_TIMEOUT_S, key_file=key_file
+    )
     try:
         return await client.wait_until_ready()
     except LLMStackError as error:

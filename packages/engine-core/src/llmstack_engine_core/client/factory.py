@@ -45,18 +45,24 @@ def _start(config: EngineConfig) -> AsyncMPClient | RecoveringClient:
 
 
 def attach_async_client(
-    addresses: Sequence[str], *, client_index: int = 0, start_timeout_s: float, max_restarts: int = 0
+    addresses: Sequence[str],
+    *,
+    client_index: int = 0,
+    start_timeout_s: float,
+    max_restarts: int = 0,
+    key_file: str | None = None,
 ) -> AsyncAttachedClient | RecoveringClient | BalancedClient:
     """A client for an event loop over engine cores that another program runs.
 
     `client_index`: Which of several clients of one server this is.
     `max_restarts`: How often within a minute it waits for another engine core at the address of one that crashed, and
     goes on with its requests there; 0 ends them.
+    `key_file`: The keys for TCP addresses.
 
     Raises:
         EngineStartError: No engine core may listen at such an address.
     """
-    starts = [partial(AsyncAttachedClient, address, client_index, start_timeout_s) for address in addresses]
+    starts = [partial(AsyncAttachedClient, address, client_index, start_timeout_s, key_file) for address in addresses]
     clients = [RecoveringClient(start, max_restarts, client_index) if max_restarts else start() for start in starts]
     return clients[0] if len(clients) == 1 else BalancedClient(clients)
 

@@ -22,7 +22,7 @@ _PROBE_TIMEOUT_S: Final = 1.0
 
 
 def check_address(address: str) -> None:
-    """Refuses an address that is malformed or open to others: who connects is asked for no key.
+    """Refuses an address that is malformed or that other machines can reach.
 
     Raises:
         EngineStartError: Names the address and what is wrong with it.
@@ -36,9 +36,7 @@ def check_address(address: str) -> None:
         return
     host, port = _host_and_port(address)
     if not _is_loopback(host):
-        raise EngineStartError(
-            f"{address}: an engine core has no authentication, so it listens on 127.0.0.1, [::1] or ipc:// only"
-        )
+        raise EngineStartError(f"{address}: an engine core listens on 127.0.0.1, [::1] or ipc:// only")
     if not 0 < port < 65536:
         raise EngineStartError(f"{address}: the port must lie in [1, 65535]")
 

@@ -14,6 +14,7 @@ from typing import Final
 import zmq
 
 from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, MAX_ENGINE_FRAME_BYTES
+from llmstack_engine_core.ipc.keys import keys_for
 from llmstack_types import EngineStartError
 
 DIRECTORY_PREFIX: Final = "llmstack-"
@@ -78,7 +79,9 @@ def remove_places(directory: Path, address: str) -> None:
             os.unlink(address.removeprefix("ipc://"))
 
 
-def bind_engine_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+def bind_engine_socket(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, key_file: str | None = None
+) -> zmq.Socket[bytes]:
     """The engine core's end: a ROUTER that answers each client by its identity.
 
     A message to a client that is gone raises `zmq.ZMQError`, and one to a client that does not read raises `zmq.Again`.
@@ -86,7 +89,11 @@ def bind_engine_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) ->
     Raises:
         EngineStartError: Others may enter the address's directory, or it cannot be listened on.
     """
+    keys = keys_for(address, key_file)
     socket = context.socket(zmq.ROUTER)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys[1])
     _set_limits(socket, MAX_CLIENT_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, ENGINE_LINGER_MS)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -110,13 +117,18 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> None:
 
 
 def connect_client_socket(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, client_index: int
+    context: zmq.Context[zmq.Socket[bytes]], address: str, client_index: int, key_file: str | None = None
 ) -> zmq.Socket[bytes]:
     """A client's end: a DEALER; it may connect before the engine core has bound.
 
     Its identity begins with its index, and is its own even where two servers share an engine core.
     """
+    keys = keys_for(address, key_file)
     socket = context.socket(zmq.DEALER)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys[0])
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys[0])
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys[1])
     _set_limits(socket, MAX_ENGINE_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)

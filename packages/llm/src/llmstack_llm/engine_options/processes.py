@@ -69,6 +69,12 @@ class EngineProcessOptions(OptionGroup):
         metavar="N",
         help="how often within a minute a crashed engine core is replaced and its requests resume; 0 stops the server",
     )
+    engine_key_file: str | None = option(
+        None,
+        flag="--engine-key-file",
+        metavar="FILE",
+        help="keys for engine cores that listen on TCP; --headless makes the file, and the servers read it",
+    )
     engine_hang_timeout: float = option(
         60.0,
         flag="--engine-hang-timeout",
