@@ -206,3 +206,14 @@ def test_without_a_trace_nothing_is_printed_and_its_module_is_not_loaded(capsys:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "False"
+
+
+def test_the_recorder_knows_the_tenants_of_what_it_keeps_within_a_bound() -> None:
+    recorder = StepRecorder(max_steps=1, max_tenants=2)
+    for name in ("a", "b", "c"):
+        recorder.note_tenant(name, f"tenant of {name}")
+        recorder.on_status(RequestEvent(name, RequestStatus.WAITING, 0.0))
+    recorder.on_status(RequestEvent("c/beam-1", RequestStatus.RUNNING, 0.0))
+    recorder.on_status(RequestEvent("unknown", RequestStatus.RUNNING, 0.0))
+    tenants = {"b": "tenant of b", "c": "tenant of c", "c/beam-1": "tenant of c"}
+    assert recorder.read(0.0).tenants == tenants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.environment import export_hub_settings
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.foreign_flags import REFUSED_FLAGS
+from llmstack_server.options.secret import Secret
+from llmstack_server.serving.api_servers import shared_configuration
+from llmstack_server.serving.api_worker import configuration_of
+from llmstack_server.web.clients import clients_of
 
 # Flags of older versions, which published lines still have.
 OLDER_FLAGS = "--disable-log-requests --swap-space --guided-decoding-backend --enable-reasoning --task"
@@ -280,6 +285,27 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes | None, r
         (tmp_path / "keys").write_bytes(content)
     with pytest.raises(ServeError, match=f"--api-key-file .*{reason}"):
         config("--api-key-file", str(tmp_path / "keys"))
+
+
+def test_keys_of_operators_are_further_keys(tmp_path: Path):
+    (tmp_path / "keys").write_text("sk-a\nsk-root\n")
+    (tmp_path / "operators").write_text("sk-root\nsk-b\n")
+    found = config("--api-key-file", str(tmp_path / "keys"), "--operator-key-file", str(tmp_path / "operators"))
+    assert found.http.api_keys == tuple(map(Secret, ("sk-a", "sk-root", "sk-b")))
+    assert found.http.operator_keys == {Secret("sk-root"), Secret("sk-b")}
+    alone = config("--operator-key-file", str(tmp_path / "operators"), "--require-auth")
+    assert len(alone.http.api_keys) == 2
+    with pytest.raises(ServeError, match=r"--operator-key-file .*No such file"):
+        config("--operator-key-file", str(tmp_path / "absent"))
+
+
+def test_another_process_has_the_same_operators_and_secret_without_the_file(tmp_path: Path):
+    (tmp_path / "operators").write_text("sk-root\nsk-b\n")
+    found = config("--operator-key-file", str(tmp_path / "operators"), "--api-key", "sk-a", "--require-auth")
+    (tmp_path / "operators").unlink()
+    again = configuration_of(json.loads(json.dumps(shared_configuration(found))))
+    assert (again.http.api_keys, again.http.operator_keys) == (found.http.api_keys, found.http.operator_keys)
+    assert clients_of(again) == clients_of(found)
 
 
 def test_a_unix_socket_takes_the_place_of_host_and_port():

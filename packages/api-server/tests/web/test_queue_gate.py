@@ -233,7 +233,7 @@ async def test_a_key_with_a_long_queue_is_refused_beside_one_that_is_not():
     keys = ("heavy", "light")
     state = ready_state(FakeEngineClient(), HTTPConfig(api_keys=tuple(map(Secret, keys))))
     state.queue = QueueMonitor(4, quantum=100, clock=lambda: NOW_S)
-    heavy, _ = tenant_ids(state.config.http.api_keys)
+    heavy, _ = tenant_ids(state.config.http.api_keys, state.config.deployment_secret)
     num_waiting = 100 * RATE
     for step in range(11):
         stats = SchedulerStats(
@@ -245,8 +245,8 @@ async def test_a_key_with_a_long_queue_is_refused_beside_one_that_is_not():
     assert [(await post(app, authorization=f"Bearer {key}")).status for key in keys] == [503, 200]
 
 
-def test_processes_with_the_same_keys_agree_on_tenants_whatever_their_order():
-    a, b = tenant_ids([Secret("a"), Secret("b")])
-    assert tenant_ids([Secret("b"), Secret("a")]) == (b, a)
-    assert tenant_ids([Secret("a"), Secret("c")])[0] != a
-    assert tenant_ids([]) == ()
+def test_processes_with_the_same_secret_agree_on_tenants_whatever_their_order():
+    a, b = tenant_ids([Secret("a"), Secret("b")], b"secret")
+    assert tenant_ids([Secret("b"), Secret("a")], b"secret") == (b, a)
+    assert tenant_ids([Secret("a")], b"another") != (a,)
+    assert tenant_ids([], b"secret") == ()

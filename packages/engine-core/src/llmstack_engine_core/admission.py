@@ -19,6 +19,9 @@ MAX_BEAMS: Final = 1024
 MAX_PROMPT_LOGPROBS: Final = 1 << 24
 MAX_POOLED_NUMBERS: Final = 1 << 25
 
+BEAM_MARK = "/beam-"
+"""In the id of a beam, between the id of its search and a number."""
+
 
 def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
     """Refuses a request that the model cannot serve, or whose fields are outside of what the model runner accepts.

@@ -135,6 +135,8 @@ class EngineCore:
             self._refused.append(error_output(request_id, error.message))
         else:
             self._request_ids.add(request_id)
+            if self.recorder is not None and request.tenant:
+                self.recorder.note_tenant(request_id, request.tenant)
 
     def _schedule_request(self, request: EngineCoreRequest) -> None:
         if request.sampling_params.use_beam_search:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from llmstack_engine_core.admission import BEAM_MARK
 from llmstack_engine_core.protocols import EventHook
 from llmstack_types import (
     EngineCoreOutputs,
@@ -121,13 +122,26 @@ class StepRecorder(EventHook):
     A step is kept as a handful of tuples: hundreds of rows that outlive their step would occupy the garbage collector.
     """
 
-    def __init__(self, max_steps: int = 512, max_rows: int = 16_384, max_events: int = 4096) -> None:
-        """`max_rows` bounds the rows of all steps together; the last step is kept whatever it has."""
+    def __init__(
+        self, max_steps: int = 512, max_rows: int = 16_384, max_events: int = 4096, max_tenants: int = 16_384
+    ) -> None:
+        """`max_rows` bounds the rows of all steps together; the last step is kept whatever it has.
+
+        `max_tenants`: The last requests whose tenants are kept.
+        """
         self._max_steps = max_steps
         self._max_rows = max_rows
         self._num_rows = 0
         self._steps: deque[_KeptStep] = deque()
         self._events: deque[RequestEvent] = deque(maxlen=max_events)
+        self._max_tenants = max_tenants
+        self._id_to_tenant: dict[str, str] = {}
+
+    def note_tenant(self, request_id: str, tenant: str) -> None:
+        """A request of this tenant arrives; the oldest one over the bound is forgotten."""
+        self._id_to_tenant[request_id] = tenant
+        if len(self._id_to_tenant) > self._max_tenants:
+            del self._id_to_tenant[next(iter(self._id_to_tenant))]
 
     def on_status(self, event: RequestEvent) -> None:
         """Keeps the event, within the bound."""
@@ -145,7 +159,16 @@ class StepRecorder(EventHook):
     def read(self, now_s: float, after_step: int = 0) -> StepRecording:
         """What is kept of the steps after `after_step`, and the last events."""
         steps = [kept.record() for kept in self._steps if kept.stats.step > after_step]
-        return StepRecording(now_s, steps, list(self._events))
+        request_ids = {event.request_id for event in self._events}.union(
+            *({row.request_id for row in step.rows} for step in steps)
+        )
+        tenants = {request_id: self._tenant_of(request_id) for request_id in request_ids} if self._id_to_tenant else {}
+        return StepRecording(now_s, steps, list(self._events), {one: found for one, found in tenants.items() if found})
+
+    def _tenant_of(self, request_id: str) -> str:
+        """The tenant of a request, or of the beam search that it is a row of; empty where it is not known."""
+        search_id = request_id.rpartition(BEAM_MARK)[0]
+        return self._id_to_tenant.get(request_id) or self._id_to_tenant.get(search_id, "")
 
 
 class StepLogger(EventHook):

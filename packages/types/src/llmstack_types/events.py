@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from llmstack_types.scheduler_output import ScheduledRequest
@@ -86,8 +87,10 @@ class StepRecording(NamedTuple):
         now_s: Monotonic seconds when it was read, for the ages of what is in it.
         steps: The last steps.
         events: The last states that requests entered.
+        tenants: Request id to tenant, of the requests that have one and are not too old.
     """
 
     now_s: float
     steps: Sequence[StepRecord]
     events: Sequence[RequestEvent]
+    tenants: Mapping[str, str] = MappingProxyType({})

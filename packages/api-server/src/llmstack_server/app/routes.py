@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.responses import JSONResponse, Response
 
 from llmstack_server import server_version
@@ -22,6 +22,7 @@ from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.queue_wait import predict_wait
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import check_operator
 from llmstack_server.web.errors import HTTPError, engine_unavailable
 from llmstack_server.web.middleware import health_body
 from llmstack_server.web.openapi import error_responses
@@ -31,6 +32,7 @@ from llmstack_types import EngineDeadError
 def build_router(state: ServerState) -> APIRouter:
     """A router with every route that the configuration enables."""
     router = APIRouter()
+    state.request_ids.share(state.peers)
     _add_health_routes(router, state)
     _add_server_routes(router, state)
     add_openai_routes(router, state)
@@ -44,10 +46,16 @@ def build_router(state: ServerState) -> APIRouter:
     for name in state.config.http.extra_routes:
         load_named("--extra-routes", name)(router, state)
     if state.config.http.enable_control_routes:
-        _add_control_routes(router, state)
+        control = APIRouter(dependencies=[Depends(_for_operators)])
+        _add_control_routes(control, state)
         if state.config.processes.has_sleep_mode:
-            add_sleep_routes(router, state)
+            add_sleep_routes(control, state)
+        router.include_router(control)
     return router
+
+
+async def _for_operators() -> None:
+    check_operator()
 
 
 def _add_health_routes(router: APIRouter, state: ServerState) -> None:

@@ -11,13 +11,17 @@ from starlette.responses import JSONResponse, Response
 
 from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import current_client
 from llmstack_types import RequestEvent, ScheduledRequest, StepRecord, StepRecording
 
 MAX_DIGITS = 18
+FOREIGN_ID = "another request"
+
+IsShown = Callable[[str], bool]
 
 
 def add_steps_routes(router: APIRouter, state: ServerState) -> None:
-    """Adds the route, which is read-only and needs the API key."""
+    """Adds the route, which is read-only and needs the API key. Operators see every request, others their own."""
 
     @router.get("/steps")
     async def steps(request: Request) -> Response:
@@ -25,7 +29,8 @@ def add_steps_routes(router: APIRouter, state: ServerState) -> None:
         after_step = parse_number("after", request.query_params)
         engine_index = parse_number("engine", request.query_params, max_number=len(state.engine.engines) - 1)
         log = await state.engine.recent_steps(after_step, engine_index)
-        return JSONResponse(step_log_object(log, time.time()))
+        client = current_client.get()
+        return JSONResponse(step_log_object(log, time.time(), None if client.is_operator else client.tenant))
 
 
 def parse_number(name: str, params: Mapping[str, str], *, max_number: int = 10**MAX_DIGITS) -> int:
@@ -36,20 +41,30 @@ def parse_number(name: str, params: Mapping[str, str], *, max_number: int = 10**
     return int(text)
 
 
-def step_log_object(log: StepRecording, now: float) -> dict[str, Any]:
-    """The log as JSON; `now` is the time of day at `log.now_s`, in seconds since 1970."""
+def step_log_object(log: StepRecording, now: float, tenant: str | None = None) -> dict[str, Any]:
+    """The log as JSON; `now` is the time of day at `log.now_s`, in seconds since 1970.
+
+    `tenant`: Who reads it, and sees of the requests of others that they exist; None sees all.
+    """
 
     def at(time_s: float) -> float:
         return round(now - (log.now_s - time_s), 6)
 
+    def is_shown(request_id: str) -> bool:
+        return tenant is None or log.tenants.get(request_id) == tenant
+
+    steps = [_step(record, at, is_shown) for record in log.steps]
+    if tenant is not None:
+        for step in steps:  # the blocks that steps take tell how long their requests are
+            step["num_free_blocks"] = None
     return {
         "now": round(now, 6),
-        "steps": [_step(record, at) for record in log.steps],
-        "events": [_event(event, at) for event in log.events],
+        "steps": steps,
+        "events": [_event(event, at, is_shown) for event in log.events],
     }
 
 
-def _step(record: StepRecord, at: Callable[[float], float]) -> dict[str, Any]:
+def _step(record: StepRecord, at: Callable[[float], float], is_shown: IsShown) -> dict[str, Any]:
     stats, phases = record.stats, record.phases
     return {
         "step": stats.step,
@@ -63,7 +78,7 @@ def _step(record: StepRecord, at: Callable[[float], float]) -> dict[str, Any]:
         "num_blocks": stats.num_blocks,
         "num_free_blocks": stats.num_free_blocks,
         "num_preemptions": stats.num_preemptions,
-        "requests": [_row(row) for row in record.rows],
+        "requests": [_row(row) if is_shown(row.request_id) else {"id": FOREIGN_ID} for row in record.rows],
     }
 
 
@@ -77,5 +92,6 @@ def _row(row: ScheduledRequest) -> dict[str, Any]:
     }
 
 
-def _event(event: RequestEvent, at: Callable[[float], float]) -> dict[str, Any]:
-    return {"time": at(event.time_s), "id": event.request_id, "status": event.status.name}
+def _event(event: RequestEvent, at: Callable[[float], float], is_shown: IsShown) -> dict[str, Any]:
+    shown_id = event.request_id if is_shown(event.request_id) else FOREIGN_ID
+    return {"time": at(event.time_s), "id": shown_id, "status": event.status.name}

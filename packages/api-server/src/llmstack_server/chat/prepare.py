@@ -23,7 +23,8 @@ from llmstack_server.chat.reasoning import is_open_in, tag_ids
 from llmstack_server.chat.tools import FORCED_MODES, ToolMode, ToolUse, check_tools
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.queue_gate import current_tenant, note_submitted
+from llmstack_server.web.clients import current_client
+from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.unsupported import unsupported
 
 _NO_TOOLS = ToolUse()
@@ -59,9 +60,10 @@ async def submit_chat(
     sampling, plan = prompt.sampling, None
     if state.chat_parsers.reasoning is not None or tool_use.mode is not ToolMode.NONE:
         sampling, plan = await _plan(state, conversation, tool_use, prompt)
+    client = current_client.get()
     request = GenerationRequest(
-        request_id, prompt, sampling, param="messages", priority=priority, cache_salt=cache_salt,
-        tenant=current_tenant.get(),
+        request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.cache_salt(cache_salt),
+        tenant=client.tenant,
     )  # fmt: skip
     outputs = await state.engine.submit(request)
     note_submitted(state, outputs)

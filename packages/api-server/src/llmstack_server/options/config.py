@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,7 @@ from llmstack_server.options.server_options import (
     LogOptions,
     PageOptions,
     SourceOptions,
+    TenantOptions,
     TimeLimitOptions,
 )
 
@@ -40,11 +42,12 @@ DEFAULT_QUEUED_TOKENS_PER_REQ = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, TimeLimitOptions):
+class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, TimeLimitOptions, TenantOptions):
     """How the server listens, which clients it accepts, and how it stops.
 
     Attributes:
         api_keys: Empty accepts all clients.
+        operator_keys: Those of them that may control the server, where there are several.
         max_body_bytes: Larger bodies are refused unread.
         receive_timeout_s: How long a request may take to arrive.
         send_timeout_s: How long a client may read nothing of its answer.
@@ -53,6 +56,7 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
     """
 
     api_keys: tuple[Secret, ...] = ()
+    operator_keys: frozenset[Secret] = frozenset()
     max_body_bytes: int = 4 << 20
     receive_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
@@ -81,6 +85,7 @@ class ServeConfig:
         warnings: Lines for the log once it is set up.
         processes: How the server is distributed over processes.
         settings: The effective options, from which another process makes this configuration again.
+        deployment_secret: What the ids of API keys derive from, in all processes of the server.
     """
 
     model: str | None
@@ -92,6 +97,7 @@ class ServeConfig:
     warnings: tuple[str, ...] = ()
     processes: ProcessConfig = field(default_factory=ProcessConfig)
     settings: Settings = field(default_factory=partial(Settings, ()), repr=False)  # API keys are among them
+    deployment_secret: bytes = field(default_factory=partial(os.urandom, 32), repr=False, compare=False)
 
 
 def config_from(settings: Settings) -> ServeConfig:
@@ -100,14 +106,15 @@ def config_from(settings: Settings) -> ServeConfig:
     Raises:
         ServeError: Options are at fault; the text has a line for each.
     """
-    keys = _api_keys(settings)
+    operator_keys = _keys_in_file(settings, "operator_key_file")
+    keys = tuple(dict.fromkeys((*_api_keys(settings), *operator_keys)))
     max_num_reqs = _max_num_queued_reqs(settings)
     max_num_tokens = settings["max_num_queued_tokens"] or DEFAULT_QUEUED_TOKENS_PER_REQ * max_num_reqs
     settings = settings.replaced(max_num_queued_reqs=max_num_reqs, max_num_queued_tokens=max_num_tokens)
     engine = settings.build(EngineArgs, model=settings["model"] or DEMO_MODEL_NAME)
     observability = settings.build(ObservabilityConfig, has_trace_lines=settings["trace"])
     processes, chat = settings.build(ProcessConfig), settings.build(ChatOptions)
-    http = _http_config(settings, keys)
+    http = _http_config(settings, keys, operator_keys)
     settings.build(AccessOptions)
     settings.build(SourceOptions)
     if engine is not None and processes is not None and observability is not None:
@@ -124,7 +131,7 @@ def config_from(settings: Settings) -> ServeConfig:
         raise ServeError("\n".join(settings.problems), exit_code=2)
     model = settings["model"]
     # A file of keys may be a pipe, which cannot be read again.
-    settings = settings.replaced(api_key=keys, api_key_file=None)
+    settings = settings.replaced(api_key=keys, api_key_file=None, operator_key_file=None)
     return ServeConfig(
         model=model,
         served_model_names=tuple(settings["served_model_name"]) or (model or DEMO_MODEL_NAME,),
@@ -144,7 +151,7 @@ def _max_num_queued_reqs(settings: Settings) -> int:
     return limit or max(DEFAULT_MAX_NUM_QUEUED_REQS, 4 * int(settings["max_num_seqs"]))
 
 
-def _http_config(settings: Settings, keys: tuple[str, ...]) -> HTTPConfig | None:
+def _http_config(settings: Settings, keys: tuple[str, ...], operator_keys: tuple[str, ...]) -> HTTPConfig | None:
     tls = settings.build(TLSConfig)
     themes = {
         "cors": settings.build(CORSConfig),
@@ -159,6 +166,7 @@ def _http_config(settings: Settings, keys: tuple[str, ...]) -> HTTPConfig | None
         HTTPConfig,
         **themes,
         api_keys=tuple(Secret(key) for key in keys),
+        operator_keys=frozenset(Secret(key) for key in operator_keys),
         log_level=settings["log_level"],
         tls=None if tls.certfile is None else tls,
     )
@@ -166,21 +174,27 @@ def _http_config(settings: Settings, keys: tuple[str, ...]) -> HTTPConfig | None
 
 def _api_keys(settings: Settings) -> tuple[str, ...]:
     """The keys of the options, and those in a file; a variable is read only where neither has any."""
-    path, keys = settings["api_key_file"], tuple(settings["api_key"])
-    if path is None:
-        return keys
-    if settings.source("api_key").startswith("environment"):
+    keys = tuple(settings["api_key"])
+    if settings["api_key_file"] is not None and settings.source("api_key").startswith("environment"):
         keys = ()
+    return (*keys, *_keys_in_file(settings, "api_key_file"))
+
+
+def _keys_in_file(settings: Settings, name: str) -> tuple[str, ...]:
+    """The keys in the file of an option; none without the option, and none where the file is at fault."""
+    path, flag = settings[name], f"--{name.replace('_', '-')}"
+    if path is None:
+        return ()
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        settings.problems.append(f"--api-key-file {path}: {reason}")
-        return keys
+        settings.problems.append(f"{flag} {path}: {reason}")
+        return ()
     found = tuple(line.strip() for line in lines if line.strip())
     if not found:
-        settings.problems.append(f"--api-key-file {path}: the file holds no key")
-    return (*keys, *found)
+        settings.problems.append(f"{flag} {path}: the file holds no key")
+    return found
 
 
 def _statistics_conflicts(engine: EngineArgs, observability: ObservabilityConfig) -> Iterator[Problem]:

@@ -16,6 +16,24 @@ class Secret:
     def __repr__(self) -> str:
         return "Secret(***)"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    @property
+    def digest(self) -> str:
+        """The digest in hexadecimal digits, from which `from_digest` makes the secret in another process."""
+        return self._digest.hex()
+
+    @classmethod
+    def from_digest(cls, digest: str) -> Secret:
+        """The inverse of `digest`."""
+        secret = cls.__new__(cls)
+        secret._digest = bytes.fromhex(digest)
+        return secret
+
     def matches(self, candidate: bytes) -> bool:
         """Compares in constant time; digests have equal lengths, so a key's length does not show either."""
         import hmac  # late: `--help` has no secrets
@@ -37,10 +55,8 @@ def matching_index(secrets: Sequence[Secret], candidate: bytes) -> int | None:
     return found
 
 
-def tenant_ids(keys: Sequence[Secret]) -> tuple[str, ...]:
-    """An opaque id of each key, which all processes and hosts with the same keys agree on."""
+def tenant_ids(keys: Sequence[Secret], deployment_secret: bytes) -> tuple[str, ...]:
+    """An opaque id of each key, which all processes and hosts with the same deployment secret agree on."""
     import hmac  # late, as in `matches`
 
-    digests = [key._digest for key in keys]
-    secret = _sha256(b"".join(sorted(digests)))
-    return tuple(hmac.digest(secret, digest, "sha256")[:16].hex() for digest in digests)
+    return tuple(hmac.digest(deployment_secret, key._digest, "sha256")[:16].hex() for key in keys)

@@ -151,13 +151,40 @@ class AccessOptions(OptionGroup):
     api_key_file: str | None = option(
         None, flag="--api-key-file", metavar="FILE", help="file of accepted API keys, one per line"
     )
+    operator_key_file: str | None = option(
+        None,
+        flag="--operator-key-file",
+        metavar="FILE",
+        help="file of further API keys, one per line, that see all requests in /steps and may use the control routes; "
+        "without one, a server with several keys has no operator",
+    )
     require_auth: bool = option(False, flag="--require-auth", help="refuse to start without an API key")
 
     def conflicts(self) -> Iterator[Problem]:
         """Adds a server that requires keys and has none."""
         yield from super().conflicts()
-        if self.require_auth and not self.api_key and self.api_key_file is None:
+        if self.require_auth and not self.api_key and self.api_key_file is None and self.operator_key_file is None:
             yield Problem("{require_auth} needs {api_key}, {api_key_file} or LLMSTACK_API_KEY")
+
+
+@option_mixin
+class TenantOptions(OptionGroup):
+    """What the clients of one server share."""
+
+    title = "Server"
+
+    shares_prefix_cache: bool = option(
+        False,
+        flag="--share-prefix-cache",
+        help="let all API keys share cached prefixes, where they belong to one tenant; by default each has its own",
+    )
+    state_dir: str | None = option(
+        None,
+        flag="--state-dir",
+        metavar="DIR",
+        help="private folder of one server that keeps the secret from which the ids of API keys derive (default: a new "
+        "secret at every start)",
+    )
 
 
 @option_mixin

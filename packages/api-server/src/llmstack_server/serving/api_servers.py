@@ -128,7 +128,7 @@ class ApiServers:
         with theirs:
             popen = start_module("llmstack_server.serving.api_worker", [theirs.fileno(), self.listener.fileno()])
         order = {
-            "settings": self.config.settings.to_plain(), "index": index, "count": self.config.processes.num_api_servers,
+            **shared_configuration(self.config), "index": index, "count": self.config.processes.num_api_servers,
             "directory": str(self.directory), "is_replacement": self._has_served,
         }  # fmt: skip
         with contextlib.suppress(BrokenPipeError):  # it has ended already; the caller finds out next
@@ -247,6 +247,15 @@ class ApiServers:
         # Another number than the first: Linux merges two pending signals of one number, and a busy process that saw
         # only one would drain.
         self._signal_workers(signal.SIGINT)
+
+
+def shared_configuration(config: ServeConfig) -> process_channel.Message:
+    """What another process makes the configuration of again, secrets included."""
+    return {
+        "settings": config.settings.to_plain(),
+        "deployment_secret": config.deployment_secret.hex(),
+        "operator_keys": [key.digest for key in config.http.operator_keys],
+    }
 
 
 async def _send_addresses(worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:

@@ -24,6 +24,7 @@ from llmstack_server.observability.logs import set_up_logging
 from llmstack_server.options.command_line import SERVE_OPTIONS
 from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.errors import ServeError
+from llmstack_server.options.secret import Secret
 from llmstack_server.serving import process_channel
 from llmstack_server.serving.api_process import ApiProcess, ready_summary
 from llmstack_server.serving.event_loop import EarlySignals, loop_factory
@@ -123,6 +124,18 @@ class Worker:
         os._exit(1)
 
 
+def configuration_of(order: process_channel.Message) -> ServeConfig:
+    """The configuration of the server, with the secrets that its processes share."""
+    config = config_from(Settings.from_plain(SERVE_OPTIONS, order["settings"]))
+    operator_keys = frozenset(map(Secret.from_digest, order["operator_keys"]))
+    return replace(
+        config,
+        http=replace(config.http, operator_keys=operator_keys),
+        deployment_secret=bytes.fromhex(order["deployment_secret"]),
+        warnings=(),
+    )
+
+
 def main(arguments: list[str]) -> int:
     """Reads the configuration from the channel and serves; returns the exit code."""
     faulthandler.enable()
@@ -131,8 +144,7 @@ def main(arguments: list[str]) -> int:
     order = process_channel.receive(channel)
     if order is None:
         return 1
-    config = config_from(Settings.from_plain(SERVE_OPTIONS, order["settings"]))
-    config = replace(config, warnings=())
+    config = configuration_of(order)
     set_up_logging(config.http)
     # The process that found the model has logged its warnings.
     logging.getLogger("llmstack_llm.model.generation_config").setLevel(logging.ERROR)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmstack_server.observability.logs import set_up_logging
@@ -15,6 +16,7 @@ from llmstack_server.serving.api_process import ApiProcess, log_ready, ready_sum
 from llmstack_server.serving.event_loop import EarlySignals, loop_factory
 from llmstack_server.serving.launcher import StageTimer, resolve_engine_args, start_engine
 from llmstack_server.serving.sockets import address_of, listening
+from llmstack_server.serving.state_directory import deployment_secret
 
 if TYPE_CHECKING:
     from llmstack_llm import AsyncLLM
@@ -38,11 +40,13 @@ def run_serve(config: ServeConfig) -> int:
         from llmstack_server.serving.headless import run_headless
 
         return run_headless(config)
-    if config.processes.num_api_servers > 1:
-        from llmstack_server.serving.api_servers import run_multi_api_server
+    with deployment_secret(config.http.state_dir) as secret:
+        config = replace(config, deployment_secret=secret)
+        if config.processes.num_api_servers > 1:
+            from llmstack_server.serving.api_servers import run_multi_api_server
 
-        return run_multi_api_server(config)
-    return run_server(config)
+            return run_multi_api_server(config)
+        return run_server(config)
 
 
 def run_server(config: ServeConfig) -> int:

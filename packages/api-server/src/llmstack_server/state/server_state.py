@@ -16,6 +16,7 @@ from llmstack_server.protocols import EngineClient
 from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
 from llmstack_server.state.queue_monitor import QueueMonitor
+from llmstack_server.state.request_ids import RequestIds
 from llmstack_server.state.turns import Turns
 from llmstack_types import EngineDeadError, EngineReady
 
@@ -54,6 +55,7 @@ class ServerState:
         peers: The other API processes of the server; None where this is the only one.
         queue: Follows the queues of the engine cores, and predicts how long a request waits.
         decoding: The turns at decoding large bodies.
+        request_ids: The ids that clients have given to running requests.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
     """
 
@@ -71,6 +73,7 @@ class ServerState:
     peers: Peers | None = None
     queue: QueueMonitor = field(default_factory=QueueMonitor)
     decoding: Turns = field(default_factory=Turns)
+    request_ids: RequestIds = field(default_factory=RequestIds)
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
 
     @property

@@ -355,8 +355,8 @@ class FakeEngineClient:
 
     async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
         """The step log after that step."""
-        now_s, steps, events = self.step_log
-        return StepRecording(now_s, [record for record in steps if record.stats.step > after_step], events)
+        steps = [record for record in self.step_log.steps if record.stats.step > after_step]
+        return self.step_log._replace(steps=steps)
 
     def find_stuck_requests(self, timeout_s: float) -> tuple[list[str], bool]:
         return [], False

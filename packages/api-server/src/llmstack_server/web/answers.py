@@ -86,7 +86,7 @@ class GenerationResponse(Response):
         """
         limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
         body = await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding)
-        with self._state.in_flight.track():
+        with self._state.in_flight.track(), self._state.request_ids.freed_at_end():
             try:
                 await self._run_beside_client(self._answer(body, send), receive)
             except ClientDisconnected:

@@ -62,6 +62,9 @@ KINDS = (
         headers={"www-authenticate": "Bearer"},
     ),
     ErrorKind("invalid_api_key", 401, INVALID_REQUEST, "a wrong key", headers={"www-authenticate": "Bearer"}),
+    _invalid(
+        "operator_key_required", "a control route with a key that is no operator's, where there are several", None, 403
+    ),
     _invalid("unknown_url", "an unknown path", None, 404),
     ErrorKind(
         "method_not_supported", 405, INVALID_REQUEST, "a method that the path does not have", varying_headers=("allow",)
@@ -102,9 +105,12 @@ KINDS = (
     _invalid("unsupported_parameter", "a known field that this server does not support"),
     _invalid("unsupported_value", "a value that this model or server does not support"),
     _invalid("model_not_found", "an unknown model", "`model`", 404),
-    _invalid("response_not_found", "an unknown response id in the path", "`response_id`", 404),
-    _invalid("previous_response_not_found", "`previous_response_id` is unknown", "`previous_response_id`"),
-    _invalid("item_not_found", "a reference to an item that is not stored"),
+    _invalid(
+        "not_found",
+        "the id of a response or item that is unknown, or that belongs to another API key",
+        "`response_id`, `previous_response_id` or the reference",
+        404,
+    ),
     _invalid("invalid_value", "a value that is not permitted, alone or together with another field"),
     _invalid("integer_above_max_value", "an integer above its maximum"),
     _invalid("integer_below_min_value", "an integer below its minimum"),
@@ -126,7 +132,7 @@ KINDS = (
         "the field; null for the body",
     ),
     _invalid("context_length_exceeded", "prompt and `max_tokens` exceed the context, or never fit into the KV cache"),
-    _invalid("duplicate_request_id", "the id of a request that is running"),
+    _invalid("duplicate_request_id", "a `request_id` that the same API key is using in a running request"),
     ErrorKind(
         "server_is_overloaded",
         503,

@@ -97,6 +97,11 @@ def missing_api_key() -> ErrorAnswer:
     return error_answer("missing_api_key", message)
 
 
+def operator_key_required() -> ErrorAnswer:
+    """403 `operator_key_required`, for a key that may not control the server."""
+    return error_answer("operator_key_required", "This route needs an operator's API key.")
+
+
 def invalid_api_key() -> ErrorAnswer:
     """401 `invalid_api_key`; the key itself is not echoed."""
     return error_answer("invalid_api_key", "Incorrect API key provided.")

@@ -11,9 +11,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_server.observability.logs import current_request_id
-from llmstack_server.options.secret import matching_index, tenant_ids
+from llmstack_server.options.secret import matching_index
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import ClientDisconnected, discard_body
+from llmstack_server.web.clients import EVERYONE, NO_CLIENT, clients_of, current_client
 from llmstack_server.web.errors import (
     ErrorAnswer,
     HTTPError,
@@ -146,18 +147,21 @@ class ErrorMiddleware:
 
 
 class AuthenticationMiddleware:
-    """Requires an API key on every path except the open ones."""
+    """Requires an API key on every path except the open ones, and sets the current client."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._keys = state.config.http.api_keys
-        self._tenants = tenant_ids(self._keys)
+        self._clients = clients_of(state.config)
         self._open_paths = OPEN_PATHS | ({"/metrics"} if state.config.http.has_open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and route_path(scope) not in self._open_paths:
-            index = self._key_index(Headers(scope=scope))
-            scope["state"]["api_key_index"], scope["state"]["tenant"] = index, self._tenants[index]
+        if scope["type"] == "http":
+            client = NO_CLIENT if self._keys else EVERYONE
+            if self._keys and route_path(scope) not in self._open_paths:
+                index = self._key_index(Headers(scope=scope))
+                scope["state"]["api_key_index"], client = index, self._clients[index]
+            current_client.set(client)
         await self._app(scope, receive, send)
 
     def _key_index(self, headers: Headers) -> int:

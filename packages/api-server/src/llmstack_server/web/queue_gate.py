@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Mapping
 from contextlib import ExitStack
-from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llmstack_llm import request_errors
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import client_deadline, current_deadline, set_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable, server_is_overloaded, wait_too_long
 from llmstack_server.web.middleware import route_path
@@ -30,9 +30,6 @@ QUEUED_PATHS = frozenset({
 # Clients that were refused together do not return together.
 JITTER = 0.2
 
-current_tenant: ContextVar[str] = ContextVar("tenant", default="")
-"""The opaque id of the API key of the current request; empty without keys."""
-
 
 class QueueGateMiddleware:
     """Decides from the key, the headers and the length of a request alone."""
@@ -48,13 +45,12 @@ class QueueGateMiddleware:
             return
         headers, queue = Headers(scope=scope), self._state.queue
         deadline_s, num_bytes = read_deadline(headers), content_length(headers)
-        tenant: str = scope["state"].get("tenant", "")
+        tenant = current_client.get().tenant
         num_tokens = queue.estimate_tokens(num_bytes)
         wait_s = queue.predict_wait(num_tokens, tenant)
         if wait_s is not None:
             self._check(wait_s, deadline_s)
             send = _with_prediction(send, wait_s)
-        current_tenant.set(tenant)
         try:
             with queue.coming(num_tokens, tenant, num_bytes), ExitStack() as stack:
                 if deadline_s is not None:

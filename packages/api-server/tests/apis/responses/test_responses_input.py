@@ -113,7 +113,7 @@ def test_a_reference_stands_for_the_item_it_names():
         ([{"type": "function_call_output", "call_id": "c"}], "input[0].output", "missing_required_parameter"),
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id", "missing_required_parameter"),
         ([{"type": "reasoning", "content": [{"type": "text"}]}], "input[0].content[0].type", "invalid_value"),
-        ([{"type": "item_reference", "id": "msg_gone"}], "input[0].id", "item_not_found"),
+        ([{"type": "item_reference", "id": "msg_gone"}], "input[0].id", "not_found"),
         ([{}], "input[0].id", "missing_required_parameter"),
     ],
 )  # fmt: skip

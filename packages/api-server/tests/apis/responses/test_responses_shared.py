@@ -100,12 +100,12 @@ UNKNOWN_IDS = [new_response_id(1), new_response_id(7), "resp_", "resp_x y", "é"
 async def test_what_is_nowhere_is_not_found(clients: list[openai.AsyncOpenAI], response_id: str):
     with pytest.raises(openai.NotFoundError):
         await clients[0].responses.retrieve(response_id)
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.NotFoundError) as caught:
         await clients[0].responses.create(**FIELDS, input="One", previous_response_id=response_id)
-    assert caught.value.code == "previous_response_not_found"
-    with pytest.raises(openai.BadRequestError) as caught:
+    assert caught.value.code == "not_found"
+    with pytest.raises(openai.NotFoundError) as caught:
         await clients[0].responses.create(**FIELDS, input=[{"type": "item_reference", "id": response_id}])
-    assert caught.value.code == "item_not_found"
+    assert caught.value.code == "not_found"
 
 
 def test_the_process_is_part_of_an_id_and_the_rest_is_random():

@@ -17,16 +17,16 @@ def item(name: str, size: int = 10) -> StoredItem:
 
 
 def response(name: str, *, size: int = 100, **fields: Any) -> StoredResponse:
-    return StoredResponse(name, fields.pop("input_items", ()), data=b"x" * size, **fields)
+    return StoredResponse(name, "", fields.pop("input_items", ()), data=b"x" * size, **fields)
 
 
 def test_the_longest_unused_one_goes_first():
     store = ResponseStore(2, 10_000)
     for name in ("a", "b"):
         store.put(response(name))
-    assert store.get("a") is not None
+    assert store.get("a", "") is not None
     store.put(response("c"))
-    assert [store.get(name) is not None for name in "abc"] == [True, False, True]
+    assert [store.get(name, "") is not None for name in "abc"] == [True, False, True]
     assert len(store) == 2
 
 
@@ -34,9 +34,9 @@ def test_bytes_bound_it_too_and_one_that_is_too_large_is_not_kept():
     store = ResponseStore(100, 250)
     for name in ("a", "b", "c"):
         store.put(response(name))
-    assert [store.get(name) is not None for name in "abc"] == [False, True, True]
+    assert [store.get(name, "") is not None for name in "abc"] == [False, True, True]
     store.put(response("d", size=251))
-    assert store.get("d") is None
+    assert store.get("d", "") is None
     assert store.num_bytes <= 250
 
 
@@ -44,7 +44,7 @@ def test_a_store_of_none_keeps_nothing():
     store = ResponseStore(0, 1000)
     assert not store.is_enabled
     store.put(response("a"))
-    assert store.get("a") is None
+    assert store.get("a", "") is None
 
 
 def test_items_are_found_as_long_as_a_response_has_them():
@@ -52,21 +52,21 @@ def test_items_are_found_as_long_as_a_response_has_them():
     shared = item("msg_1")
     store.put(response("a", output_items=(shared,)))
     store.put(response("b", input_items=(shared, item("msg_2"))))
-    assert store.find_item("msg_2") == decode(item("msg_2"))
+    assert store.find_item("msg_2", "") == decode(item("msg_2"))
     store.remove("a")
-    assert store.find_item("msg_1") == decode(shared)
+    assert store.find_item("msg_1", "") == decode(shared)
     store.remove("b")
-    assert store.find_item("msg_1") is None
-    assert store.find_item("msg_2") is None
+    assert store.find_item("msg_1", "") is None
+    assert store.find_item("msg_2", "") is None
 
 
 def test_an_item_is_not_replaced_by_sending_its_id():
     store = ResponseStore(10, 10_000)
     store.put(response("a", output_items=(item("msg_1", 10),)))
     store.put(response("b", input_items=(item("msg_1", 99),)))
-    assert store.find_item("msg_1") == decode(item("msg_1", 10))
+    assert store.find_item("msg_1", "") == decode(item("msg_1", 10))
     store.remove("b")
-    assert store.find_item("msg_1") == decode(item("msg_1", 10))
+    assert store.find_item("msg_1", "") == decode(item("msg_1", 10))
 
 
 def test_running_ones_are_never_evicted_and_refused_where_they_leave_no_room():
@@ -75,13 +75,13 @@ def test_running_ones_are_never_evicted_and_refused_where_they_leave_no_room():
     for entry in running:
         store.put(entry)
     store.put(response("c"))
-    assert store.get("c") is None
+    assert store.get("c", "") is None
     with pytest.raises(ServerOverloadedError):
         store.put(response("d", is_running=True))
     store.complete(running[0], b"done", (item("msg_1"),))
-    assert store.find_item("msg_1") is not None
+    assert store.find_item("msg_1", "") is not None
     store.put(response("d", is_running=True))
-    assert store.get("a") is None
+    assert store.get("a", "") is None
 
 
 def test_events_count_while_they_come_and_end_a_response_that_finds_no_more_room():
@@ -93,7 +93,7 @@ def test_events_count_while_they_come_and_end_a_response_that_finds_no_more_room
         assert running.events is not None
         running.events.append(b"x" * 100)
         store.grow(running, 100)
-    assert store.get("a") is None
+    assert store.get("a", "") is None
     assert store.num_bytes == 1000
     running.events.append(b"x")
     with pytest.raises(ServerOverloadedError):
@@ -108,7 +108,7 @@ def test_a_response_that_was_removed_while_running_stays_removed():
     store.remove("a")
     store.grow(running, 10)
     store.complete(running, b"done", (item("msg_1"),))
-    assert (len(store), store.num_bytes, store.find_item("msg_1")) == (0, 0, None)
+    assert (len(store), store.num_bytes, store.find_item("msg_1", "")) == (0, 0, None)
     assert running.data == b"done"
 
 
@@ -119,13 +119,13 @@ def test_it_never_holds_more_than_it_may_and_counts_what_it_holds(steps: list[tu
     for name, size, is_removal in steps:
         if is_removal:
             store.remove(name)
-        elif store.get(name) is None:
+        elif store.get(name, "") is None:
             held[name] = response(name, size=size, output_items=(item(f"msg_{name}", 1),))
             store.put(held[name])
         assert len(store) <= 4
         assert store.num_bytes <= 1000
-        assert store.num_bytes == sum(entry.measure() for entry in held.values() if store.get(entry.id) is entry)
+        assert store.num_bytes == sum(entry.measure() for entry in held.values() if store.get(entry.id, "") is entry)
     for name in "abcdefgh":
-        assert (store.find_item(f"msg_{name}") is None) == (store.get(name) is None)
+        assert (store.find_item(f"msg_{name}", "") is None) == (store.get(name, "") is None)
         store.remove(name)
     assert store.num_bytes == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from llmstack_engine_core.admission import error_output
+from llmstack_engine_core.admission import BEAM_MARK, error_output
 from llmstack_engine_core.beams.beam_search import Beam, BeamSearch, CompleteBeam
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_types import (
@@ -183,7 +183,7 @@ class _Search:
         )
         return replace(
             self._leader,
-            request_id=f"{self._leader.request_id}/beam-{self._num_rows}",
+            request_id=f"{self._leader.request_id}{BEAM_MARK}{self._num_rows}",
             prompt_token_ids=[*self._leader.prompt_token_ids, *beam.token_ids],
             sampling_params=params,
         )

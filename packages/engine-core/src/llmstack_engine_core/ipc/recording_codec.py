@@ -16,13 +16,15 @@ from llmstack_engine_core.ipc.outputs_codec import (
     encode_events,
     encode_stats,
 )
-from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH
+from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_types import ScheduledRequest, StepRecord, StepRecording
 
 MAX_STEPS: Final = 65_536
 _TIME = fields.number()
 _COUNT = fields.integer()
 _REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
+_TENANT = fields.text(MAX_TENANT_LENGTH)
+_KEY = fields.text(MAX_REQUEST_ID_LENGTH)
 
 
 def encode_recent_steps(recent: StepRecording) -> list[Any]:
@@ -31,7 +33,7 @@ def encode_recent_steps(recent: StepRecording) -> list[Any]:
         [record.start_s, record.phases, encode_stats(record.stats), [_encode_row(row) for row in record.rows]]
         for record in recent.steps
     ]
-    return [recent.now_s, steps, encode_events(recent.events)]
+    return [recent.now_s, steps, encode_events(recent.events), [list(pair) for pair in recent.tenants.items()]]
 
 
 def _encode_row(row: ScheduledRequest) -> list[Any]:
@@ -46,9 +48,14 @@ def _encode_row(row: ScheduledRequest) -> list[Any]:
 
 def decode_recent_steps(value: Any) -> StepRecording:
     """The inverse of `encode_recent_steps`."""
-    now_s, steps, events = fields.row(value, "recording", 3)
+    now_s, steps, events, tenants = fields.row(value, "recording", 4)
     records = [_decode_record(item) for item in _list(steps, "steps")]
-    return StepRecording(_TIME(now_s, "now_s"), records, decode_events(events))
+    return StepRecording(_TIME(now_s, "now_s"), records, decode_events(events), _decode_tenants(tenants))
+
+
+def _decode_tenants(value: Any) -> dict[str, str]:
+    pairs = [fields.row(pair, "tenant", 2) for pair in _list(value, "tenants")]
+    return {_KEY(key, "request_id"): _TENANT(tenant, "tenant") for key, tenant in pairs}
 
 
 def _decode_record(value: Any) -> StepRecord:

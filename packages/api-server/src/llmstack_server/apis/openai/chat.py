@@ -19,6 +19,7 @@ from llmstack_server.chat.stream import ChatStream
 from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_fields
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
@@ -38,6 +39,8 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
         raise missing_parameter("messages")
     check_fields(state, body, fields, CHAT)
     ids = answer_ids("chatcmpl", fields.request_id)
+    if fields.request_id is not None:
+        await state.request_ids.claim(current_client.get().tenant, fields.request_id)
     given = _sampling(fields)
     chat = await submit_chat(
         state,

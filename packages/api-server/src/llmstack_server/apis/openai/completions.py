@@ -13,8 +13,9 @@ from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_l
 from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_fields
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.fields import parse
-from llmstack_server.web.queue_gate import current_tenant, note_submitted
+from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
 from llmstack_server.web.usage import UsageCounter
 
@@ -32,6 +33,8 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     values, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)
     ids = answer_ids("cmpl", fields.request_id)
+    if fields.request_id is not None:
+        await state.request_ids.claim(current_client.get().tenant, fields.request_id)
     given, names = given_sampling(fields, PARAM_NAMES)
     if fields.logprobs is not None:
         given["logprobs"] = fields.logprobs
@@ -39,6 +42,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             given.setdefault("prompt_logprobs", fields.logprobs)
     sampling = GivenSampling(given, names, is_echo=bool(fields.echo))
     tokenizer = await state.engine.get_tokenizer("echo") if fields.echo else None
+    client = current_client.get()
     requests = [
         GenerationRequest(
             f"{ids.engine}-{index}",
@@ -46,8 +50,8 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             sampling,
             param=f"prompt[{index}]" if is_list else "prompt",
             priority=fields.priority or 0,
-            cache_salt=fields.cache_salt or "",
-            tenant=current_tenant.get(),
+            cache_salt=client.cache_salt(fields.cache_salt),
+            tenant=client.tenant,
             default_max_tokens=DEFAULT_MAX_TOKENS,
             add_special_tokens=fields.add_special_tokens is not False,
         )

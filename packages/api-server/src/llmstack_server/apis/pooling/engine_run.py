@@ -9,9 +9,9 @@ from typing import Any
 
 from llmstack_server.protocols import AdmittedInput, PooledOutput
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import timed
 from llmstack_server.web.fields import PoolingFields
-from llmstack_server.web.queue_gate import current_tenant
 from llmstack_server.web.streams import merge
 from llmstack_types import PoolingParams
 
@@ -50,7 +50,8 @@ async def run_all(
     state: ServerState, inputs: Sequence[AdmittedInput], fields: PoolingFields, request_id: str
 ) -> AsyncIterator[tuple[int, PooledOutput]]:
     """The output of each input with its index, as they come; closing the iterator aborts the rest."""
-    tenant, priority, cache_salt = current_tenant.get(), fields.priority or 0, fields.cache_salt or ""
+    client, priority = current_client.get(), fields.priority or 0
+    tenant, cache_salt = client.tenant, client.cache_salt(fields.cache_salt)
     first = inputs[:MAX_NUM_IN_FLIGHT]
     # Once for all: a request must not be refused by its own inputs.
     state.engine.check_room(len(first), count_tokens(first), tenant)

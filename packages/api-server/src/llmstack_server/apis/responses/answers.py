@@ -85,7 +85,8 @@ class ResponseAnswer:
         data = encode_json(run.as_object()).encode("utf-8", "replace")
         if run.response.is_stored:
             items = tuple(encode(item) for item in run.output_items())
-            self._store.put(StoredResponse(run.response.id, self._prepared.input_items, items, data))
+            prepared = self._prepared
+            self._store.put(StoredResponse(run.response.id, prepared.owner, prepared.input_items, items, data))
         return data
 
 
@@ -120,4 +121,5 @@ class BackgroundAnswer:
         return b""
 
     def _start(self) -> None:
-        self._responses.local.start(self._prepared.run, self._prepared.input_items)
+        prepared = self._prepared
+        self._responses.local.start(prepared.run, prepared.owner, prepared.input_items)

@@ -81,8 +81,7 @@ def _referenced(param: str, item: Item, find_item: FindItem) -> Item:
     item_id = required_text(param, item, "id")
     found = find_item(item_id)
     if found is None:
-        message = f"Item with id '{request_errors.echo(item_id)}' not found."
-        raise InvalidRequestError(message, param=f"{param}.id", code="item_not_found")
+        raise InvalidRequestError("There is no item with this id.", param=f"{param}.id", code="not_found")
     return found
 
 

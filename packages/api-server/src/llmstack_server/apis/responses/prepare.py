@@ -10,7 +10,7 @@ from typing import Any
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_server.apis.responses.input_items import messages_of, new_response_id, read_input
-from llmstack_server.apis.responses.local import NOT_FOUND
+from llmstack_server.apis.responses.local import NOT_FOUND, response_not_found
 from llmstack_server.apis.responses.objects import ResponseObject
 from llmstack_server.apis.responses.protocol import UNSUPPORTED, ResponseRequest, check_include, check_metadata
 from llmstack_server.apis.responses.run import ResponseRun
@@ -23,6 +23,7 @@ from llmstack_server.chat.prepare import SubmittedChat, render_conversation, sub
 from llmstack_server.chat.turns import in_words_of_api
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import check_fields, check_model
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
@@ -43,11 +44,13 @@ class PreparedResponse:
 
     Attributes:
         input_items: What the model reads, those of earlier turns first.
+        owner: The tenant that it belongs to.
     """
 
     run: ResponseRun
     input_items: tuple[StoredItem, ...]
     fields: ResponseRequest
+    owner: str
 
 
 async def prepare_response(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> PreparedResponse:
@@ -69,7 +72,7 @@ async def prepare_response(state: ServerState, responses: SharedResponses, body:
         status="queued" if fields.background else "in_progress",
     )
     run = ResponseRun(chat, response, shows_ids=state.config.http.answers.shows_tokens_as_ids)
-    return PreparedResponse(run, input_items, fields)
+    return PreparedResponse(run, input_items, fields, current_client.get().tenant)
 
 
 async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:
@@ -112,8 +115,7 @@ async def _history(responses: SharedResponses, response_id: str | None) -> tuple
     except HTTPError as error:
         if error.answer.code != NOT_FOUND:
             raise
-        message = f"Previous response with id '{request_errors.echo(response_id)}' not found."
-        raise InvalidRequestError(message, param="previous_response_id", code="previous_response_not_found") from None
+        raise response_not_found("previous_response_id") from None
 
 
 def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:

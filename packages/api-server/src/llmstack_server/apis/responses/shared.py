@@ -10,6 +10,7 @@ from typing import Any
 from llmstack_server.apis.responses.local import LocalResponses, response_not_found
 from llmstack_server.apis.responses.store import Item, StoredItem
 from llmstack_server.state.peers import Peers
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to
 
 TOPIC = "responses"
@@ -22,7 +23,10 @@ _ITEM_ID = re.compile(r"[A-Za-z]{2,5}_[0-9a-f]{32}")
 
 
 class SharedResponses:
-    """Responses by id, in this process or another one; an unknown id raises HTTPError 404."""
+    """Responses by id, in this process or another one; an unknown or foreign id raises HTTPError 404.
+
+    The owner is the tenant of the current client.
+    """
 
     def __init__(self, local: LocalResponses, peers: Peers | None) -> None:
         self.local = local
@@ -61,9 +65,10 @@ class SharedResponses:
         Raises:
             InvalidRequestError: The response was not created in the background and as a stream.
         """
-        return self._follow(response_id, start, await self._ask("events", response_id, start))
+        owner = current_client.get().tenant  # now: the events are read in another context
+        return self._follow(response_id, owner, start, await self._ask("events", response_id, start, owner))
 
-    async def _follow(self, response_id: str, start: int, batch: Sequence[Any]) -> AsyncIterator[bytes]:
+    async def _follow(self, response_id: str, owner: str, start: int, batch: Sequence[Any]) -> AsyncIterator[bytes]:
         while True:
             events, is_last = batch
             for event in events:
@@ -71,32 +76,34 @@ class SharedResponses:
             if is_last:
                 return
             start += len(events)
-            batch = await self._ask("events", response_id, start)
+            batch = await self._ask("events", response_id, start, owner)
 
     async def find_items(self, item_ids: Sequence[str]) -> dict[str, Item]:
-        """The items with these ids, of any response."""
+        """The items with these ids, of any response of the current client."""
         found = {item_id: await self._find_item(item_id) for item_id in item_ids}
         return {item_id: item for item_id, item in found.items() if item is not None}
 
     async def _find_item(self, item_id: str) -> Item | None:
-        item = await self.local.find_item(item_id)
+        owner = current_client.get().tenant
+        item = await self.local.find_item(item_id, owner)
         if item is not None or self._peers is None or not _ITEM_ID.fullmatch(item_id):
             return item
-        answers = await self._peers.ask(f"{TOPIC} item {item_id}")
+        answers = await self._peers.ask(f"{TOPIC} item {item_id} 0 {owner}")
         return next((answer["value"] for answer in answers if answer.get("value") is not None), None)
 
-    async def _ask(self, what: str, response_id: str, start: int = 0) -> Any:
-        owner = self._owner(response_id)
-        if owner is None or self._peers is None:
-            return await self._know(what, response_id, start)
-        answer = await self._peers.ask_one(owner, f"{TOPIC} {what} {response_id} {start}")
+    async def _ask(self, what: str, response_id: str, start: int = 0, owner: str | None = None) -> Any:
+        owner = current_client.get().tenant if owner is None else owner
+        index = self._keeper(response_id)
+        if index is None or self._peers is None:
+            return await self._know(what, response_id, owner, start)
+        answer = await self._peers.ask_one(index, f"{TOPIC} {what} {response_id} {start} {owner}")
         if answer is None:
-            raise response_not_found(response_id)
+            raise response_not_found()
         if "error" in answer:
             raise HTTPError(ErrorAnswer(**answer["error"]))
         return answer["value"]
 
-    def _owner(self, response_id: str) -> int | None:
+    def _keeper(self, response_id: str) -> int | None:
         """The index of the process that keeps a response; None for this process."""
         match = _RESPONSE_ID.fullmatch(response_id)
         if match is None or self._peers is None:
@@ -104,11 +111,11 @@ class SharedResponses:
         index = int(match.group(1), 16)
         return index if index != self._peers.index and index < self._peers.count else None
 
-    async def _know(self, what: str, subject: str, start: int) -> Any:
+    async def _know(self, what: str, subject: str, owner: str, start: int) -> Any:
         local = self.local
         if what == "events":
-            return await local.read_events(subject, start)
-        asked: dict[str, Callable[[str], Awaitable[Any]]] = {
+            return await local.read_events(subject, owner, start)
+        asked: dict[str, Callable[[str, str], Awaitable[Any]]] = {
             "fetch": local.fetch,
             "cancel": local.cancel,
             "delete": local.delete,
@@ -116,26 +123,26 @@ class SharedResponses:
             "items": local.all_items,
             "item": local.find_item,
         }
-        return await asked[what](subject)
+        return await asked[what](subject, owner)
 
     async def _answer(self, question: str) -> dict[str, Any]:
         """The answer to a peer: a JSON value, or an error."""
-        what, subject, *start = question.split(" ")
+        what, subject, start, *owner = question.split(" ")  # without API keys the owner is empty
         try:
-            value = await self._know_soon(what, subject, int(start[0]) if start else 0)
+            value = await self._know_soon(what, subject, owner[0] if owner else "", int(start))
         except Exception as error:  # noqa: BLE001 (any error is sent to the other process)
             answer = answer_to(error, subject)
             fields = {"status": answer.status, "type": answer.type, "code": answer.code, "param": answer.param}
             return {"error": fields | {"message": answer.message}}
         return {"value": _to_json(value)}
 
-    async def _know_soon(self, what: str, subject: str, start: int) -> Any:
+    async def _know_soon(self, what: str, subject: str, owner: str, start: int) -> Any:
         """The answer to a peer; it asks again for events that take longer than a peer waits."""
         if what != "events":
-            return await self._know(what, subject, start)
+            return await self._know(what, subject, owner, start)
         try:
             async with asyncio.timeout(MAX_WAIT_S):
-                return await self._know(what, subject, start)
+                return await self._know(what, subject, owner, start)
         except TimeoutError:
             return [], False
 

@@ -31,6 +31,7 @@ class StoredResponse:
 
     Attributes:
         id: The id of the response.
+        owner: The tenant that it belongs to; for others it does not exist.
         input_items: The input, earlier turns first. Turns of one conversation share their items.
         output_items: The output; empty while the response runs.
         data: The whole object as JSON bytes; empty while the response runs.
@@ -41,6 +42,7 @@ class StoredResponse:
     """
 
     id: str
+    owner: str
     input_items: tuple[StoredItem, ...]
     output_items: tuple[StoredItem, ...] = ()
     data: bytes = b""
@@ -74,11 +76,12 @@ class ResponseStore:
         """Whether responses are stored at all."""
         return self._max_responses > 0
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        """The response, which becomes the most recently used; None for an unknown or evicted id."""
+    def get(self, response_id: str, owner: str) -> StoredResponse | None:
+        """The response, which becomes the most recently used; None for an unknown, evicted or foreign id."""
         stored = self._responses.get(response_id)
-        if stored is not None:
-            self._responses.move_to_end(response_id)
+        if stored is None or stored.owner != owner:
+            return None
+        self._responses.move_to_end(response_id)
         return stored
 
     def put(self, stored: StoredResponse) -> None:
@@ -88,7 +91,7 @@ class ResponseStore:
             ServerOverloadedError: The response is running, and the store is full of running ones.
         """
         self._responses[stored.id] = stored
-        self._items.add((*stored.input_items, *stored.output_items))
+        self._items.add(stored.owner, (*stored.input_items, *stored.output_items))
         self._recount(stored, stored.measure())
 
     def grow(self, stored: StoredResponse, num_bytes: int) -> None:
@@ -104,7 +107,7 @@ class ResponseStore:
         """Stores the end of a running response, unless it was removed."""
         stored.data, stored.output_items, stored.is_running = data, output_items, False
         if self._responses.get(stored.id) is stored:
-            self._items.add(output_items)
+            self._items.add(stored.owner, output_items)
             self._recount(stored, stored.measure())
 
     def remove(self, response_id: str) -> StoredResponse | None:
@@ -112,12 +115,12 @@ class ResponseStore:
         stored = self._responses.pop(response_id, None)
         if stored is not None:
             self.num_bytes -= stored.num_bytes
-            self._items.discard((*stored.input_items, *stored.output_items))
+            self._items.discard(stored.owner, (*stored.input_items, *stored.output_items))
         return stored
 
-    def find_item(self, item_id: str) -> Item | None:
-        """An input or output item of any stored response."""
-        return self._items.find(item_id)
+    def find_item(self, item_id: str, owner: str) -> Item | None:
+        """An input or output item of any stored response of the owner."""
+        return self._items.find(owner, item_id)
 
     def _recount(self, stored: StoredResponse, num_bytes: int) -> None:
         self.num_bytes += num_bytes - stored.num_bytes
@@ -142,29 +145,31 @@ class ResponseStore:
 
 
 class _ItemIndex:
-    """Items by id, each as long as a response has it.
+    """Items by owner and id, each as long as a response has it.
 
-    The first item under an id stays: a client cannot replace the item of another one by its id.
+    The first item under an id stays.
     """
 
     def __init__(self) -> None:
-        self._items: dict[str, StoredItem] = {}
-        self._num_holders: dict[str, int] = {}
+        self._items: dict[tuple[str, str], StoredItem] = {}
+        self._num_holders: dict[tuple[str, str], int] = {}
 
-    def add(self, items: Iterable[StoredItem]) -> None:
+    def add(self, owner: str, items: Iterable[StoredItem]) -> None:
         for item in items:
-            if self._items.setdefault(item.id, item) is item:
-                self._num_holders[item.id] = self._num_holders.get(item.id, 0) + 1
+            key = owner, item.id
+            if self._items.setdefault(key, item) is item:
+                self._num_holders[key] = self._num_holders.get(key, 0) + 1
 
-    def discard(self, items: Iterable[StoredItem]) -> None:
+    def discard(self, owner: str, items: Iterable[StoredItem]) -> None:
         for item in items:
-            if self._items.get(item.id) is item:
-                self._num_holders[item.id] -= 1
-                if self._num_holders[item.id] == 0:
-                    del self._items[item.id], self._num_holders[item.id]
+            key = owner, item.id
+            if self._items.get(key) is item:
+                self._num_holders[key] -= 1
+                if self._num_holders[key] == 0:
+                    del self._items[key], self._num_holders[key]
 
-    def find(self, item_id: str) -> Item | None:
-        item = self._items.get(item_id)
+    def find(self, owner: str, item_id: str) -> Item | None:
+        item = self._items.get((owner, item_id))
         return None if item is None else decode(item)
 
 
