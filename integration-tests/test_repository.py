@@ -15,7 +15,9 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
 OTHER_PEOPLES_NAMES = {"llmstack", "llmstack-cli"}
-METADATA_ONLY = {"llmstack-command", "llmstack-bench", "llmstack-model-runner", "llmstack-demo-model"}
+METADATA_ONLY = {
+    "llmstack-command", "llmstack-bench", "llmstack-model-runner", "llmstack-parallel", "llmstack-demo-model",
+}  # fmt: skip
 
 
 def project_of(folder: Path) -> dict[str, Any]:
@@ -188,6 +190,7 @@ def test_only_what_owns_a_process_configures_logging(folder: Path) -> None:
         "api-server/src/llmstack_server/observability/logs.py",
         "api-server/src/llmstack_server/serving/api_worker.py",
         "engine-core/src/llmstack_engine_core/process.py",
+        "parallel/src/llmstack_parallel/rank.py",
     }
     assert found <= {ROOT / "packages" / owner for owner in owners}
 

@@ -5,15 +5,12 @@ python packages/parallel/benchmarks/bench_ranks.py [--throughput]
 
 from __future__ import annotations
 
-import argparse
-import json
 import mmap
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +24,6 @@ from llmstack_types import ScheduledRequest, SchedulerOutput
 
 NUM_ROWS, WIDTH = 32, 4096
 NUM_REPEATS = 400
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 8, "vocab_size": 8192,
-    "max_position_embeddings": 512, "eos_token_id": 0,
-}  # fmt: skip
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -113,44 +105,12 @@ def timed(call: Callable[[int], Any]) -> list[float]:
     return times
 
 
-def measure_throughput(**sizes: int) -> tuple[float, float]:
-    """Tokens per second of 64 requests: of their prompts, and of their decodes."""
-    from llmstack_llm import LLM, SamplingParams
-
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-        options: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "enable_prefix_caching": False}
-        with LLM(folder, skip_tokenizer_init=True, max_num_batched_tokens=512, **options, **sizes) as llm:
-
-            def run(num_prompt_tokens: int, num_tokens: int) -> float:
-                prompts = [{"prompt_token_ids": [1 + index] * num_prompt_tokens} for index in range(64)]
-                params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-                start = time.perf_counter()
-                llm.generate(prompts, params, use_tqdm=False)
-                return time.perf_counter() - start
-
-            run(4, 4)
-            return 64 * 64 / run(64, 1), 64 * 24 / run(2, 24)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--throughput", action="store_true", help="also run a model, which takes a minute")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"control of a step of {NUM_ROWS} rows, there and back: {measure_control():.0f} us")
     ours, spinning = measure_sum()
     print(f"sum of {NUM_ROWS} x {WIDTH} float32 of two processes: {ours:.0f} us, spinning copy {spinning:.0f} us")
     print(f"ratio: {ours / spinning:.2f}")
-    if arguments.throughput:
-        torch.set_num_threads(2)
-        for name, sizes in {
-            "one process": {},
-            "TP 2": {"tensor_parallel_size": 2},
-            "PP 2": {"pipeline_parallel_size": 2},
-        }.items():
-            prefill, decode_rate = measure_throughput(**sizes)
-            print(f"{name}: {prefill:.0f} prompt tokens/s, {decode_rate:.0f} decoded tokens/s")
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ class SchedulerConfig:
     pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        sizes = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "pipeline_parallel_size")
-        for name in (*sizes, "max_num_preemptions", "fair_quantum"):
+        limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum")
+        for name in (*limits, "pipeline_parallel_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots"):

@@ -85,7 +85,7 @@ class ProcessPeers:
                 own = segments.of_rank(rank)
                 process = _start_process(rank, own.descriptors)
                 self._processes.append(process)
-                level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
+                level = logging.getLevelName(logger.getEffectiveLevel())
                 order = RankOrder(config, rank, self.epoch, address, backend, self._directory, own, level)
                 send_rank_order(process.lifeline, order)
             return make_exchange(backend, topology, 0, segments.of_rank(0), self._directory)

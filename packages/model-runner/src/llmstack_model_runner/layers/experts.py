@@ -99,17 +99,28 @@ class Experts:
             raise RuntimeError(f"{self._name} has no weights yet")
         shares, expert_ids = self._choose(self._router(x, out_dtype=torch.float32))
         if self._sharding.size > 1 and self._sharding.is_expert_parallel:
-            shares, expert_ids = self._own_choices(shares, expert_ids)
+            return self._sharding.all_reduce(self._compute_own(x, shares, expert_ids))
         groups = group_rows(expert_ids, len(self._experts))
         inner = grouped_linear(x, self._gate_up.packed, groups, self._activation)
         summed = sum_choices(grouped_linear(inner, self._down.packed, groups), shares)
         return self._sharding.all_reduce(summed)
 
-    def _own_choices(self, shares: torch.Tensor, expert_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choices of this rank's experts; those of other ranks' get the share 0 at an expert of this one."""
+    def _compute_own(self, x: torch.Tensor, shares: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        """The sum of the choices of this rank's experts, choice after choice in float32."""
         places = expert_ids - self._experts.start
-        is_foreign = (places < 0) | (places >= len(self._experts))
-        return shares.masked_fill(is_foreign, 0.0), places.masked_fill(is_foreign, 0)
+        is_own = (places >= 0) & (places < len(self._experts))
+        if x.device.type != "cpu":  # a captured step has the same rows always: other ranks' choices get the share 0
+            groups = group_rows(places.masked_fill(~is_own, 0), len(self._experts))
+            inner = grouped_linear(x, self._gate_up.packed, groups, self._activation)
+            return sum_choices(grouped_linear(inner, self._down.packed, groups), shares.masked_fill(~is_own, 0.0))
+        tokens, choices = torch.nonzero(is_own, as_tuple=True)
+        summed = torch.zeros(x.shape, dtype=torch.float32)
+        if len(tokens):
+            groups = group_rows(places[tokens, choices][:, None], len(self._experts))
+            inner = grouped_linear(x[tokens], self._gate_up.packed, groups, self._activation)
+            rows = grouped_linear(inner, self._down.packed, groups).float()
+            summed.index_add_(0, tokens, rows * shares[tokens, choices][:, None])
+        return summed.to(x.dtype)
 
     def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and ids of the most likely experts, each [num_tokens, num_choices]."""
