@@ -1,0 +1,34 @@
+"""Every promise of the reliability page names a test, or a script, that exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "reliability.md").read_text()
+PROMISES = re.findall(r"^\| (?!promise|---)(.*?) \| (.*?) \|", PAGE, re.MULTILINE)
+
+
+def files(name: str) -> list[Path]:
+    """The files of the repository that a name of the page can mean."""
+    if "/" in name:
+        return [path for path in [ROOT / name] if path.is_file()]
+    places = (ROOT / "integration-tests", *ROOT.glob("packages/*/tests"))
+    return [path for place in places for path in place.rglob(name)]
+
+
+@pytest.mark.parametrize(("promise", "tests"), PROMISES)
+def test_a_promise_is_shown_by_what_exists(promise: str, tests: str) -> None:
+    names = re.findall(r"`(.*?)`", tests)
+    assert names, promise
+    for name in names:
+        file, _, function = name.partition("::")
+        assert files(file), name
+        assert not function or any(f"def {function}(" in path.read_text() for path in files(file)), name
+
+
+def test_the_page_makes_promises() -> None:
+    assert len(PROMISES) > 10
