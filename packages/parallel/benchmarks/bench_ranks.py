@@ -1,6 +1,6 @@
-"""Ranks of one host: a step's message, a sum over shared memory, and the throughput of two ranks beside one process.
+"""Ranks of one host: a step's message, and a sum over shared memory.
 
-python packages/parallel/benchmarks/bench_ranks.py [--throughput]
+python packages/parallel/benchmarks/bench_ranks.py
 """
 
 from __future__ import annotations
