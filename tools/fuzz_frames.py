@@ -245,6 +245,7 @@ class FuzzedLoop(EngineCoreProc):
         EngineLoop.__init__(self, build_engine_core(config))
         self._socket = self  # type: ignore[assignment]  # it sends as one
         self._num_refused = 0
+        self._progress = None  # no process watches it
         self.tokens: dict[str, list[Any]] = {}
         self.ended: dict[str, str] = {}
         self._next = 0

@@ -51,7 +51,7 @@ class ModelKVSpec:
             num_layers=len(layers),
             num_kv_heads=len(own.heads(num_heads, self.num_kv_heads)[1]),
             sliding_windows=self.sliding_windows[layers.start : layers.stop],
-            model_windows=self.sliding_windows,
+            model_windows=self.sliding_windows if len(layers) < self.num_layers else (),
             first_layer=layers.start,
         )
 
