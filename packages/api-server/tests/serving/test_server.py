@@ -362,7 +362,10 @@ async def test_a_client_that_closes_its_socket_aborts_its_request(start: Start):
     assert running.engine.num_running == 0
 
 
-@pytest.mark.parametrize(("is_slow", "timeout_s"), [(False, 0.2), (True, 1.5)], ids=["stopped", "slow"])
+@pytest.mark.parametrize(
+    ("is_slow", "timeout_s"),
+    [pytest.param(False, 0.2, id="stopped"), pytest.param(True, 1.5, id="slow", marks=pytest.mark.full)],
+)
 async def test_a_client_that_reads_nothing_is_cut_off_and_a_slow_one_is_not(
     start: Start, is_slow: bool, timeout_s: float
 ):
