@@ -148,7 +148,7 @@ class ResponseStoreConfig(OptionGroup):
         at_least=0,
         suffixes=True,
         metavar="N",
-        help="maximum responses of /v1/responses kept in memory; 0 keeps none",
+        help="maximum responses of /v1/responses kept; 0 keeps none",
     )
     max_bytes: int = option(
         64 << 20,
@@ -157,6 +157,14 @@ class ResponseStoreConfig(OptionGroup):
         suffixes=True,
         metavar="BYTES",
         help="maximum size of all of them together (default: 64M)",
+    )
+    max_age_s: float | None = option(
+        2592000.0,
+        flag="--max-stored-response-age",
+        at_least=0,
+        aliases={0: None, "0": None, "0.0": None},
+        metavar="S",
+        help="seconds that a response is kept after its end; 0 for no limit (default: 2592000, which is 30 days)",
     )
 
 

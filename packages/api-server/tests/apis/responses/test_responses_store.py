@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmstack_server.apis.responses.store import EventLog, ResponseStore, StoredItem, StoredResponse, decode, encode
+from llmstack_server.apis.responses.event_log import EventLog
+from llmstack_server.apis.responses.store import ResponseStore, StoredItem, StoredResponse, decode, encode
 from llmstack_types import ServerOverloadedError
 
 
@@ -17,16 +18,17 @@ def item(name: str, size: int = 10) -> StoredItem:
 
 
 def response(name: str, *, size: int = 100, **fields: Any) -> StoredResponse:
-    return StoredResponse(name, "", fields.pop("input_items", ()), data=b"x" * size, **fields)
+    owner, input_items = fields.pop("owner", ""), fields.pop("input_items", ())
+    return StoredResponse(name, owner, input_items, data=b"x" * size, **fields)
 
 
-def test_the_longest_unused_one_goes_first():
+def test_the_one_that_ended_first_goes_first():
     store = ResponseStore(2, 10_000)
     for name in ("a", "b"):
         store.put(response(name))
     assert store.get("a", "") is not None
     store.put(response("c"))
-    assert [store.get(name, "") is not None for name in "abc"] == [True, False, True]
+    assert [store.get(name, "") is not None for name in "abc"] == [False, True, True]
     assert len(store) == 2
 
 
@@ -129,3 +131,45 @@ def test_it_never_holds_more_than_it_may_and_counts_what_it_holds(steps: list[tu
         assert (store.find_item(f"msg_{name}", "") is None) == (store.get(name, "") is None)
         store.remove(name)
     assert store.num_bytes == 0
+
+
+def test_running_responses_of_one_key_leave_half_of_the_store_to_others():
+    store = ResponseStore(4, 10_000, has_several_owners=True)
+    for name in "ab":
+        store.put(response(name, owner="one", is_running=True))
+    with pytest.raises(ServerOverloadedError):
+        store.put(response("c", owner="one", is_running=True))
+    for name in "de":
+        store.put(response(name, owner="two", is_running=True))
+    assert [store.get("a", "one") is not None, store.get("e", "two") is not None, len(store)] == [True, True, 4]
+
+
+def test_responses_expire_so_long_after_their_end():
+    now_s = 100.0
+    store = ResponseStore(10, 10_000, max_age_s=60, clock=lambda: now_s)
+    store.put(response("old", ended_s=30.0))
+    store.put(response("a"))
+    running = response("b", is_running=True)
+    store.put(running)
+    store.expire()
+    assert [store.get(name, "") is not None for name in ("a", "b", "old")] == [True, True, False]
+    now_s = 161.0
+    store.complete(running, b"", ())
+    store.expire()
+    assert [store.get(name, "") is not None for name in ("a", "b")] == [False, True]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 400)), max_size=60))
+def test_an_owner_within_its_share_loses_nothing_to_others(steps: list[tuple[str, int]]):
+    max_responses, max_bytes = 9, 1500
+    store = ResponseStore(max_responses, max_bytes)
+    kept: dict[str, list[int]] = {owner: [] for owner in "ABC"}
+    for number, (owner, size) in enumerate(steps):
+        store.put(response(str(number), owner=owner, size=size))
+        kept[owner].append(number)
+        for other, numbers in kept.items():
+            sizes = [steps[one][1] for one in numbers]
+            if len(sizes) <= max_responses // 3 and sum(sizes) <= max_bytes // 3:
+                assert all(store.get(str(one), other) is not None for one in numbers)
+        for other, numbers in kept.items():
+            kept[other] = [one for one in numbers if store.get(str(one), other) is not None]

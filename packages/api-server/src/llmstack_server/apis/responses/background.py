@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
+from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.apis.responses.run import NumberedEvent, ResponseRun
-from llmstack_server.apis.responses.store import EventLog, ResponseStore, StoredResponse, encode
+from llmstack_server.apis.responses.store import ResponseStore, StoredResponse, encode
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
 from llmstack_server.web.sse import encode_json, frame_named

@@ -20,8 +20,7 @@ from llmstack_server.web.openapi import REQUEST_ERRORS, STREAM, error_responses,
 
 def add_responses_routes(router: APIRouter, state: ServerState) -> None:
     """Adds `/v1/responses` and the routes below it."""
-    limits = state.config.http.response_store
-    local = LocalResponses(state, ResponseStore(limits.max_responses, limits.max_bytes))
+    local = LocalResponses(state, _new_store(state))
     responses = SharedResponses(local, state.peers)
     service = ResponsesService(responses)
     errors = REQUEST_ERRORS
@@ -62,6 +61,19 @@ def add_responses_routes(router: APIRouter, state: ServerState) -> None:
         """Returns a page of the input items of a response."""
         query = parse_list_query(request.query_params)
         return JSONResponse(item_page(await responses.input_items(response_id), query))
+
+
+def _new_store(state: ServerState) -> ResponseStore:
+    http = state.config.http
+    limits = http.response_store
+    store = ResponseStore(
+        limits.max_responses,
+        limits.max_bytes,
+        max_age_s=limits.max_age_s,
+        has_several_owners=len(http.api_keys) > 1,
+    )
+    state.ticks.append(store.expire)
+    return store
 
 
 def _json(data: bytes) -> Response:

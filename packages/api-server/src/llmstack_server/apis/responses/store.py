@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import OrderedDict
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.web.sse import encode_json
 from llmstack_types import ServerOverloadedError
-
-DEFAULT_MAX_RESPONSES = 1000
-DEFAULT_MAX_BYTES = 64 << 20
 
 Item = dict[str, Any]
 
@@ -34,10 +31,12 @@ class StoredResponse:
         owner: The tenant that it belongs to; for others it does not exist.
         input_items: The input, earlier turns first. Turns of one conversation share their items.
         output_items: The output; empty while the response runs.
-        data: The whole object as JSON bytes; empty while the response runs.
+        data: The whole object as JSON bytes; while the response runs, the object as it began.
         events: The log of events, of a response that can be streamed again.
         is_background: Whether it is generated in the background.
         is_running: True until its end; running responses are not evicted.
+        journal: What generates the response again, as JSON; empty where nothing does.
+        ended_s: When it ended, on the clock of the store.
         num_bytes: Its size as counted by the store.
     """
 
@@ -49,23 +48,88 @@ class StoredResponse:
     events: EventLog | None = None
     is_background: bool = False
     is_running: bool = False
+    journal: bytes = b""
+    ended_s: float | None = None
     num_bytes: int = field(default=0, init=False)
 
     def measure(self) -> int:
         """The bytes it keeps alive at most; items that several turns share count in each."""
         items = sum(len(item.data) for item in (*self.input_items, *self.output_items))
-        return len(self.data) + items + (0 if self.events is None else self.events.num_bytes)
+        events = 0 if self.events is None else self.events.num_bytes
+        return len(self.data) + len(self.journal) + items + events
+
+
+class StoreObserver(Protocol):
+    """What is notified of the changes of a store."""
+
+    def on_change(self, stored: StoredResponse) -> None:
+        """A response was added, has further events, or has ended."""
+        ...
+
+    def on_removal(self, stored: StoredResponse) -> None:
+        """A response was removed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one owner has in the store.
+
+    Attributes:
+        ended: Responses that have ended, in the order of their ends.
+        num_bytes: The size of all, running ones included.
+        num_running, num_running_bytes: Of those that run.
+    """
+
+    ended: dict[str, StoredResponse] = field(default_factory=dict)
+    num_bytes: int = 0
+    num_running: int = 0
+    num_running_bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ended) + self.num_running
+
+    def add(self, stored: StoredResponse, sign: int = 1) -> None:
+        """Counts a response; with the sign -1, no longer."""
+        self.num_bytes += sign * stored.num_bytes
+        if stored.is_running:
+            self.num_running += sign
+            self.num_running_bytes += sign * stored.num_bytes
+        elif sign > 0:
+            self.ended[stored.id] = stored
+        else:
+            del self.ended[stored.id]
 
 
 class ResponseStore:
-    """Responses by id, of which the least recently used is evicted first."""
+    """Responses by id. Where it is full, the owner with most in it loses the one that ended first.
 
-    def __init__(self, max_responses: int, max_bytes: int) -> None:
-        """`max_responses` 0 disables the store."""
+    So an owner that holds no more than its share of the limits loses nothing to others.
+    """
+
+    def __init__(
+        self,
+        max_responses: int,
+        max_bytes: int,
+        *,
+        max_age_s: float | None = None,
+        has_several_owners: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_responses` 0 disables the store.
+
+        `max_age_s`: How long a response is kept after its end; None is for ever.
+        `has_several_owners`: Whether running responses of one owner may take half of the store only.
+        """
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._max_age_s = max_age_s
+        self._running_divisor = 2 if has_several_owners else 1
+        self._clock = clock
+        self._responses: dict[str, StoredResponse] = {}
+        self._shares: dict[str, _Share] = {}
         self._items = _ItemIndex()
+        self._observers: list[StoreObserver] = []
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -76,37 +140,46 @@ class ResponseStore:
         """Whether responses are stored at all."""
         return self._max_responses > 0
 
+    def add_observer(self, observer: StoreObserver) -> None:
+        """Adds what is notified of later changes."""
+        self._observers.append(observer)
+
     def get(self, response_id: str, owner: str) -> StoredResponse | None:
-        """The response, which becomes the most recently used; None for an unknown, evicted or foreign id."""
+        """The response; None for an unknown, evicted or foreign id."""
         stored = self._responses.get(response_id)
-        if stored is None or stored.owner != owner:
-            return None
-        self._responses.move_to_end(response_id)
-        return stored
+        return stored if stored is not None and stored.owner == owner else None
 
     def put(self, stored: StoredResponse) -> None:
         """Adds a response, running or complete; a complete one that does not fit is not stored.
 
         Raises:
-            ServerOverloadedError: The response is running, and the store is full of running ones.
+            ServerOverloadedError: The response is running, and the store has no room for another running one.
         """
         self._responses[stored.id] = stored
         self._items.add(stored.owner, (*stored.input_items, *stored.output_items))
+        if not stored.is_running and stored.ended_s is None:
+            stored.ended_s = self._clock()
+        self._shares.setdefault(stored.owner, _Share()).add(stored)
         self._recount(stored, stored.measure())
 
     def grow(self, stored: StoredResponse, num_bytes: int) -> None:
         """Adds the size of further events of a running response.
 
         Raises:
-            ServerOverloadedError: The store is full of running responses; this one was removed.
+            ServerOverloadedError: The store has no room for them; the response was removed.
         """
         if self._responses.get(stored.id) is stored:
             self._recount(stored, stored.num_bytes + num_bytes)
 
     def complete(self, stored: StoredResponse, data: bytes, output_items: tuple[StoredItem, ...]) -> None:
         """Stores the end of a running response, unless it was removed."""
-        stored.data, stored.output_items, stored.is_running = data, output_items, False
-        if self._responses.get(stored.id) is stored:
+        is_here = self._responses.get(stored.id) is stored
+        if is_here:
+            self._shares[stored.owner].add(stored, -1)
+        stored.data, stored.output_items, stored.is_running, stored.journal = data, output_items, False, b""
+        stored.ended_s = self._clock()
+        if is_here:
+            self._shares[stored.owner].add(stored)
             self._items.add(stored.owner, output_items)
             self._recount(stored, stored.measure())
 
@@ -115,33 +188,74 @@ class ResponseStore:
         stored = self._responses.pop(response_id, None)
         if stored is not None:
             self.num_bytes -= stored.num_bytes
+            share = self._shares[stored.owner]
+            share.add(stored, -1)
+            if not share:
+                del self._shares[stored.owner]
             self._items.discard(stored.owner, (*stored.input_items, *stored.output_items))
+            for observer in self._observers:
+                observer.on_removal(stored)
         return stored
 
     def find_item(self, item_id: str, owner: str) -> Item | None:
         """An input or output item of any stored response of the owner."""
         return self._items.find(owner, item_id)
 
+    def expire(self) -> None:
+        """Removes responses that ended longer ago than `max_age_s`."""
+        if self._max_age_s is None:
+            return
+        oldest_s = self._clock() - self._max_age_s
+        for share in list(self._shares.values()):
+            while (first := next(iter(share.ended.values()), None)) is not None:
+                if (first.ended_s or 0.0) > oldest_s:
+                    break
+                self.remove(first.id)
+
     def _recount(self, stored: StoredResponse, num_bytes: int) -> None:
-        self.num_bytes += num_bytes - stored.num_bytes
+        change = num_bytes - stored.num_bytes
+        share = self._shares[stored.owner]
+        self.num_bytes += change
+        share.num_bytes += change
+        share.num_running_bytes += change if stored.is_running else 0
         stored.num_bytes = num_bytes
-        self._evict(keep=stored)
-        if self._is_over():
+        if not self._make_room(stored):
             self.remove(stored.id)
             if stored.is_running:
                 raise ServerOverloadedError("the store of responses is full of running ones")
-
-    def _evict(self, keep: StoredResponse) -> None:
-        if not self._is_over():
             return
-        for stored in list(self._responses.values()):
-            if stored is not keep and not stored.is_running:
-                self.remove(stored.id)
-                if not self._is_over():
-                    return
+        for observer in self._observers:
+            observer.on_change(stored)
 
-    def _is_over(self) -> bool:
-        return len(self._responses) > self._max_responses or self.num_bytes > self._max_bytes
+    def _make_room(self, keep: StoredResponse) -> bool:
+        """Evicts others until the limits hold; False if that takes what another owner has a right to."""
+        share = self._shares[keep.owner]
+        if keep.is_running and (
+            share.num_running > max(1, self._max_responses // self._running_divisor)
+            or share.num_running_bytes > self._max_bytes // self._running_divisor
+        ):
+            return False
+        while (size := self._size_over_limit()) is not None:
+            largest = max(self._shares.values(), key=size)
+            victim = _first_ended(largest, keep) or _first_ended(share, keep)
+            if victim is None:
+                return False
+            self.remove(victim.id)
+        return True
+
+    def _size_over_limit(self) -> Callable[[_Share], int] | None:
+        """The size of a share in what there is too much of; None within the limits."""
+        if len(self._responses) > self._max_responses:
+            return len
+        return _num_bytes if self.num_bytes > self._max_bytes else None
+
+
+def _num_bytes(share: _Share) -> int:
+    return share.num_bytes
+
+
+def _first_ended(share: _Share, keep: StoredResponse) -> StoredResponse | None:
+    return next((stored for stored in share.ended.values() if stored is not keep), None)
 
 
 class _ItemIndex:
@@ -182,36 +296,3 @@ def decode(item: StoredItem) -> Item:
     """The stored item as an object."""
     found: Item = json.loads(item.data)
     return found
-
-
-class EventLog:
-    """Framed events in the order of their sequence numbers, from 0; any number of readers follow it."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._events: list[bytes] = []
-        self._is_closed = False
-        self._news = asyncio.Event()
-
-    def append(self, event: bytes) -> None:
-        """Adds an event for every reader."""
-        self._events.append(event)
-        self.num_bytes += len(event)
-        self._tell()
-
-    def close(self) -> None:
-        """Marks the last event as the end of the log."""
-        self._is_closed = True
-        self._tell()
-
-    async def read(self, start: int, *, max_events: int = 1024) -> tuple[list[bytes], bool]:
-        """Events from the sequence number `start` on, once there are some, and whether they are the last."""
-        while start >= len(self._events) and not self._is_closed:
-            await self._news.wait()
-        events = self._events[start : start + max_events]
-        return events, self._is_closed and start + len(events) >= len(self._events)
-
-    def _tell(self) -> None:
-        """Wakes the waiting readers; later ones wait for the next event."""
-        self._news.set()
-        self._news = asyncio.Event()

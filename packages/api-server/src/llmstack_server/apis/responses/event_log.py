@@ -1,0 +1,62 @@
+"""The events of one response, for any number of readers."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class EventLog:
+    """Framed events in the order of their sequence numbers, from 0; any number of readers follow it.
+
+    Where events are kept on a disk, readers get them from there on only: what a reader has seen survives.
+    """
+
+    def __init__(self, events: list[bytes] | None = None, *, is_held: bool = False) -> None:
+        """`events`: Those so far, which readers may see. `is_held`: Whether readers wait for `reveal`."""
+        self._events = events or []
+        self.num_bytes = sum(map(len, self._events))
+        self._num_visible = len(self._events)
+        self._is_held = is_held
+        self._is_closed = False
+        self._news = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def append(self, event: bytes) -> None:
+        """Adds an event for every reader."""
+        self._events.append(event)
+        self.num_bytes += len(event)
+        if not self._is_held:
+            self.reveal(len(self._events))
+
+    def reveal(self, num_events: int) -> None:
+        """Lets readers see so many events."""
+        if num_events > self._num_visible:
+            self._num_visible = num_events
+            self._tell()
+
+    def close(self) -> None:
+        """Marks the last event as the end of the log."""
+        self._is_closed = True
+        self._tell()
+
+    def since(self, start: int) -> list[bytes]:
+        """The events from the sequence number `start` on, whether readers may see them or not."""
+        return self._events[start:]
+
+    async def read(self, start: int, *, max_events: int = 1024) -> tuple[list[bytes], bool]:
+        """Events from the sequence number `start` on, once there are some, and whether they are the last."""
+        while start >= self._num_visible and not self._is_over:
+            await self._news.wait()
+        events = self._events[start : min(start + max_events, self._num_visible)]
+        return events, self._is_over and start + len(events) >= len(self._events)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_closed and self._num_visible == len(self._events)
+
+    def _tell(self) -> None:
+        """Wakes the waiting readers; later ones wait for the next event."""
+        self._news.set()
+        self._news = asyncio.Event()
