@@ -19,29 +19,26 @@ SOURCES = "../packages/model-runner/src"
 
 
 def table() -> str:
-    """A row for each file of model code, and one for the code of transformers."""
+    """Rows for each file of model code, and one for the code of transformers."""
     pooling = {name: ARCHITECTURES[decoder] for name, (decoder, _) in POOLING_DECODERS.items()}
     rows = [_row(*item) for item in sorted(_by_module({**ARCHITECTURES, **ENCODERS, **pooling}).items())]
     rounding = _words(words_of(RoundingScheme))
     return COLUMNS + "".join(rows) + _transformers_row(rounding)
 
 
-def _by_module(targets: Mapping[str, str]) -> dict[str, list[str]]:
-    modules: dict[str, list[str]] = {}
+def _by_module(targets: Mapping[str, str]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
+    """Architectures by the file of their code and the formats that they read."""
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for architecture, target in targets.items():
-        modules.setdefault(target.partition(":")[0], []).append(architecture)
-    return modules
+        rows.setdefault((target.partition(":")[0], readable_formats(architecture)), []).append(architecture)
+    return rows
 
 
-def _row(module: str, architectures: list[str]) -> str:
+def _row(key: tuple[str, tuple[str, ...]], architectures: list[str]) -> str:
+    module, formats = key
     path = module.replace(".", "/") + ".py"
     link = f"[{path.rpartition('/')[2]}]({SOURCES}/{path})"
-    formats = {readable_formats(name) for name in architectures}
-    if len(formats) != 1:
-        raise ValueError(f"{module}: its architectures read different formats")
-    return (
-        f"| {link} | {_words(sorted(architectures))} | {_words(formats.pop())} | {_words(words_of(RoundingScheme))} |\n"
-    )
+    return f"| {link} | {_words(sorted(architectures))} | {_words(formats)} | {_words(words_of(RoundingScheme))} |\n"
 
 
 def _transformers_row(rounding: str) -> str:

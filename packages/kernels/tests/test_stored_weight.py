@@ -36,6 +36,8 @@ def make(layout: str, shape: tuple[int, int, int], **parts: Any) -> StoredWeight
         numbers = torch.where((numbers & 127) == 127, 0, numbers)  # which are NaN
     groups = (out_features, -(-in_features // group_size))
     scales = (torch.rand(groups, generator=generator) + 0.5).to(parts.pop("scale_dtype", torch.float16))
+    if parts.pop("has_float_zeros", False):
+        parts["zeros"] = torch.randn(groups, generator=generator) * size
     if parts.pop("has_zeros", False):
         parts["zeros"] = torch.randint(0, size, groups, generator=generator).to(torch.uint8)
     if parts.pop("has_order", False):
@@ -89,6 +91,29 @@ def test_a_layer_computes_what_its_numbers_stand_for_and_rows_are_bit_equal_in_a
         torch.testing.assert_close(
             finished.double(), F.silu(expected) + residual.double(), rtol=1e-2, atol=1e-3 * float(expected.abs().max())
         )
+
+
+@pytest.mark.parametrize("variant", native_variants())
+@pytest.mark.parametrize("layout", ["int4", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_zero_points_may_be_no_integers(dtype: torch.dtype, layout: str, variant: str) -> None:
+    for shape in SHAPES:
+        weight = make(layout, shape, scale_dtype=torch.float32, has_float_zeros=True)
+        packed = pack_stored(weight, dtype, None, NativeLibrary(variant))
+        x = torch.randn(30, shape[1]).to(dtype)
+        expected = F.linear(x.double(), meant(weight))
+        found = packed(x, out_dtype=torch.float32)
+        assert (found - expected).abs().max() <= 4e-6 * expected.abs().max()
+        for start, end in ((0, 1), (3, 8), (0, 29)):
+            assert torch.equal(packed(x[start:end], out_dtype=torch.float32), found[start:end])
+
+
+def test_zero_points_of_both_kinds_are_joined_without_rounding() -> None:
+    parts = [make("int4", SHAPES[0], has_float_zeros=True), make("int4", SHAPES[0], has_zeros=True)]
+    joined = join_stored(parts)
+    assert joined is not None
+    assert joined.has_float_zeros
+    assert torch.equal(meant(joined), torch.cat([meant(part) for part in parts]))
 
 
 @pytest.mark.parametrize("layout", STORED_LAYOUTS)
@@ -157,6 +182,7 @@ def test_a_layer_with_an_order_of_inputs_can_be_captured() -> None:
         ({"scales": torch.full((2, 2), float("nan"))}, "a scale is NaN or infinite"),
         ({"scales": torch.ones(2, 3)}, "scales of shape"),
         ({"zeros": torch.zeros(2, 3, dtype=torch.uint8)}, "zero points of shape"),
+        ({"zeros": torch.full((2, 2), float("inf"))}, "a zero point is NaN or infinite"),
         ({"group_size": 0}, "groups of 0 inputs"),
         ({"group_size": 33}, "groups of 33 inputs"),
         ({"table": torch.zeros(16)}, "only and always"),

@@ -8,6 +8,7 @@ from llmstack_model_files.folder import (
     read_json,
     read_json_array,
 )
+from llmstack_model_files.gguf import gguf_weights
 from llmstack_model_files.resolve import looks_like_path, resolve_model
 from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
@@ -17,6 +18,7 @@ __all__ = [
     "TensorInfo",
     "artifact_path",
     "check_safetensors",
+    "gguf_weights",
     "looks_like_path",
     "open_artifact",
     "overridden",

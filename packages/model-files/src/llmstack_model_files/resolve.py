@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmstack_model_files.folder import ModelFilesError
+from llmstack_model_files.gguf import SUFFIX, choose_file, only_gguf, open_gguf, split_quantization
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ ENTRY_POINT_GROUP = "llmstack.models"
 def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
     """The folder of a model: the folder itself, else an installed package's, else the hub's cache, else a download.
 
+    A GGUF file, `repository:quantization`, or a folder with nothing but one GGUF file stands for a folder too, which is
+    made in the user's cache.
+
     A complete copy in the cache is used without asking the hub whether there is a newer one. The environment variables
     of huggingface-hub hold: HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT.
 
@@ -46,22 +50,33 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return _checked_folder(folder)
+    if folder.suffix == SUFFIX and folder.is_file():
+        return open_gguf(folder)
     if looks_like_path(name_or_path):
-        raise ModelFilesError(f"There is no folder {name_or_path[:256]}.")
+        kind = "file" if folder.suffix == SUFFIX else "folder"
+        raise ModelFilesError(f"There is no {kind} {name_or_path[:256]}.")
     installed = _find_installed(name_or_path)
     if installed is not None:
         return _checked_folder(installed)
     if name_or_path in _MISSPELT:
         raise ModelFilesError(f"There is no model {name_or_path}; did you mean {_MISSPELT[name_or_path]}?")
+    repository, quantization = split_quantization(name_or_path)
+    if quantization and _is_repository_id(repository):
+        return open_gguf(_find_gguf(repository, quantization, revision))
     if not _is_repository_id(name_or_path):
         raise ModelFilesError(
             f"{name_or_path[:128]!r} is neither a folder nor a repository id such as gpt2 or org/name."
         )
-    cached = _find_cached(name_or_path, revision)
+    return _find_repository(name_or_path, revision)
+
+
+def _find_repository(name: str, revision: str | None) -> Path:
+    """The folder of a repository, from the hub's cache or downloaded."""
+    cached = _find_cached(name, revision)
     if cached is not None and _has_weights(cached):
         return cached
     try:
-        return _download(name_or_path, revision)
+        return _download(name, revision)
     except ModelFilesError as error:
         if cached is None or not (cached / "config.json").is_file():
             raise
@@ -70,9 +85,12 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
 
 
 def _checked_folder(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
+    if (folder / "config.json").is_file():
+        return folder
+    file = only_gguf(folder)
+    if file is None:
         raise ModelFilesError(f"The folder {folder} has no config.json, so it is no model.")
-    return folder
+    return open_gguf(file)
 
 
 def _find_installed(name: str) -> Path | None:
@@ -96,6 +114,7 @@ def looks_like_path(text: str) -> bool:
         Path(text).is_dir()
         or text.startswith(("/", "./", "../", "~"))
         or text.count("/") > 1
+        or text.endswith(SUFFIX)
         or text in {"", ".", ".."}
     )
 
@@ -125,6 +144,33 @@ def _find_cached(repository: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
+
+
+def _find_gguf(repository: str, quantization: str, revision: str | None) -> Path:
+    """The GGUF file of a repository, from the hub's cache or downloaded."""
+    cached = _find_cached(repository, revision)
+    names = [path.name for path in cached.glob(f"*{SUFFIX}")] if cached is not None else []
+    try:
+        return Path(cached or "") / choose_file(names, quantization, repository)
+    except ModelFilesError:
+        return _download_gguf(repository, quantization, revision)
+
+
+def _download_gguf(repository: str, quantization: str, revision: str | None) -> Path:
+    from huggingface_hub import HfApi, constants, hf_hub_download
+
+    if constants.HF_HUB_OFFLINE:
+        raise ModelFilesError(f"{repository}:{quantization} is not in the cache, and HF_HUB_OFFLINE is set.")
+    try:
+        found = HfApi().repo_info(repository, revision=revision, timeout=_HUB_TIMEOUT_S)
+        files = getattr(found, "siblings", None) or ()  # other kinds of repositories have none
+        name = choose_file((entry.rfilename for entry in files), quantization, repository)
+        logger.info("downloading %s of %s at %s", name, repository, found.sha)
+        return Path(hf_hub_download(repository, name, revision=revision))
+    except ModelFilesError:
+        raise
+    except Exception as error:  # of the network or the hub, whose libraries have many kinds
+        raise ModelFilesError(_why_not(repository, revision, error)) from error
 
 
 def _download(repository: str, revision: str | None) -> Path:

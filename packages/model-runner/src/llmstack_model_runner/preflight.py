@@ -9,10 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from llmstack_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from llmstack_model_files import (
     ModelFilesError,
     TensorInfo,
     check_safetensors,
+    gguf_weights,
     overridden,
     read_json,
     safetensors_files,
@@ -68,8 +70,10 @@ def find_problems(
 
 def readable_formats(architecture: str, model_impl: str = "auto") -> tuple[str, ...]:
     """Formats of quantized checkpoints that the code reads which would run an architecture."""
-    is_native = model_impl != "transformers" and architecture in supported_architectures()
-    return words_of(CheckpointQuantization) if is_native else ()
+    if model_impl == "transformers" or architecture not in supported_architectures():
+        return ()
+    has_gguf = any(entry.class_name == architecture for entry in GGUF_ARCHITECTURES.values())
+    return tuple(word for word in words_of(CheckpointQuantization) if word != "gguf" or has_gguf)
 
 
 def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> Iterator[str]:
@@ -152,6 +156,9 @@ def _may_be_known_to_transformers(name: str, origin: str | None) -> bool:
 
 def _least_weight_bytes(folder: Path, config: ModelRunnerConfig) -> int:
     """A lower bound of the weights in memory."""
+    file = gguf_weights(folder)
+    if file is not None:
+        return file.stat().st_size  # weights keep their bits
     tensors = [info for path in safetensors_files(folder) for info in check_safetensors(path).values()]
     return sum(_least_bytes(info, config) for info in tensors)
 

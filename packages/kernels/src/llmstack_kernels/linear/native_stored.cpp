@@ -91,8 +91,15 @@ struct Nibbles {
   }
 };
 
-// The zero points of a group's columns.
+// The zero points of a group's columns: none, integers, or floats where a format has a smallest value in their place.
+struct NoZeroPoints {
+  static constexpr int64_t kBytes = 0;
+
+  NoZeroPoints(const void*, int64_t, int) {}
+};
+
 struct ZeroPoints {
+  static constexpr int64_t kBytes = 1;
   Floats zeros[kTileVectors];
 
   ZeroPoints(const void* extra, int64_t group, int first_vector) {
@@ -101,17 +108,24 @@ struct ZeroPoints {
   }
 };
 
+struct FloatZeroPoints {
+  static constexpr int64_t kBytes = 4;
+  Floats zeros[kTileVectors];
+
+  FloatZeroPoints(const void* extra, int64_t group, int first_vector) {
+    const float* own = static_cast<const float*>(extra) + group * kPanel + first_vector * kLanes;
+    for (int v = 0; v < kTileVectors; ++v) zeros[v] = llmstack::load(own + v * kLanes);
+  }
+};
+
 // Without zero points, numbers have a sign.
-template <bool kIsSigned>
+template <class Zeros>
 struct Int8 : Bytes {
-  static constexpr bool kHasZeros = !kIsSigned;
-  struct NoZeros {
-    NoZeros(const void*, int64_t, int) {}
-  };
+  static constexpr int64_t kZeroBytes = Zeros::kBytes;
+  static constexpr bool kIsSigned = kZeroBytes == 0;
   template <class T>
-  struct Values : std::conditional_t<kIsSigned, NoZeros, ZeroPoints> {
-    using Base = std::conditional_t<kIsSigned, NoZeros, ZeroPoints>;
-    using Base::Base;
+  struct Values : Zeros {
+    using Zeros::Zeros;
 
     Floats number(const uint8_t* packed, int v) const {
       if constexpr (kIsSigned) {
@@ -138,17 +152,18 @@ struct Int8 : Bytes {
   };
 };
 
+template <class Zeros>
 struct Int4 : Nibbles {
-  static constexpr bool kHasZeros = true;
+  static constexpr int64_t kZeroBytes = Zeros::kBytes;
   template <class T>
-  struct Values : ZeroPoints {
-    using ZeroPoints::ZeroPoints;
+  struct Values : Zeros {
+    using Zeros::Zeros;
     Column<T> column(const uint8_t* packed, int v) const {
       if constexpr (kStep<T> == 2) {
         const Words words = widen(packed);
-        return pair_of(to_floats((Ints)(words & 15)) - zeros[v], to_floats((Ints)(words >> 4)) - zeros[v]);
+        return pair_of(to_floats((Ints)(words & 15)) - this->zeros[v], to_floats((Ints)(words >> 4)) - this->zeros[v]);
       } else {
-        return {to_floats((Ints)single(packed)) - zeros[v]};
+        return {to_floats((Ints)single(packed)) - this->zeros[v]};
       }
     }
   };
@@ -157,7 +172,8 @@ struct Int4 : Nibbles {
 #if defined(__AVX512BF16__)
 // A number and 16 less its zero point name an entry of the bfloat16 numbers from -16 to 15.
 template <>
-struct Int4::Values<BFloat16> {
+template <>
+struct Int4<ZeroPoints>::Values<BFloat16> {
   __m512i offsets[kTileVectors], entries;
 
   Values(const void* extra, int64_t group, int first_vector) {
@@ -180,7 +196,7 @@ struct Int4::Values<BFloat16> {
 
 // Scales are 256 times as large, which makes up for the division.
 struct Float8 : Bytes {
-  static constexpr bool kHasZeros = false;
+  static constexpr int64_t kZeroBytes = 0;
   template <class T>
   struct Values {
     Values(const void*, int64_t, int) {}
@@ -218,7 +234,7 @@ struct Float8::Values<BFloat16> {
 #endif
 
 struct Table4 : Nibbles {
-  static constexpr bool kHasZeros = false;
+  static constexpr int64_t kZeroBytes = 0;
   template <class T>
   struct Values {
     Table table;
@@ -307,7 +323,7 @@ void multiply_stored(const LinearCall<T>& call, const StoredWeight& weight) {
     const StoredScales scales{weight.scales + first * scale_bytes(weight.scale_type), weight.scale_type, num_groups,
                               group_steps};
     const StoredPanel<T, Format> panel{scales, weight.packed + index * panel_bytes<T, Format>(call.steps),
-                                       weight.extra + (Format::kHasZeros ? first : 0)};
+                                       weight.extra + first * Format::kZeroBytes};
     if (end - row > kDirectRows) {
       multiply_panel(call, widened(panel, call.steps), row, end, index * kPanel);
     } else {
@@ -359,9 +375,11 @@ void gather_columns(const T* x, int64_t num_rows, int64_t row_stride, const int3
   }                                                                                                               \
   LLMSTACK_REPEATABLE(gather_columns_##suffix)
 
-LLMSTACK_STORED_FORMAT(int8, Int8<false>, BFloat16)
-LLMSTACK_STORED_FORMAT(signed8, Int8<true>, BFloat16)
-LLMSTACK_STORED_FORMAT(int4, Int4, BFloat16)
+LLMSTACK_STORED_FORMAT(int8, Int8<llmstack::ZeroPoints>, BFloat16)
+LLMSTACK_STORED_FORMAT(signed8, Int8<llmstack::NoZeroPoints>, BFloat16)
+LLMSTACK_STORED_FORMAT(shifted8, Int8<llmstack::FloatZeroPoints>, WideBFloat16)
+LLMSTACK_STORED_FORMAT(int4, Int4<llmstack::ZeroPoints>, BFloat16)
+LLMSTACK_STORED_FORMAT(shifted4, Int4<llmstack::FloatZeroPoints>, WideBFloat16)
 LLMSTACK_STORED_FORMAT(fp8, Float8, BFloat16)
 LLMSTACK_STORED_FORMAT(table4, Table4, WideBFloat16)
 LLMSTACK_GATHER_COLUMNS(f32, Float32)

@@ -67,6 +67,8 @@ def pack_stored(
     packed = empty_in_huge_pages(num_weights // 2 if has_four_bits else num_weights, torch.uint8)
     is_signed = weight.layout == "int8" and weight.zeros is None
     layout = "signed8" if is_signed else weight.layout
+    if weight.has_float_zeros:
+        layout = "shifted4" if has_four_bits else "shifted8"
     pack = native.function(f"linear_pack_stored_{layout}_{DTYPE_TO_SUFFIX[dtype]}", Pointer, Pointer, Int, Int)
     numbers = (weight.numbers ^ _MIDDLE if is_signed else weight.numbers).contiguous()
     pack(numbers.data_ptr(), packed.data_ptr(), in_features, out_features)

@@ -59,6 +59,8 @@ def pack_stored_chunks(weight: StoredWeight) -> tuple[str, torch.Tensor, torch.T
     Scales are float32 and repeated for chunks of larger groups, so that none is rounded. Those of `int4_zeros` are
     int32 [num_chunks, 5, out_features]: the bits of four float32, and four zero points in a word.
     """
+    if weight.has_float_zeros:
+        return None
     whole = weight.scales.shape[1] == 1
     if weight.layout == "fp8" and whole:
         words = _join_bytes(*_chunked(weight.numbers.view(torch.int8), CHUNK_SIZES["fp8"], 2))

@@ -16,6 +16,7 @@ __all__ = ["STORED_LAYOUTS", "StoredWeight", "join_stored"]
 _BITS: Mapping[str, int] = {"int8": 8, "int4": 4, "fp8": 8, "table4": 4}
 STORED_LAYOUTS = tuple(_BITS)
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ZERO_DTYPES = (torch.uint8, torch.float32)
 _FP8_NAN = 0x7F
 _LARGEST_SCALE = 2.0**112
 """Scales of `fp8` are multiplied by a power of two while they are packed, which must not overflow."""
@@ -30,7 +31,8 @@ class StoredWeight:
         numbers: uint8 [out_features, in_features], of four bits from 0 to 15; of `fp8`, the bits of float8 e4m3.
         scales: float32, bfloat16 or float16 [out_features, num_groups]; rows may be views of one row.
         group_size: Inputs per group; the last group may have fewer.
-        zeros: uint8 [out_features, num_groups] of `int8` and `int4`; None means 128 and 8.
+        zeros: [out_features, num_groups] of `int8` and `int4`, uint8 or, for formats with a smallest value, float32.
+            None means 128 and 8.
         table: float32 [16] of `table4`.
         order: int64 [in_features] where groups are not runs of inputs: the input that each column is for.
     """
@@ -55,7 +57,7 @@ class StoredWeight:
         groups = (out_features, -(-in_features // self.group_size))
         if tuple(self.scales.shape) != groups or self.scales.dtype not in _SCALE_DTYPES:
             raise ValueError(f"scales of shape {tuple(self.scales.shape)} do not fit {groups}.")
-        if self.zeros is not None and (tuple(self.zeros.shape) != groups or self.zeros.dtype != torch.uint8):
+        if self.zeros is not None and (tuple(self.zeros.shape) != groups or self.zeros.dtype not in _ZERO_DTYPES):
             raise ValueError(f"zero points of shape {tuple(self.zeros.shape)} do not fit {groups}.")
         if (self.table is None) == (self.layout == "table4"):
             raise ValueError("only and always a weight of layout table4 has a table.")
@@ -65,6 +67,11 @@ class StoredWeight:
     def shape(self) -> torch.Size:
         """Shape of the weight: [out_features, in_features]."""
         return self.numbers.shape
+
+    @property
+    def has_float_zeros(self) -> bool:
+        """Whether zero points are no integers."""
+        return self.zeros is not None and self.zeros.dtype == torch.float32
 
     @property
     def ndim(self) -> int:
@@ -114,7 +121,7 @@ class StoredWeight:
         return weight if self.order is None else weight[:, torch.argsort(self.order)]
 
     def zero_points(self) -> torch.Tensor:
-        """The zero points of all groups, uint8 [out_features, num_groups]."""
+        """The zero points of all groups: [out_features, num_groups]."""
         if self.zeros is not None:
             return self.zeros
         middle = 1 << (_BITS[self.layout] - 1)
@@ -125,7 +132,7 @@ class StoredWeight:
 
     def num_bytes(self) -> int:
         """Bytes of numbers, scales and zero points when packed."""
-        zeros = self.scales.numel() if self.layout.startswith("int") else 0
+        zeros = self.zero_points().nbytes if self.layout.startswith("int") else 0
         return self.numbers.numel() * _BITS[self.layout] // 8 + self.scales.nbytes + zeros
 
 
@@ -136,7 +143,10 @@ def join_stored(parts: Sequence[StoredWeight]) -> StoredWeight | None:
         return None
     zeros = None
     if any(part.zeros is not None for part in parts):
-        zeros = torch.cat([part.zero_points() for part in parts])
+        zero_points = [part.zero_points() for part in parts]
+        if any(part.has_float_zeros for part in parts):
+            zero_points = [zeros.float() for zeros in zero_points]
+        zeros = torch.cat(zero_points)
     numbers, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("numbers", "scales"))
     return replace(first, numbers=numbers, scales=scales, zeros=zeros)
 
@@ -156,19 +166,24 @@ def _is_equal(first: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(first, other)
 
 
+def _largest_number(weight: StoredWeight) -> int:
+    largest = int(weight.numbers.amax())
+    return largest if weight.zeros is None or weight.has_float_zeros else max(largest, int(weight.zeros.amax()))
+
+
 def _check_values(weight: StoredWeight) -> None:
     in_features = weight.shape[1]
     if not weight.scales.isfinite().all():
         raise ValueError("a scale is NaN or infinite.")
+    if weight.has_float_zeros and weight.zeros is not None and not weight.zeros.isfinite().all():
+        raise ValueError("a zero point is NaN or infinite.")
     if weight.layout == "fp8":
         if weight.scales.abs().amax() >= _LARGEST_SCALE:
             raise ValueError("a scale is too large.")
         if ((weight.numbers & _FP8_NAN) == _FP8_NAN).any():
             raise ValueError("a weight is NaN.")
-    if _BITS[weight.layout] == 4:
-        too_large = weight.numbers.amax() > 15 or (weight.zeros is not None and weight.zeros.amax() > 15)
-        if too_large:
-            raise ValueError("a number does not fit into four bits.")
+    if _BITS[weight.layout] == 4 and _largest_number(weight) > 15:
+        raise ValueError("a number does not fit into four bits.")
     table = weight.table
     if table is not None and (table.shape != (16,) or table.dtype != torch.float32 or not table.isfinite().all()):
         raise ValueError("the table is not 16 finite numbers.")

@@ -146,6 +146,10 @@ def _check_mxfp4(found: Mapping[str, Any], where: str) -> int:
     return 4
 
 
+def _check_gguf(found: Mapping[str, Any], where: str) -> int:
+    return 4  # the least of what tensors of a file have; each has a type of its own
+
+
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
@@ -216,4 +220,5 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], int]] = {
     "gptq": _check_gptq,
     "bitsandbytes": _check_bitsandbytes,
     "mxfp4": _check_mxfp4,
+    "gguf": _check_gguf,
 }

@@ -13,8 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from llmstack_kernels.linear import INT8_DYNAMIC, StoredWeight
-from llmstack_model_files import check_safetensors, safetensors_files
+from llmstack_model_files import check_safetensors, gguf_weights, safetensors_files
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
+from llmstack_model_runner.checkpoint_formats.gguf import read_gguf
 from llmstack_model_runner.checkpoint_formats.read import read_quantized
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
@@ -71,6 +72,9 @@ def _weights(
     if load_format == "dummy":
         return dummy_weights(model.slots(), seed, device)
     if load_format in words_of(LoadFormat):
+        file = gguf_weights(model_path)
+        if file is not None:
+            return read_gguf(file, model.kv_spec.head_dim)
         paths = safetensors_files(model_path)
         return _read_safetensors(paths) if checkpoint_format is None else _read_quantized(paths, checkpoint_format)
     *others, last = words_of(LoadFormat)

@@ -1,0 +1,132 @@
+"""Model folder of a GGUF file.
+
+It has the small files that a repository of Hugging Face would have, and a link to the file. Folders are kept in the
+user's cache, so that a tokenizer is converted once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmstack_gguf.architecture import ROPE_FACTORS, generation_config, model_config
+from llmstack_gguf.header import GGUFError, Header, read_header
+from llmstack_gguf.tokenizer import tokenizer_files
+
+logger = logging.getLogger(__name__)
+
+LINK_NAME = "model.gguf"
+MAX_FOLDERS = 32
+_MAX_ROPE_FACTORS = 4096
+_FORMAT = "1"
+"""Is part of a folder's name, and changes when the conversion does."""
+
+
+def cache_folder() -> Path:
+    """Where folders are kept: `llmstack/gguf` in `XDG_CACHE_HOME`, `~/.cache` by default."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmstack" / "gguf"
+
+
+def model_folder(path: Path) -> Path:
+    """The model folder of a GGUF file, made unless it is in the cache.
+
+    Raises:
+        GGUFError: The file or its model is not supported, or others may write to the cache.
+        OSError: The file cannot be read, or the cache not written.
+    """
+    file = Path(os.path.realpath(path))
+    status = file.stat()
+    identity = f"{_FORMAT}\0{file}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
+    cache = _own_cache()
+    folder = cache / hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    if (folder / "config.json").is_file():
+        os.utime(folder)
+        return folder
+    header = read_header(file)
+    contents = _contents(file, header)
+    made = Path(tempfile.mkdtemp(prefix=".", dir=cache))
+    try:
+        for name, content in contents.items():
+            (made / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        (made / LINK_NAME).symlink_to(file)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was first
+            if not (folder / "config.json").is_file():
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    _remove_oldest(cache)
+    return folder
+
+
+def gguf_file(folder: Path) -> Path | None:
+    """The GGUF file of a folder that `model_folder` made; None for any other folder."""
+    real = Path(os.path.realpath(folder))
+    link = real / LINK_NAME
+    if real.parent != Path(os.path.realpath(cache_folder())) or not link.is_symlink():
+        return None
+    return Path(os.path.realpath(link))
+
+
+def _contents(file: Path, header: Header) -> dict[str, Any]:
+    try:
+        if header.metadata.get("split.count", 0) not in (0, 1):
+            raise GGUFError("it is one of several files; merge them first (llama-gguf-split --merge).")
+        contents = {
+            "config.json": model_config(header, _rope_factors(file, header)),
+            "generation_config.json": generation_config(header),
+        }
+    except GGUFError as error:
+        raise GGUFError(f"{file.name} is not supported: {error}") from None
+    try:
+        contents |= tokenizer_files(header.metadata)
+    except GGUFError as error:  # with a tokenizer of another folder, the model runs
+        logger.warning("%s: %s Name a folder with the model's tokenizer (--tokenizer).", file.name, error)
+    return contents
+
+
+def _rope_factors(file: Path, header: Header) -> list[float] | None:
+    info = header.tensors.get(ROPE_FACTORS)
+    if info is None:
+        return None
+    if info.type.name != "F32" or info.num_bytes > 4 * _MAX_ROPE_FACTORS:
+        raise GGUFError(f"{ROPE_FACTORS} is no list of float32 numbers.")
+    with file.open("rb") as data:
+        data.seek(info.start)
+        return list(struct.unpack(f"<{info.num_bytes // 4}f", data.read(info.num_bytes)))
+
+
+def _own_cache() -> Path:
+    """The cache, which only its owner may write: a tokenizer decides what a prompt means."""
+    cache = cache_folder()
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = cache.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise GGUFError(f"the cache {cache} belongs to another user, or others may write to it.")
+    return cache
+
+
+def _remove_oldest(cache: Path) -> None:
+    """Keeps the folders that were used last."""
+    folders = sorted(_made_folders(cache), key=lambda entry: entry[0], reverse=True)
+    for _, folder in folders[MAX_FOLDERS:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _made_folders(cache: Path) -> Iterator[tuple[int, Path]]:
+    for folder in cache.iterdir():
+        try:
+            if not folder.name.startswith("."):
+                yield folder.stat().st_mtime_ns, folder
+        except FileNotFoundError:  # removed by another process meanwhile
+            continue

@@ -1,0 +1,49 @@
+"""Types of tensors in GGUF files, with the sizes of their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A way to store numbers.
+
+    Attributes:
+        name: As ggml writes it.
+        block_size: Numbers in a block, which are neighbours in a row.
+        block_bytes: Bytes of a block.
+    """
+
+    name: str
+    block_size: int
+    block_bytes: int
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a block has scales."""
+        return self.block_size > 1
+
+
+# The codes of ggml's `enum ggml_type`.
+TENSOR_TYPES: Mapping[int, TensorType] = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    30: TensorType("BF16", 1, 2),
+}
+
+UNSUPPORTED_TYPES: Mapping[int, str] = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+"""Names for error messages."""

@@ -1,0 +1,223 @@
+"""A GGUF file stands for a model folder: made once, in a cache that only its owner may write."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_gguf import (
+    GGUFError,
+    Header,
+    TensorInfo,
+    TensorType,
+    architecture,
+    cache_folder,
+    folder,
+    gguf_file,
+    model_folder,
+    tensor_name,
+)
+from llmstack_gguf.architecture import llama_3_factors, model_config
+from llmstack_gguf.tokenizer import tokenizer_files
+
+F32, Q4_K = TensorType("F32", 1, 4), TensorType("Q4_K", 256, 144)
+METADATA: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.context_length": 128,
+    "llama.embedding_length": 32,
+    "llama.block_count": 2,
+    "llama.feed_forward_length": 64,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.bos_token_id": 1,
+}
+TOKENS = ["<unk>", "<s>", "</s>", "<0x0A>", "▁", "a", "b", "ab", "▁ab"]
+SENTENCEPIECE: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.scores": array("f", [0, 0, 0, 0, -3, -4, -5, -2, -1]),
+    "tokenizer.ggml.token_type": array("i", [2, 3, 3, 6, 1, 1, 1, 1, 1]),
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.chat_template": "{{ messages }}",
+}
+
+
+def header(changes: dict[str, Any] | None = None, tensors: dict[str, TensorInfo] | None = None) -> Header:
+    found = {"token_embd.weight": TensorInfo((9, 32), F32, 0, 1152)} | (tensors or {})
+    return Header({key: value for key, value in (METADATA | (changes or {})).items() if value is not None}, found)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose header is given, in a home of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder, "read_header", lambda path: header(SENTENCEPIECE))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def test_the_configuration_says_what_the_metadata_says() -> None:
+    found = model_config(header())
+    assert found["architectures"] == ["LlamaForCausalLM"]
+    assert (found["hidden_size"], found["head_dim"], found["num_key_value_heads"]) == (32, 8, 2)
+    assert (found["vocab_size"], found["max_position_embeddings"]) == (9, 128)
+    assert (found["eos_token_id"], found["dtype"]) == (2, "float32")
+    quantized = {"blk.0.attn_q.weight": TensorInfo((32, 256), Q4_K, 0, 144 * 32)}
+    assert model_config(header(tensors=quantized))["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general.architecture": "mamba"}, "the architecture 'mamba' is not supported as GGUF; llama, qwen2, qwen3"),
+        ({"llama.expert_count": 8}, "mixtures of experts"),
+        ({"llama.block_count": None}, "llama.block_count is missing"),
+        ({"llama.block_count": -1}, "llama.block_count is missing or no count"),
+        ({"llama.block_count": "2"}, "llama.block_count is missing or no count"),
+        ({"llama.attention.layer_norm_rms_epsilon": math.nan}, "is missing or no number"),
+        ({"llama.attention.value_length": 16}, "keys and values of different lengths"),
+        ({"llama.rope.dimension_count": 4}, "rotation of a part of each head"),
+        ({"llama.rope.scaling.type": "longrope"}, "the scaling 'longrope' of RoPE"),
+    ],
+)
+def test_a_model_that_would_be_computed_otherwise_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(GGUFError, match=message.replace("(", r"\(")):
+        model_config(header(changes))
+
+
+def test_scalings_of_rope_are_kept() -> None:
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert model_config(header(linear))["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    yarn = {**linear, "llama.rope.scaling.type": "yarn", "llama.rope.scaling.original_context_length": 64}
+    assert model_config(header(yarn))["rope_scaling"]["original_max_position_embeddings"] == 64
+
+
+def test_factors_of_llama_3_are_recognized_and_others_refused() -> None:
+    factors = llama_3_factors(32.0, 8192, 500_000.0, 64)
+    big = {"llama.embedding_length": 256, "llama.rope.freq_base": 500_000.0}
+    found = model_config(header(big), factors)["rope_scaling"]
+    assert (found["rope_type"], found["factor"]) == ("llama3", 32.0)
+    with pytest.raises(GGUFError, match="not those of Llama 3"):
+        model_config(header(big), [factor * 1.1 for factor in factors])
+
+
+def test_names_are_those_of_repositories() -> None:
+    assert tensor_name("blk.12.ffn_down.weight") == "model.layers.12.mlp.down_proj.weight"
+    assert tensor_name("output_norm.weight") == "model.norm.weight"
+    assert tensor_name("something.else") == "something.else"
+    assert architecture.has_interleaved_heads(header(), "blk.0.attn_k.weight")
+    assert not architecture.has_interleaved_heads(header(), "blk.0.attn_v.weight")
+
+
+def test_a_sentencepiece_model_merges_by_score() -> None:
+    found = tokenizer_files(SENTENCEPIECE)
+    model = found["tokenizer.json"]["model"]
+    assert model["merges"] == [["▁", "ab"], ["a", "b"]]
+    assert (model["byte_fallback"], model["unk_token"]) == (True, "<unk>")
+    assert found["tokenizer.json"]["post_processor"]["single"][0] == {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    assert found["tokenizer_config.json"] == {
+        "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": "{{ messages }}",
+    }  # fmt: skip
+    plain = tokenizer_files({**SENTENCEPIECE, "tokenizer.ggml.add_bos_token": False})
+    assert plain["tokenizer.json"]["post_processor"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer.ggml.model": "t5"}, "of the kind 't5'"),
+        ({"tokenizer.ggml.tokens": []}, "has no tokenizer"),
+        ({"tokenizer.ggml.tokens": ["a"] * 9}, "two tokens of its tokenizer are the same"),
+        ({"tokenizer.ggml.scores": array("f", [0])}, "no score for each token"),
+        (
+            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": array("i", [1])},
+            "which tokens are special",
+        ),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "whatever"}, "by the rules 'whatever'"),
+        ({"tokenizer.ggml.model": "gpt2"}, "has no merges"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["ab"]}, "is no pair"),
+    ],
+)
+def test_a_tokenizer_that_would_cut_otherwise_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(GGUFError, match=message):
+        tokenizer_files(SENTENCEPIECE | changes)
+
+
+def test_an_unknown_token_that_is_no_token_is_none() -> None:
+    found = tokenizer_files(SENTENCEPIECE | {"tokenizer.ggml.unknown_token_id": 1 << 30})
+    assert found["tokenizer.json"]["model"]["unk_token"] is None
+
+
+def test_a_folder_is_made_once_and_leads_to_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model_folder(file)
+    assert json.loads((made / "config.json").read_text())["model_type"] == "llama"
+    assert json.loads((made / "generation_config.json").read_text()) == {"eos_token_id": [2]}
+    assert gguf_file(made) == file
+    assert cache_folder().stat().st_mode & 0o777 == 0o700
+
+    monkeypatch.setattr(folder, "read_header", None)  # from here on nothing is read
+    assert model_folder(file) == made
+    os.utime(file, (1, 1))
+    with pytest.raises(TypeError):
+        model_folder(file)  # another file now
+
+
+def test_a_link_in_any_other_folder_is_not_followed(file: Path, tmp_path: Path) -> None:
+    model_folder(file)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.gguf").symlink_to(file)
+    assert gguf_file(other) is None
+
+
+def test_a_cache_that_others_may_write_is_refused(file: Path) -> None:
+    cache_folder().mkdir(parents=True)
+    cache_folder().chmod(0o777)
+    with pytest.raises(GGUFError, match="others may write to it"):
+        model_folder(file)
+
+
+def test_the_folders_used_last_are_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "MAX_FOLDERS", 2)
+    made = []
+    for number in range(4):
+        os.utime(file, ns=(number, number))
+        made.append(model_folder(file))
+        os.utime(made[-1], ns=(number, number))
+    assert [path.exists() for path in made] == [False, False, True, True]
+
+
+def test_a_part_of_a_split_model_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "read_header", lambda path: header({"split.count": 3}))
+    with pytest.raises(GGUFError, match=r"^model\.gguf is not supported: it is one of several files"):
+        model_folder(file)
+    assert not any(path.name.startswith(".") for path in cache_folder().iterdir())
+
+
+def test_without_a_known_tokenizer_the_folder_has_none_and_the_log_says_why(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(folder, "read_header", lambda path: header())
+    made = model_folder(file)
+    assert not (made / "tokenizer.json").exists()
+    assert "model.gguf: it has no tokenizer. Name a folder" in caplog.text
+
+
+def test_factors_of_rope_are_read_from_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = llama_3_factors(8.0, 8192, 10_000.0, 8)
+    file.write_bytes(struct.pack(f"<{len(factors)}f", *factors))
+    tensors = {"rope_freqs.weight": TensorInfo((len(factors),), F32, 0, 4 * len(factors))}
+    monkeypatch.setattr(folder, "read_header", lambda path: header(SENTENCEPIECE, tensors))
+    assert json.loads((model_folder(file) / "config.json").read_text())["rope_scaling"]["factor"] == 8.0

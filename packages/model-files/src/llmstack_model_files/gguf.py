@@ -1,0 +1,82 @@
+"""Models that are one GGUF file, of a path, a folder or a repository."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from llmstack_model_files.folder import ModelFilesError
+
+SUFFIX = ".gguf"
+_QUANTIZATION = re.compile(r"[A-Za-z0-9_]{2,16}")
+_PROJECTOR = "mmproj"  # in names of files that belong to a model of images
+
+
+def open_gguf(path: Path) -> Path:
+    """The model folder that stands for a GGUF file.
+
+    Raises:
+        ModelFilesError: The file cannot be read, or it or its model is not supported.
+    """
+    from llmstack_gguf import GGUFError, model_folder  # late: most models are folders
+
+    try:
+        return model_folder(path)
+    except GGUFError as error:
+        raise ModelFilesError(str(error)) from error
+    except OSError as error:
+        raise ModelFilesError(f"{path.name} cannot be opened: {error.strerror} ({error.filename}).") from error
+
+
+def gguf_weights(folder: Path) -> Path | None:
+    """The GGUF file of a folder that `open_gguf` returned; None for a folder with weights of its own.
+
+    Raises:
+        ModelFilesError: The file is gone.
+    """
+    from llmstack_gguf import gguf_file
+
+    path = gguf_file(folder)
+    if path is not None and not path.is_file():
+        raise ModelFilesError(f"{path} is gone; the model was loaded from it.")
+    return path
+
+
+def only_gguf(folder: Path) -> Path | None:
+    """The GGUF file of a folder that has no `config.json`; None where it has none.
+
+    Raises:
+        ModelFilesError: It has several.
+    """
+    names = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if _PROJECTOR not in path.name)
+    if len(names) > 1:
+        raise ModelFilesError(
+            f"The folder {folder} has {len(names)} GGUF files; name one, such as {folder / names[0]}."
+        )
+    return folder / names[0] if names else None
+
+
+def split_quantization(name: str) -> tuple[str, str]:
+    """The two parts of `repository:quantization`; the second is empty for any other name."""
+    repository, _, quantization = name.partition(":")
+    return (repository, quantization) if _QUANTIZATION.fullmatch(quantization) else (name, "")
+
+
+def choose_file(names: Iterable[str], quantization: str, repository: str) -> str:
+    """The GGUF file of a quantization, of all file names of a repository.
+
+    Raises:
+        ModelFilesError: There is none, or it is split into several files.
+    """
+    files = [name for name in names if name.endswith(SUFFIX) and _PROJECTOR not in name]
+    word = re.compile(rf"(?:^|[-._/]){re.escape(quantization)}(?:[-./]|$)", re.IGNORECASE)
+    found = sorted(name for name in files if word.search(name.removesuffix(SUFFIX)))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ModelFilesError(
+            f"{repository} has {quantization} in {len(found)} files; a model of one file is supported."
+        )
+    listed = ", ".join(sorted(files)[:8]) or "none"
+    raise ModelFilesError(f"{repository} has no GGUF file of {quantization}; its GGUF files: {listed}.")

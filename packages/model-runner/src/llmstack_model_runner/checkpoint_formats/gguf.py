@@ -1,0 +1,190 @@
+"""Numbers of GGUF files, reduced to weight layouts without rounding.
+
+A block of ggml has the numbers of a run of inputs of one output. Formats with a smallest value in a group (Q4_1, Q5_1,
+Q4_K, Q5_K) mean `number * scale + smallest`, so their zero point is a float. The layouts of blocks are those of
+`ggml-common.h`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from llmstack_gguf import (
+    GGUFError,
+    Header,
+    TensorInfo,
+    has_interleaved_heads,
+    read_header,
+    tensor_name,
+)
+from llmstack_kernels.linear import StoredWeight
+
+_DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
+_ROPE_FACTORS = "rope_freqs.weight"  # which config.json has
+
+
+def read_gguf(path: Path, head_dim: int) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
+    """The tensors of a GGUF file under the names that repositories of Hugging Face have.
+
+    Token embeddings are widened, as rows are looked up in them; where the output head shares them, it is given too and
+    keeps their few bits. `head_dim` is for the order of rows of queries and keys.
+
+    Raises:
+        ValueError: The file is damaged, or a scale is no finite number.
+    """
+    try:
+        header = read_header(path)
+    except GGUFError as error:
+        raise ValueError(str(error)) from None
+    with path.open("rb") as file:
+        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # ends with the last tensor that looks into it
+    data = torch.frombuffer(view, dtype=torch.uint8)
+    for name, info in header.tensors.items():
+        if name == _ROPE_FACTORS:
+            continue
+        tensor = _ordered(header, name, _read(data, name, info), head_dim)
+        if name == _EMBEDDINGS and _HEAD not in header.tensors:
+            yield tensor_name(_HEAD), tensor
+        if isinstance(tensor, StoredWeight) and name == _EMBEDDINGS:
+            tensor = tensor.dequantize(torch.float32)
+        yield tensor_name(name), tensor
+
+
+def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | StoredWeight:
+    content = data[info.start : info.start + info.num_bytes]
+    if info.type.name in _DTYPES:
+        # A copy, since the mapping ends with the loading.
+        return content.clone().view(_DTYPES[info.type.name]).view(info.shape)
+    if len(info.shape) != 2:
+        raise ValueError(f"{name[:128]} is quantized and no matrix.")
+    num_outputs, num_inputs = info.shape
+    blocks = content.view(num_outputs, num_inputs // info.type.block_size, info.type.block_bytes)
+    try:
+        return _READERS[info.type.name](blocks)
+    except ValueError as error:
+        raise ValueError(f"{name[:128]} cannot be read as {info.type.name}: {error}") from None
+
+
+def _ordered(
+    header: Header, name: str, tensor: torch.Tensor | StoredWeight, head_dim: int
+) -> torch.Tensor | StoredWeight:
+    """Rows of queries and keys in the order of halves that are rotated together; files of Llama have pairs."""
+    if not has_interleaved_heads(header, name):
+        return tensor
+    num_rows = tensor.shape[0]
+    if num_rows % head_dim:
+        raise ValueError(f"{name[:128]} has {num_rows} rows, which are no heads of {head_dim}.")
+    order = torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)
+    return tensor.rows(order) if isinstance(tensor, StoredWeight) else tensor[order]
+
+
+def _q8_0(blocks: torch.Tensor) -> StoredWeight:
+    numbers = blocks[..., 2:] ^ 128
+    return StoredWeight("int8", numbers.flatten(1), _halves(blocks, 0), 32)
+
+
+def _q4_0(blocks: torch.Tensor) -> StoredWeight:
+    return StoredWeight("int4", _nibbles(blocks[..., 2:]).flatten(1), _halves(blocks, 0), 32)
+
+
+def _q4_1(blocks: torch.Tensor) -> StoredWeight:
+    numbers = _nibbles(blocks[..., 4:])
+    return _with_smallest("int4", numbers, _halves(blocks, 0).float(), _halves(blocks, 2).float(), 32)
+
+
+def _q5_0(blocks: torch.Tensor) -> StoredWeight:
+    numbers = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
+    return StoredWeight("int8", (numbers + 112).flatten(1), _halves(blocks, 0), 32)  # 16 is zero
+
+
+def _q5_1(blocks: torch.Tensor) -> StoredWeight:
+    numbers = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
+    return _with_smallest("int8", numbers, _halves(blocks, 0).float(), _halves(blocks, 2).float(), 32)
+
+
+def _q4_k(blocks: torch.Tensor) -> StoredWeight:
+    scales, smallest = _k_scales(blocks)
+    return _with_smallest("int4", _k_nibbles(blocks[..., 16:]), scales, smallest, 32)
+
+
+def _q5_k(blocks: torch.Tensor) -> StoredWeight:
+    scales, smallest = _k_scales(blocks)
+    bits = torch.arange(8, dtype=torch.uint8)[:, None]
+    high = ((blocks[..., None, 16:48] >> bits) & 1) << 4  # [..., 8 groups, 32]
+    numbers = _k_nibbles(blocks[..., 48:]) | high.flatten(-2)
+    return _with_smallest("int8", numbers, scales, smallest, 32)
+
+
+def _q6_k(blocks: torch.Tensor) -> StoredWeight:
+    low = blocks[..., :128].unflatten(-1, (2, 1, 2, 32))  # halves of the block, bits, runs of 32
+    low = torch.cat((low & 15, low >> 4), -3).flatten(-3, -2)  # [..., 2, 4, 32]
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    high = (blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
+    numbers = (low | high << 4).flatten(-3) + 96  # 32 is zero, and 128 is the layout's
+    own = blocks[..., 192:208].contiguous().view(torch.int8).float()
+    scales = own * _halves(blocks, 208).float()[..., None]
+    return StoredWeight("int8", numbers.flatten(1), scales.flatten(1), 16)
+
+
+_READERS: Mapping[str, Callable[[torch.Tensor], StoredWeight]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+
+
+def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """A float16 of each block: [outputs, blocks]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16).squeeze(-1)
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """Numbers of four bits: the low ones of all bytes, then the high ones."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _k_nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """The same of each run of 32 bytes."""
+    return _nibbles(packed.unflatten(-1, (4, 32))).flatten(-2)
+
+
+def _fifth_bits(words: torch.Tensor) -> torch.Tensor:
+    """The highest bits of 32 numbers, from four bytes: each 0 or 16."""
+    bits = torch.arange(8, dtype=torch.uint8)
+    return ((words.unsqueeze(-1) >> bits) & 1).flatten(-2) << 4
+
+
+def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and smallest values of eight groups, from numbers of six bits in twelve bytes: [outputs, groups]."""
+    packed = blocks[..., 4:16].to(torch.int32)
+    first, second, third = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+    scales = torch.cat((first & 63, (third & 15) | (first >> 6) << 4), -1).float()
+    offsets = torch.cat((second & 63, (third >> 4) | (second >> 6) << 4), -1).float()
+    scales = scales * _halves(blocks, 0).float()[..., None]
+    offsets = offsets * _halves(blocks, 2).float()[..., None]
+    return scales.flatten(1), -offsets.flatten(1)
+
+
+def _with_smallest(
+    layout: str, numbers: torch.Tensor, scales: torch.Tensor, smallest: torch.Tensor, group_size: int
+) -> StoredWeight:
+    """number * scale + smallest, as (number - zero) * scale.
+
+    Where the scale is 0, all numbers of the group mean the smallest: they become 0, and the zero point -1.
+    """
+    is_flat = scales == 0
+    zeros = torch.where(is_flat, -1.0, -smallest / scales)
+    own_scales = torch.where(is_flat, smallest, scales)
+    flat = is_flat.repeat_interleave(group_size, 1)
+    own_numbers = numbers.flatten(1).masked_fill(flat, 0)
+    return StoredWeight(layout, own_numbers, own_scales, group_size, zeros)

@@ -1,0 +1,120 @@
+"""GGUF files: numbers mean what the format's own library says, and models compute what transformers does with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from model_runner_helpers.gguf_models import SIZES, TYPES, meaning, random_data, write_model
+from model_runner_helpers.paged_harness import PagedHarness
+
+from llmstack_gguf import TENSOR_TYPES, Header, TensorInfo, read_header, tensor_name
+from llmstack_kernels.linear import StoredWeight
+from llmstack_model_files import resolve_model
+from llmstack_model_runner.checkpoint_formats import gguf
+from llmstack_model_runner.checkpoint_formats.config import read_format
+from llmstack_model_runner.models import load_model_class
+from llmstack_model_runner.preflight import find_problems
+from llmstack_model_runner.weights import load_weights
+from llmstack_types import ModelRunnerConfig
+
+CPU = torch.device("cpu")
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
+# As llama.cpp mixes them in Q4_K_M files.
+MIXED = {"attn_v.weight": "Q6_K", "ffn_down.weight": "Q6_K", "output.weight": "Q6_K", "token_embd.weight": "Q4_K"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def mixed(name: str) -> str:
+    return next((kind for suffix, kind in MIXED.items() if name.endswith(suffix)), "Q4_K")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_numbers_mean_what_the_formats_library_says(kind: str) -> None:
+    data = random_data(kind, (6, 512), seed=1)
+    expected = meaning(data, kind)
+    flat = torch.from_numpy(data.reshape(-1).copy())
+    types = {entry.name: entry for entry in TENSOR_TYPES.values()}
+    found = gguf._read(flat, "x", TensorInfo((6, 512), types[kind], 0, flat.numel()))
+    if isinstance(found, StoredWeight):
+        found = found.dequantize(torch.float64)
+        assert (found - expected.double()).abs().max() <= 2e-7 * expected.abs().max() + 1e-9
+    else:
+        assert torch.equal(found.float(), expected)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q4_1", "Q5_1"])
+def test_a_group_whose_scale_is_zero_means_its_smallest_value(kind: str) -> None:
+    data = random_data(kind, (3, 256), seed=2)
+    data[:, :2] = 0  # the scale of the first block
+    expected = meaning(data, kind)
+    types = {entry.name: entry for entry in TENSOR_TYPES.values()}
+    flat = torch.from_numpy(data.reshape(-1).copy())
+    found = gguf._read(flat, "x", TensorInfo((3, 256), types[kind], 0, flat.numel()))
+    assert isinstance(found, StoredWeight)
+    torch.testing.assert_close(found.dequantize(torch.float32), expected, rtol=1e-6, atol=1e-9)
+
+
+def interleaved(weight: torch.Tensor) -> torch.Tensor:
+    """Rows of queries or keys as repositories have them, of those that llama.cpp writes for Llama."""
+    head_dim = SIZES["hidden"] // SIZES["heads"]
+    heads = weight.reshape(weight.shape[0] // head_dim, head_dim // 2, 2, *weight.shape[1:])
+    return heads.transpose(1, 2).reshape(weight.shape)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_tied"), [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", True)]
+)
+def test_a_model_of_a_file_computes_what_transformers_does_with_the_weights_it_means(
+    architecture: str, is_tied: bool, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    meant = write_model(tmp_path / "model.gguf", architecture, mixed, is_tied=is_tied)
+    folder = resolve_model(str(tmp_path / "model.gguf"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    model = load_model_class(config["architectures"][0])(config, torch.float32, CPU)
+    load_weights(model, folder, dtype=torch.float32, checkpoint_format=read_format(config))
+    found = PagedHarness(model, torch.float32).step([("a", PROMPT)])  # type: ignore[arg-type]  # it is a decoder
+
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "dtype")}
+    reference = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**plain), dtype=torch.float32
+    ).eval()
+    header = read_header(tmp_path / "model.gguf")
+    state = {tensor_name(name): named(header, name, tensor) for name, tensor in meant.items()}
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+    reference.load_state_dict(state)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([PROMPT])).logits[0, -1]
+    assert (found.reshape(-1, SIZES["vocab"])[-1] - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def named(header: Header, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    is_query_or_key = name.endswith(("attn_q.weight", "attn_k.weight"))
+    return interleaved(tensor) if header.architecture == "llama" and is_query_or_key else tensor
+
+
+def test_a_file_is_checked_before_torch_and_its_weights_are_counted_with_their_bits(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.gguf", "qwen2", mixed)
+    folder = resolve_model(str(tmp_path / "model.gguf"))
+    config = ModelRunnerConfig(str(folder), max_model_len=32)
+    assert find_problems(config) == []
+    (message,) = find_problems(ModelRunnerConfig(str(folder), max_model_len=32, quantization="int4"))
+    assert "quantized already (by gguf)" in message
+
+
+def test_a_scale_that_is_no_number_is_refused_by_the_tensors_name(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.gguf", "qwen2", mixed)
+    header = read_header(tmp_path / "model.gguf")
+    content = bytearray((tmp_path / "model.gguf").read_bytes())
+    start = header.tensors["blk.1.ffn_up.weight"].start
+    content[start : start + 2] = b"\x00\x7e"  # NaN
+    (tmp_path / "damaged.gguf").write_bytes(content)
+    with pytest.raises(ValueError, match=r"^blk\.1\.ffn_up\.weight cannot be read as Q4_K: a .* is NaN or infinite"):
+        list(gguf.read_gguf(tmp_path / "damaged.gguf", 64))
