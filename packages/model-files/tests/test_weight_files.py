@@ -84,3 +84,18 @@ def test_the_digest_of_weights_follows_size_time_and_header(tmp_path: Path) -> N
     os.utime(path, ns=(1, 1))
     digests.append(weights_digest(tmp_path))
     assert len(set(digests)) == 4
+
+
+def test_the_digest_of_content_is_that_of_every_byte_whatever_the_times(tmp_path: Path) -> None:
+    assert weights_digest(tmp_path, of_content=True) == ""
+    digests = []
+    for name, time_ns, text in (("a", 1, b"weights"), ("b", 2, b"weights"), ("c", 1, b"weight5")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        path = tmp_path / name / "model.safetensors"
+        path.write_bytes(bytes(2**20) + text)
+        os.utime(path, ns=(time_ns, time_ns))
+        digests.append(weights_digest(tmp_path / name, of_content=True))
+    assert digests[0] == digests[1] != digests[2]
+    (tmp_path / "b" / "config.json").write_text('{"rope_theta": 5.0}')
+    assert weights_digest(tmp_path / "b", of_content=True) != digests[0]

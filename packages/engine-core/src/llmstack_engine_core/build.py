@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.block_residency import BlockResidency
 from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.contract import numeric_contract_id
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler, cache_config
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
@@ -121,6 +122,7 @@ def _make_ready(
     phases_s: Mapping[str, float],
     backends: Mapping[str, str],
 ) -> EngineReady:
+    kv_cache_dtype = spec.kv_cache_dtype or spec.dtype
     return EngineReady(
         num_blocks=cache.num_usable_blocks,
         block_size=spec.block_size,
@@ -138,9 +140,10 @@ def _make_ready(
         is_causal=spec.is_causal,
         num_labels=spec.num_labels,
         model_path=config.model.model_path,
-        kv_cache_dtype=spec.kv_cache_dtype or spec.dtype,
+        kv_cache_dtype=kv_cache_dtype,
         async_scheduling=resolve_async_scheduling(config, spec.device),
         num_kv_tokens=max(max_model_len, cache.num_usable_blocks * spec.block_size // len(cache.groups)),
+        numeric_contract_id=numeric_contract_id(config.model, spec.dtype, kv_cache_dtype, spec.vocab_size, backends),
     )
 
 

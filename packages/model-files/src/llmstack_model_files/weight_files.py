@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from llmstack_model_files.folder import PICKLE_SUFFIXES, ModelFilesError, artifact_path, read_json
@@ -12,6 +13,7 @@ SINGLE_NAME = "model.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 # Headers of large models are smaller.
 MAX_DIGESTED_BYTES = 1 << 20
+DIGESTED_PIECE_BYTES = 1 << 26
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -34,12 +36,17 @@ def safetensors_files(folder: Path) -> list[Path]:
     raise ModelFilesError(_why_none(Path(folder), others))
 
 
-def weights_digest(folder: Path) -> str:
+def weights_digest(folder: Path, *, of_content: bool = False) -> str:
     """Digest of sizes, times and headers of the weight files; another one means that they may be other weights.
 
-    The content is not read: that would take as long as loading. Empty where there are no weight files.
+    Empty where there are no weight files.
+
+    `of_content`: Reads everything, `config.json` too, which takes about as long as loading. The digest is then equal on
+    two hosts that have the same model.
     """
     paths = sorted(path for suffix in WEIGHT_SUFFIXES for path in Path(folder).glob(f"*{suffix}") if path.is_file())
+    if of_content and paths:
+        return _content_digest([path for path in (Path(folder) / "config.json",) if path.is_file()] + paths)
     digest = hashlib.blake2b(digest_size=16)
     for path in paths:
         with path.open("rb") as file:
@@ -47,6 +54,29 @@ def weights_digest(folder: Path) -> str:
             digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
             digest.update(file.read(MAX_DIGESTED_BYTES))
     return digest.hexdigest() if paths else ""
+
+
+def _content_digest(paths: list[Path]) -> str:
+    pieces = [(path, start) for path in paths for start in range(0, max(path.stat().st_size, 1), DIGESTED_PIECE_BYTES)]
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
+        for (path, start), piece in zip(pieces, pool.map(_piece_digest, pieces), strict=True):
+            digest.update(f"{path.name}\0{start}\0".encode() + piece)
+    return digest.hexdigest()[:32]
+
+
+def _piece_digest(piece: tuple[Path, int]) -> bytes:
+    path, start = piece
+    digest, end = hashlib.sha256(), start + DIGESTED_PIECE_BYTES
+    with path.open("rb") as file:
+        while start < end:
+            file.seek(start)
+            chunk = file.read(min(1 << 20, end - start))
+            if not chunk:
+                break
+            digest.update(chunk)  # without the interpreter's lock
+            start += len(chunk)
+    return digest.digest()
 
 
 def _shards(folder: Path, weight_map: object) -> list[Path]:

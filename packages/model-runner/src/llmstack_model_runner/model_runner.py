@@ -157,7 +157,7 @@ class ModelRunner:
         self._sampler = Sampler(config.logprobs_mode)
         self._logits_processor_types = load_logits_processors(config.logits_processors)
         model_path = Path(config.model_path)
-        self._weights_digest = weights_digest(model_path)  # before they are read: a change meanwhile shows
+        self._weights_digest = weights_digest(model_path, of_content=config.digest_weight_content)  # before reading
         model_config = overridden(read_json(model_path, "config.json"), json.loads(config.hf_overrides or "{}"))
         checkpoint_format, scheme = choose_quantization(model_config, config.quantization)
         model_class = choose_model_class(architecture(model_config), config.model_impl)

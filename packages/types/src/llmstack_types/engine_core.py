@@ -147,6 +147,7 @@ class EngineReady:
         engine_index: Which of several engine cores it is.
         num_kv_tokens: Tokens of the longest request that the KV cache has room for; 0: all that its blocks hold.
         async_scheduling: Whether each step is scheduled before the last one's tokens are known.
+        numeric_contract_id: Equal for engine cores that compute equal bits; empty where nothing is promised.
     """
 
     num_blocks: int
@@ -169,3 +170,4 @@ class EngineReady:
     kv_cache_dtype: str = ""
     async_scheduling: bool = False
     num_kv_tokens: int = 0
+    numeric_contract_id: str = ""

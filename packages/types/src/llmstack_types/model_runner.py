@@ -36,6 +36,8 @@ class ModelRunnerConfig:
         enable_hybrid_kv_cache: Groups of layers have block tables of their own, so that layers with a sliding window
             free the blocks that it has passed; False keeps all blocks of all layers.
         enable_deterministic_inference: Refuse to start unless logits are bit-equal however they are computed.
+        digest_weight_content: The digest of the weights is one of their content, which hosts can compare; otherwise of
+            sizes, times and headers, which takes no time.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
@@ -65,6 +67,7 @@ class ModelRunnerConfig:
     pipeline_parallel_size: int = 1
     enable_expert_parallel: bool = False
     rank_timeout_s: float = 60.0
+    digest_weight_content: bool = False
 
     @property
     def num_ranks(self) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,12 +14,11 @@ from llmstack_types import LLMStackError
 
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
+    from llmstack_engine_core.client.restarts import RestartLimits
     from llmstack_engine_core.supervisor import EngineProcess
     from llmstack_llm import EngineArgs
 
 logger = logging.getLogger(__name__)
-
-RESTART_WINDOW_S = 60.0
 
 
 @dataclass(slots=True)
@@ -40,7 +37,7 @@ class EngineProcesses:
     processes: list[EngineProcess] = field(default_factory=list)
     configs: list[EngineConfig] = field(default_factory=list)
     _is_stopping: bool = False
-    _restart_times_s: deque[float] = field(default_factory=deque)
+    _limits: dict[int, RestartLimits] = field(default_factory=dict)
     _replacements: set[asyncio.Task[None]] = field(default_factory=set)
 
     def watch(self, on_death: Callable[[str, bool], None]) -> None:
@@ -57,8 +54,14 @@ class EngineProcesses:
         def ended() -> None:
             loop.remove_reader(process.death_fd)
             line = f"engine core {index} has ended: {process.describe_end()}"
-            if not process.has_been_ready or not self._may_replace(index):
+            if not process.has_been_ready:
                 on_death(line, process.was_killed)
+                return
+            if not self._may_replace(index):
+                if any(one.is_alive for one in self.processes):
+                    logger.error("%s too often; the others go on", line)
+                else:
+                    on_death(line, process.was_killed)
                 return
             logger.error("%s; another one starts", line)
             task = loop.create_task(self._replace(index, on_death))
@@ -75,13 +78,11 @@ class EngineProcesses:
 
     def _may_replace(self, index: int) -> bool:
         """Whether it is not too often within a minute; the clients' search for a request counts too."""
-        from llmstack_engine_core.client.recovering import MAX_SEARCH_RESTARTS
+        from llmstack_engine_core.client.restarts import MAX_SEARCH_RESTARTS, RestartLimits
 
-        max_restarts, now_s = self.configs[index].max_restarts, time.monotonic()
-        while self._restart_times_s and now_s - self._restart_times_s[0] > RESTART_WINDOW_S:
-            self._restart_times_s.popleft()
-        self._restart_times_s.append(now_s)
-        return max_restarts > 0 and len(self._restart_times_s) <= max_restarts + MAX_SEARCH_RESTARTS
+        max_restarts = self.configs[index].max_restarts
+        limits = self._limits.setdefault(index, RestartLimits(max_restarts + MAX_SEARCH_RESTARTS))
+        return max_restarts > 0 and limits.may_restart(is_search=False)
 
     async def _replace(self, index: int, on_death: Callable[[str, bool], None]) -> None:
         from llmstack_engine_core.launcher import relaunch_engine_process

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from llmstack_engine_core.client.affinity import PrefixAffinity, prefixes_of
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.recovering import RecoveringClient
+from llmstack_engine_core.contract import numeric_difference
 from llmstack_types import (
     Control,
     EngineCoreOutputs,
@@ -28,6 +30,10 @@ AFFINITY_SLACK: Final = 4
 FORGETTING_OPERATIONS: Final = (Control.RESET_PREFIX_CACHE, Control.SLEEP)
 
 
+# More requests than any engine core has.
+UNAVAILABLE: Final = 2**32
+
+
 def _first(results: Sequence[Any]) -> Any:
     return results[0]
 
@@ -44,17 +50,34 @@ COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], 
 """From the results of several engine cores to one."""
 
 
+def _is_available(client: AsyncClient | RecoveringClient) -> bool:
+    return client.is_available if isinstance(client, RecoveringClient) else not client.is_dead
+
+
 class BalancedClient:
     """One client over one per engine core; outputs say by `engine_index` which engine core they are of.
 
     How busy an engine core is: the requests that this client has there, which it knows exactly, and those that other
     clients had there at its last report. The first of equally busy ones is taken. One that has seen the beginning of a
-    prompt is preferred while it has at most `AFFINITY_SLACK` requests more: it may have that cached. One engine core
-    that dies is the end of all, as where there is only one.
+    prompt is preferred while it has at most `AFFINITY_SLACK` requests more: it may have that cached.
+
+    The requests of an engine core that dies go on in another one with the same numeric contract id, or wait for the
+    next one there. The last engine core that dies for good is the end of all. So is any without recovery.
+
+    Attributes:
+        num_unmoved_requests: Those that had to wait, since no other engine core computes the same bits.
     """
 
-    def __init__(self, clients: Sequence[AsyncClient | RecoveringClient]) -> None:
+    def __init__(
+        self, clients: Sequence[AsyncClient | RecoveringClient], *, allow_mixed_numerics: bool = False
+    ) -> None:
+        """`allow_mixed_numerics`: Engine cores may compute different bits; then no request moves between those."""
         self._clients = list(clients)
+        self._allow_mixed_numerics = allow_mixed_numerics
+        self.num_unmoved_requests = 0
+        for index, client in enumerate(self._clients):
+            if isinstance(client, RecoveringClient):
+                client.share(partial(self._move, index))
         self._request_id_to_index: dict[str, int] = {}
         self._num_of_others = [0] * len(self._clients)
         self._affinity = PrefixAffinity()
@@ -64,13 +87,14 @@ class BalancedClient:
 
     @property
     def is_dead(self) -> bool:
-        """True once any of them is gone."""
-        return any(client.is_dead for client in self._clients)
+        """True once all of them are gone, or one that has no recovery."""
+        dead = [client for client in self._clients if client.is_dead]
+        return len(dead) == len(self._clients) or not all(isinstance(client, RecoveringClient) for client in dead)
 
     @property
     def is_recovering(self) -> bool:
-        """True while any of them is being replaced."""
-        return any(client.is_recovering for client in self._clients)
+        """True while each of them is being replaced: no request is computed."""
+        return all(client.is_recovering or client.is_dead for client in self._clients) and not self.is_dead
 
     @property
     def num_restarts(self) -> int:
@@ -103,6 +127,11 @@ class BalancedClient:
             await self.shutdown()
             await asyncio.gather(*waiting, return_exceptions=True)
             raise type(error)(f"engine {index}: {error}") from error
+        for other in self.engines[1:]:
+            difference = numeric_difference(self.engines[0], other)
+            if difference and not self._allow_mixed_numerics:
+                await self.shutdown()
+                raise EngineStartError(f"engine 0 and engine {other.engine_index}: {difference}")
         return min(self.engines, key=lambda ready: (ready.max_model_len, ready.num_blocks))
 
     async def add_request(self, request: EngineCoreRequest) -> None:
@@ -126,14 +155,35 @@ class BalancedClient:
             raise
 
     def _choose(self, request: EngineCoreRequest) -> int:
-        pairs = zip(self._clients, self._num_of_others, strict=True)
-        loads = [client.num_requests + num_of_others for client, num_of_others in pairs]
+        loads = self._loads()
         prefixes = prefixes_of(request)
         index = self._affinity.find(prefixes)
         if index is None or loads[index] > min(loads) + AFFINITY_SLACK:
             index = loads.index(min(loads))
         self._affinity.note(prefixes, index)
         return index
+
+    def _loads(self) -> list[int]:
+        """The requests of each, which are beyond all limits where nothing computes them."""
+        pairs = zip(self._clients, self._num_of_others, strict=True)
+        return [
+            client.num_requests + num_of_others + (0 if _is_available(client) else UNAVAILABLE)
+            for client, num_of_others in pairs
+        ]
+
+    def _move(self, index: int, requests: Sequence[EngineCoreRequest]) -> bool:
+        """Lets another engine core go on with requests of one that died; False where none computes the same bits."""
+        contract_id = getattr(self._clients[index], "contract_id", "")
+        loads = self._loads()
+        others = [other for other, load in enumerate(loads) if other != index and load < UNAVAILABLE]
+        for other in sorted(others, key=loads.__getitem__):
+            client = self._clients[other]
+            if isinstance(client, RecoveringClient) and contract_id and client.contract_id == contract_id:
+                self._request_id_to_index |= dict.fromkeys([request.request_id for request in requests], other)
+                client.adopt(requests)
+                return True
+        self.num_unmoved_requests += len(requests) if others else 0
+        return False
 
     async def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Ends requests; unknown ones are ignored."""
@@ -172,7 +222,9 @@ class BalancedClient:
             self._affinity.clear()
         if engine_index is not None:
             return await self._clients[engine_index].call(operation, *arguments)
-        results = await asyncio.gather(*(client.call(operation, *arguments) for client in self._clients))
+        present = [client for client in self._clients if _is_available(client)]
+        asked = present or [client for client in self._clients if not client.is_dead] or self._clients
+        results = await asyncio.gather(*(client.call(operation, *arguments) for client in asked))
         if operation == Control.SLEEP and not all(results):
             await self.call(Control.WAKE_UP)
         combined: ResultT = COMBINE[operation](results)
@@ -193,7 +245,9 @@ class BalancedClient:
         try:
             outputs = client.get_outputs_nowait()
         except EngineDeadError as error:
-            raise EngineDeadError(f"engine {index}: {error}") from error
+            if self.is_dead:
+                raise EngineDeadError(f"engine {index}: {error}") from error
+            return None  # the others go on
         if outputs is None:
             return None
         for output in outputs.outputs:
@@ -205,6 +259,8 @@ class BalancedClient:
         return outputs._replace(engine_index=index)
 
     def _check_alive(self) -> None:
+        if not self.is_dead:
+            return
         for index, client in enumerate(self._clients):
             if client.is_dead:
                 raise EngineDeadError(f"engine {index}: the engine core is gone")

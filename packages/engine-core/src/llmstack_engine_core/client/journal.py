@@ -6,19 +6,13 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from llmstack_types import EngineCoreOutput, EngineCoreRequest, EngineReady
+from llmstack_types import EngineCoreOutput, EngineCoreRequest
 
 
 @dataclass(slots=True)
 class _Entry:
     request: EngineCoreRequest
     output_token_ids: array[int] = field(default_factory=lambda: array("I"))
-
-
-def model_identity(ready: EngineReady) -> tuple[object, ...]:
-    """What has to be the same where a stream goes on: the weights, and the kernels that the numeric contract names."""
-    backends = {name: value for name, value in ready.backends.items() if name != "decode"}
-    return ready.model_path, ready.vocab_size, ready.dtype, ready.kv_cache_dtype, backends
 
 
 class Journal:
@@ -40,6 +34,14 @@ class Journal:
     def request_ids(self) -> list[str]:
         """Of the requests in flight."""
         return list(self._entries)
+
+    def group(self, request_id: str) -> list[str]:
+        """The request, and with a beam search all of its requests, the first one first."""
+        entry = self._entries[request_id]
+        if not entry.request.sampling_params.use_beam_search:
+            return [request_id]
+        first_id = entry.request.fork_of or request_id
+        return [first_id, *self.followers(first_id)] if first_id in self._entries else [request_id]
 
     def add(self, request: EngineCoreRequest) -> bool:
         """Adds a request with the tokens that it has already; False if its id is in use."""

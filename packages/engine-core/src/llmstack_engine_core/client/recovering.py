@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
-from time import monotonic
+from collections.abc import Callable
 from typing import Final
 
-from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient
-from llmstack_engine_core.client.journal import Journal, model_identity
-from llmstack_engine_core.client.suspects import AfterCrash, Suspects
+from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_engine_core.client.async_mp import AsyncMPClient
+from llmstack_engine_core.client.restarts import MAX_SEARCH_RESTARTS, RestartLimits
+from llmstack_engine_core.client.resuming import ResumingClient
+from llmstack_engine_core.client.suspects import AfterCrash
 from llmstack_engine_core.ipc.frames import ENGINE_STOPPED
 from llmstack_types import (
-    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDeadError,
     EngineLostError,
     EngineReady,
     EngineStartError,
-    FinishReason,
     InvalidRequestError,
     Operation,
     QuarantinedError,
-    SchedulerStats,
 )
 from llmstack_types.control import ArgumentTs, ResultT
 
 logger = logging.getLogger(__name__)
 
-RESTART_WINDOW_S: Final = 60.0
-MAX_BACKOFF_S: Final = 8.0
-# What finding one among 500 requests takes. An engine core that crashes for another reason causes an endless search.
-MAX_SEARCH_RESTARTS: Final = 12
 # Clients that share an engine core search one after the other, and begin so long after each other.
 TURN_S: Final = 2.0
 
 
-class RecoveringClient:
+class RecoveringClient(ResumingClient):
     """Satisfies what an `AsyncClient` offers. Its user sees a pause where the engine core died.
 
     A resumed request carries the tokens it has already, and the next ones are drawn by its seed and their places. Where
@@ -52,7 +45,7 @@ class RecoveringClient:
 
     def __init__(
         self,
-        start: Callable[[], AsyncMPClient | AsyncAttachedClient],
+        start: Callable[[], AsyncClient],
         max_restarts: int,
         shared_turn: int | None = None,
     ) -> None:
@@ -66,27 +59,15 @@ class RecoveringClient:
         Raises:
             EngineStartError: A process cannot be started.
         """
+        super().__init__(start())
         self.num_restarts = 0
         self._start = start
         self._shared_turn = shared_turn
         # The searches of other clients end engine cores too.
-        self._max_restarts = max_restarts if shared_turn is None else max_restarts + MAX_SEARCH_RESTARTS
-        self._client = start()
-        self._journal = Journal()
-        self._suspects = Suspects()
-        self._running: dict[str, None] = {}  # in the engine core; a set would forget the order
-        self._own_outputs: deque[EngineCoreOutput] = deque()
-        self._own_stats: SchedulerStats | None = None
-        self._restart_times_s: deque[float] = deque()
-        self._search_times_s: deque[float] = deque()
+        self._limits = RestartLimits(max_restarts if shared_turn is None else max_restarts + MAX_SEARCH_RESTARTS)
         self._was_ready = False
-        self._identity, self._is_other_model = tuple[object, ...](), False
-        self._recovery: asyncio.Task[None] | None = None
-        self._releases: set[asyncio.Task[None]] = set()
-        self._deferred: list[str] = []  # let go while there was no engine core
+        self._contract_id, self._is_other_model = "", False
         self._death: str | None = None
-        self._has_news = asyncio.Event()
-        self._on_news: Callable[[], None] | None = None
         self._is_listening = False
 
     @property
@@ -100,9 +81,14 @@ class RecoveringClient:
         return self._recovery is not None and self._death is None
 
     @property
-    def engines(self) -> list[EngineReady]:
-        """What the engine core said when it was ready, the last one that was."""
-        return self._client.engines
+    def is_available(self) -> bool:
+        """True while there is an engine core that computes whatever it is sent."""
+        return self._was_ready and self._recovery is None and self._death is None and not self._suspects.is_searching
+
+    @property
+    def contract_id(self) -> str:
+        """The numeric contract id of the engine core, the last one that was ready; empty before."""
+        return self._contract_id
 
     @property
     def pid(self) -> int:
@@ -114,11 +100,6 @@ class RecoveringClient:
         """0 while the engine core is awake; a new one is."""
         return self._client.sleep_level
 
-    @property
-    def num_requests(self) -> int:
-        """The number of requests in flight."""
-        return len(self._journal)
-
     async def wait_until_ready(self) -> EngineReady:
         """Waits for the first engine core; one that cannot start is not tried again.
 
@@ -127,7 +108,7 @@ class RecoveringClient:
         """
         ready = await self._client.wait_until_ready()
         self._was_ready = True
-        self._identity = model_identity(ready)
+        self._contract_id = ready.numeric_contract_id
         return ready
 
     async def add_request(self, request: EngineCoreRequest) -> None:
@@ -146,18 +127,6 @@ class RecoveringClient:
         except ValueError:
             self._journal.forget([request.request_id])
             raise
-
-    async def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """Ends requests; no output follows. Does nothing once the engine core is gone."""
-        known = self._journal.forget(request_ids)
-        running = [request_id for request_id in known if request_id in self._running]
-        for request_id in running:
-            del self._running[request_id]
-        if running and self._recovery is None:
-            await self._client.abort_requests(running)
-        if self._recovery is not None and not self.num_requests:
-            self._note_stats()
-        await self._let_go(self._suspects.forget(known))
 
     async def get_outputs(self) -> EngineCoreOutputs:
         """Waits for the outputs of the next step.
@@ -180,10 +149,9 @@ class RecoveringClient:
         Raises:
             EngineDeadError: There are none, and there will be none.
         """
-        if self._own_outputs or self._own_stats is not None:
-            own, self._own_outputs = list(self._own_outputs), deque()
-            stats, self._own_stats = self._own_stats, None
-            return EngineCoreOutputs(own, monotonic(), stats)
+        own = self._take_own()
+        if own is not None:
+            return own
         self._check_alive()
         if self._recovery is not None:
             return None
@@ -224,45 +192,11 @@ class RecoveringClient:
 
     async def shutdown(self) -> None:
         """Stops the engine core, or the attempt to start one. Idempotent."""
-        self._give_up("the engine core has been shut down")
+        self._give_up("the engine core has been shut down", is_asked=True)
         if self._recovery is not None and self._recovery is not asyncio.current_task():
             self._recovery.cancel()
             await asyncio.gather(self._recovery, return_exceptions=True)
         await self._client.shutdown()
-
-    async def _send(self, request: EngineCoreRequest, *, is_newcomer: bool = False) -> None:
-        if is_newcomer and (self._recovery is not None or self._suspects.is_searching):
-            self._suspects.hold(request.request_id)
-            return
-        if self._recovery is not None:
-            self._deferred.append(request.request_id)
-            return
-        self._running[request.request_id] = None
-        try:
-            await self._client.add_request(request)
-        except EngineDeadError as error:  # it goes with the others that were in it
-            self._recover(str(error))
-        except ValueError:
-            self._running.pop(request.request_id, None)
-            raise
-
-    def _note(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        self._journal.note(outputs)
-        released: list[str] = []
-        has_suspects = self._suspects.has_any
-        for output in outputs:
-            if not has_suspects:
-                if output.finish_reason is not None:
-                    self._running.pop(output.request_id, None)
-            elif output.finish_reason is None:
-                released += self._suspects.on_tokens(output.request_id, len(output.new_token_ids))
-            else:
-                self._running.pop(output.request_id, None)
-                released += self._suspects.forget([output.request_id])
-        if released:
-            task = asyncio.get_running_loop().create_task(self._let_go(released))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
 
     def _recover(self, reason: str) -> None:
         """Begins to start another engine core; what the dead one had sent has been taken already."""
@@ -278,6 +212,8 @@ class RecoveringClient:
         after = self._suspects.on_crash([one for one in self._running if not self._journal.is_follower(one)])
         self._running.clear()
         is_search = after.is_search
+        if not is_search:
+            self._hand_over(after.resumed)
         try:
             while not await self._start_another(reason, is_search=is_search):
                 is_search = False
@@ -298,16 +234,16 @@ class RecoveringClient:
             EngineDeadError: That was tried too often.
         """
         await self._client.shutdown()
-        if not self._may_restart(is_search=is_search):
+        if not self._limits.may_restart(is_search=is_search):
             raise EngineDeadError(f"{reason}; it was restarted too often within a minute")
         logger.error("the engine core died (%s): starting another for %d requests", reason, self.num_requests)
-        await asyncio.sleep(self._backoff_s())
+        await asyncio.sleep(self._limits.backoff_s())
         self.num_restarts += 1
         try:
             self._client = self._start()
             self._client.listen(self._wake)
-            identity = model_identity(await self._client.wait_until_ready())
-            self._is_other_model, self._identity = identity != self._identity, identity
+            contract_id = (await self._client.wait_until_ready()).numeric_contract_id
+            self._is_other_model, self._contract_id = contract_id != self._contract_id, contract_id
         except (EngineStartError, EngineDeadError) as error:
             logger.error("it did not come up: %s", error)
             return False
@@ -324,77 +260,18 @@ class RecoveringClient:
         if not self._suspects.is_searching:
             await self._let_go(self._suspects.release_newcomers())
 
-    async def _let_go(self, request_ids: Sequence[str]) -> None:
-        """Sends requests that were held back, or were in an engine core that is gone."""
-        waiting = deque(request_ids)
-        while waiting:
-            request_id = waiting.popleft()
-            if request_id not in self._journal or request_id in self._running:
-                continue
-            waiting.extendleft(reversed(self._journal.followers(request_id)))
-            request = self._journal.resumed(request_id)
-            if request is None:
-                waiting += self._fail(request_id, EngineLostError.TEXT)
-                continue
-            try:
-                await self._send(request)
-            except ValueError:  # with its tokens it has become too large for a message
-                waiting += self._fail(request_id, EngineLostError.TEXT)
-
-    def _fail(self, request_id: str, error: str) -> list[str]:
-        """Ends a request, and the beam search that it began; returns those that waited for it."""
-        if request_id not in self._journal:
-            return self._suspects.forget([request_id])
-        ended = self._journal.forget([request_id, *self._journal.followers(request_id)])
-        for one in ended:
-            self._own_outputs.append(EngineCoreOutput(one, [], finish_reason=FinishReason.ERROR, error=error))
-        if not self.num_requests:
-            self._note_stats()
-        self._wake()
-        return self._suspects.forget(ended)
-
-    def _fail_all(self) -> list[str]:
-        """Ends all requests of an engine core whose weights were others; those that came since go on."""
-        logger.error("the weights or their computation have changed: %d requests end", self.num_requests)
-        newcomers, self._deferred = self._suspects.release_newcomers(), []
-        for request_id in self._journal.request_ids:
-            if request_id not in newcomers:
+    def _give_up(self, reason: str, *, is_asked: bool = False) -> None:
+        """There will be no other engine core; unless that is what its user wants, others take the requests."""
+        if self._death is not None:
+            return
+        self._death = reason
+        if self._move is not None and not is_asked:
+            if not self._suspects.is_searching:
+                self._hand_over(self._journal.request_ids)
+            for request_id in self._journal.request_ids:
                 self._fail(request_id, EngineLostError.TEXT)
-        return newcomers
-
-    def _note_stats(self) -> None:
-        """Replaces the last statistics of the dead engine core: nothing is running, and requests in flight wait."""
-        num_blocks = sum(ready.num_blocks for ready in self.engines)
-        self._own_stats = SchedulerStats(
-            num_waiting=self.num_requests, num_blocks=num_blocks, num_free_blocks=num_blocks
-        )
         self._wake()
-
-    def _may_restart(self, *, is_search: bool) -> bool:
-        now_s = monotonic()
-        times_s, limit = (
-            (self._search_times_s, MAX_SEARCH_RESTARTS) if is_search else (self._restart_times_s, self._max_restarts)
-        )
-        while times_s and now_s - times_s[0] > RESTART_WINDOW_S:
-            times_s.popleft()
-        times_s.append(now_s)
-        return len(times_s) <= limit
-
-    def _backoff_s(self) -> float:
-        """None before the first restart; then 1, 2, 4, ... seconds."""
-        num_restarts = len(self._restart_times_s)
-        return 0.0 if num_restarts < 2 else min(MAX_BACKOFF_S, 2.0 ** (num_restarts - 2))
-
-    def _give_up(self, reason: str) -> None:
-        if self._death is None:
-            self._death = reason
-            self._wake()
 
     def _check_alive(self) -> None:
         if self._death is not None:
             raise EngineDeadError(self._death)
-
-    def _wake(self) -> None:
-        self._has_news.set()
-        if self._on_news is not None:
-            self._on_news()

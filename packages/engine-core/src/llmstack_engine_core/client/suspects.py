@@ -52,6 +52,10 @@ class Suspects:
         """Whether some are held back: newcomers have to wait too, or they would blur what a death says."""
         return bool(self._held)
 
+    def suspect(self, request_id: str) -> None:
+        """One that was in another engine core when that died, and goes on in this one."""
+        self._in_test[request_id] = NUM_CLEARING_TOKENS
+
     def hold(self, request_id: str) -> None:
         """A newcomer, which goes on when all the others have been let go."""
         self._newcomers.append(request_id)

@@ -1,0 +1,195 @@
+"""Requests of a client whose engine core may crash: in it, or waiting for another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_engine_core.client.journal import Journal
+from llmstack_engine_core.client.suspects import Suspects
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineDeadError,
+    EngineLostError,
+    EngineReady,
+    FinishReason,
+    SchedulerStats,
+)
+
+logger = logging.getLogger("llmstack_engine_core.client.recovering")
+
+MoveRequests = Callable[[Sequence[EngineCoreRequest]], bool]
+"""Lets another engine core go on with requests that belong together; False where none can."""
+
+
+class ResumingClient(ABC):
+    """The journal of a client, and who of its requests may be sent; `RecoveringClient` adds the engine cores."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        """`client`: The first engine core."""
+        self._client = client
+        self._journal = Journal()
+        self._suspects = Suspects()
+        self._running: dict[str, None] = {}  # in the engine core; a set would forget the order
+        self._own_outputs: deque[EngineCoreOutput] = deque()
+        self._own_stats: SchedulerStats | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+        self._deferred: list[str] = []  # let go while there was no engine core
+        self._move: MoveRequests | None = None
+        self._has_news = asyncio.Event()
+        self._on_news: Callable[[], None] | None = None
+
+    @property
+    def engines(self) -> list[EngineReady]:
+        """What the engine core said when it was ready, the last one that was."""
+        return self._client.engines
+
+    @abstractmethod
+    def _recover(self, reason: str) -> None:
+        """Begins to replace the engine core."""
+
+    def _take_own(self) -> EngineCoreOutputs | None:
+        """What comes from no engine core: errors, and statistics of one that is gone."""
+        if not self._own_outputs and self._own_stats is None:
+            return None
+        own, self._own_outputs = list(self._own_outputs), deque()
+        stats, self._own_stats = self._own_stats, None
+        return EngineCoreOutputs(own, monotonic(), stats)
+
+    @property
+    def num_requests(self) -> int:
+        """The number of requests in flight."""
+        return len(self._journal)
+
+    def share(self, move: MoveRequests) -> None:
+        """From now on, what was in an engine core that died goes on in another one that takes it.
+
+        What crashes a second engine core stays with its replacement, which searches for it: no third one crashes.
+        """
+        self._move = move
+
+    def adopt(self, requests: Sequence[EngineCoreRequest]) -> None:
+        """Goes on with requests that belong together and were in another engine core when it died."""
+        for request in requests:
+            self._journal.add(request)
+        self._suspects.suspect(requests[0].request_id)
+        self._release_soon([requests[0].request_id])
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; no output follows. Does nothing once the engine core is gone."""
+        known = self._journal.forget(request_ids)
+        running = [request_id for request_id in known if request_id in self._running]
+        for request_id in running:
+            del self._running[request_id]
+        if running and self._recovery is None:
+            await self._client.abort_requests(running)
+        if self._recovery is not None and not self.num_requests:
+            self._note_stats()
+        await self._let_go(self._suspects.forget(known))
+
+    async def _send(self, request: EngineCoreRequest, *, is_newcomer: bool = False) -> None:
+        if is_newcomer and (self._recovery is not None or self._suspects.is_searching):
+            self._suspects.hold(request.request_id)
+            return
+        if self._recovery is not None:
+            self._deferred.append(request.request_id)
+            return
+        self._running[request.request_id] = None
+        try:
+            await self._client.add_request(request)
+        except EngineDeadError as error:  # it goes with the others that were in it
+            self._recover(str(error))
+        except ValueError:
+            self._running.pop(request.request_id, None)
+            raise
+
+    def _note(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        self._journal.note(outputs)
+        released: list[str] = []
+        has_suspects = self._suspects.has_any
+        for output in outputs:
+            if not has_suspects:
+                if output.finish_reason is not None:
+                    self._running.pop(output.request_id, None)
+            elif output.finish_reason is None:
+                released += self._suspects.on_tokens(output.request_id, len(output.new_token_ids))
+            else:
+                self._running.pop(output.request_id, None)
+                released += self._suspects.forget([output.request_id])
+        if released:
+            self._release_soon(released)
+
+    def _release_soon(self, request_ids: Sequence[str]) -> None:
+        task = asyncio.get_running_loop().create_task(self._let_go(request_ids))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    def _hand_over(self, request_ids: Sequence[str]) -> None:
+        """Lets other engine cores go on with requests, as far as they take them."""
+        for request_id in request_ids:
+            if self._move is None or request_id not in self._journal:
+                continue
+            group = self._journal.group(request_id)
+            requests = [request for one in group if (request := self._journal.resumed(one)) is not None]
+            if len(requests) == len(group) and self._move(requests):
+                self._journal.forget(group)
+                self._suspects.forget(group)
+
+    async def _let_go(self, request_ids: Sequence[str]) -> None:
+        """Sends requests that were held back, or were in an engine core that is gone."""
+        waiting = deque(request_ids)
+        while waiting:
+            request_id = waiting.popleft()
+            if request_id not in self._journal or request_id in self._running:
+                continue
+            waiting.extendleft(reversed(self._journal.followers(request_id)))
+            request = self._journal.resumed(request_id)
+            if request is None:
+                waiting += self._fail(request_id, EngineLostError.TEXT)
+                continue
+            try:
+                await self._send(request)
+            except ValueError:  # with its tokens it has become too large for a message
+                waiting += self._fail(request_id, EngineLostError.TEXT)
+
+    def _fail(self, request_id: str, error: str) -> list[str]:
+        """Ends a request, and the beam search that it began; returns those that waited for it."""
+        if request_id not in self._journal:
+            return self._suspects.forget([request_id])
+        ended = self._journal.forget([request_id, *self._journal.followers(request_id)])
+        for one in ended:
+            self._own_outputs.append(EngineCoreOutput(one, [], finish_reason=FinishReason.ERROR, error=error))
+        if not self.num_requests:
+            self._note_stats()
+        self._wake()
+        return self._suspects.forget(ended)
+
+    def _fail_all(self) -> list[str]:
+        """Ends all requests of an engine core whose weights were others; those that came since go on."""
+        logger.error("the weights or their computation have changed: %d requests end", self.num_requests)
+        newcomers, self._deferred = self._suspects.release_newcomers(), []
+        for request_id in self._journal.request_ids:
+            if request_id not in newcomers:
+                self._fail(request_id, EngineLostError.TEXT)
+        return newcomers
+
+    def _note_stats(self) -> None:
+        """Replaces the last statistics of the dead engine core: nothing is running, and requests in flight wait."""
+        num_blocks = sum(ready.num_blocks for ready in self.engines)
+        self._own_stats = SchedulerStats(
+            num_waiting=self.num_requests, num_blocks=num_blocks, num_free_blocks=num_blocks
+        )
+        self._wake()
+
+    def _wake(self) -> None:
+        self._has_news.set()
+        if self._on_news is not None:
+            self._on_news()
