@@ -31,6 +31,7 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "grouped_linear": {"cuda": (TRITON,)},
     "layer_norm": {"cpu": ("native",), "cuda": (TRITON,)},
     "linear": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
+    "low_rank": {"cpu": ("native",), "cuda": (TRITON,)},
     "paged_attention": {"cpu": ("native", "cpu"), "cuda": (TRITON,)},
     "reshape_and_cache": {"cpu": ("native",), "cuda": (TRITON,)},
     "rms_norm": {"cpu": ("native",), "cuda": (TRITON,)},
@@ -42,7 +43,15 @@ _BACKENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 # Operations whose reference is a module of their folder; those of all others are in `llmstack_kernels.reference`.
 _OWN_REFERENCES = frozenset(
-    {"bidirectional_attention", "decode_inputs", "grouped_linear", "linear", "paged_attention", "sample_tokens"}
+    {
+        "bidirectional_attention",
+        "decode_inputs",
+        "grouped_linear",
+        "linear",
+        "low_rank",
+        "paged_attention",
+        "sample_tokens",
+    }
 )
 
 

@@ -1,27 +1,33 @@
 """The one opener of model files: folders, configurations and weight headers."""
 
+from llmstack_model_files.adapter_files import AdapterFiles, read_adapter
 from llmstack_model_files.folder import (
     ModelFilesError,
     artifact_path,
     open_artifact,
     overridden,
+    parse_json_object,
     read_json,
     read_json_array,
 )
 from llmstack_model_files.gguf import gguf_weights
 from llmstack_model_files.resolve import looks_like_path, resolve_model
-from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors
+from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors, check_safetensors_content
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
 
 __all__ = [
+    "AdapterFiles",
     "ModelFilesError",
     "TensorInfo",
     "artifact_path",
     "check_safetensors",
+    "check_safetensors_content",
     "gguf_weights",
     "looks_like_path",
     "open_artifact",
     "overridden",
+    "parse_json_object",
+    "read_adapter",
     "read_json",
     "read_json_array",
     "resolve_model",

@@ -64,6 +64,19 @@ def check_safetensors(path: Path) -> dict[str, TensorInfo]:
             header = file.read(length)
     except OSError as error:
         raise ModelFilesError(f"{name} cannot be read: {error.strerror}.") from error
+    return _check_header(header, size, name)
+
+
+def check_safetensors_content(content: bytes, name: str) -> dict[str, TensorInfo]:
+    """As `check_safetensors`, of a file that has been read; `name` is for messages."""
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or length > min(len(content) - 8, MAX_HEADER_BYTES):
+        raise ModelFilesError(f"{name} is damaged: its header of {length} bytes does not fit the file.")
+    return _check_header(content[8 : 8 + length], len(content), name)
+
+
+def _check_header(header: bytes, size: int, name: str) -> dict[str, TensorInfo]:
+    length = len(header)
     if not header.startswith(b"{"):
         raise ModelFilesError(f"{name} is damaged: its header is no JSON object.")
     entries = parse_json_object(header, f"the header of {name}")

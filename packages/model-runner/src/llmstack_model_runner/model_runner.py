@@ -12,6 +12,7 @@ import torch
 
 from llmstack_kernels.dispatch import backends
 from llmstack_model_files import ModelFilesError, overridden, read_json, weights_digest
+from llmstack_model_runner.adapters.store import AdapterHost, make_store
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.errors import allocation
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
@@ -21,7 +22,7 @@ from llmstack_model_runner.device.start_checks import (
     resolve_device,
     set_compute_threads,
 )
-from llmstack_model_runner.device.streams import CudaCopyStreams
+from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.layers.sharding import Sharding, sharded
 from llmstack_model_runner.memory.block_copies import BlockCopies, DirectBlockCopies
@@ -41,11 +42,8 @@ from llmstack_model_runner.memory.profile import (
     graph_bytes,
     profile_memory,
 )
-from llmstack_model_runner.memory.sizing import (
-    host_kv_bytes_of,
-    return_freed_memory,
-)
-from llmstack_model_runner.memory.streamed_copies import StreamedBlockCopies
+from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory
+from llmstack_model_runner.memory.streamed_copies import make_block_copies
 from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import check_can_be_sharded, choose_model_class
 from llmstack_model_runner.models.label_head import LabelHead
@@ -100,7 +98,7 @@ class ModelRunnerStateError(RuntimeError):
     """The runner was called before it was ready or after it was shut down."""
 
 
-class ModelRunner:
+class ModelRunner(AdapterHost):
     """One model on one device; used by one thread.
 
     The order of calls is `load_model`, `initialize_kv_cache`, any number of `execute_model`, `shutdown`. Between steps
@@ -136,6 +134,7 @@ class ModelRunner:
         self._recovery = StepRecovery(self._make_room)
         self._num_blocks = self._num_host_blocks = 0
         self._quantization = ""
+        AdapterHost.__init__(self)
 
     def load_model(self) -> None:
         """Reads the weights, or generates dummy weights.
@@ -166,7 +165,8 @@ class ModelRunner:
         logger.info("model: %s (%s)", architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
         # Attention layers read it too.
-        with packed_linears(scheme, config.enable_deterministic_inference), sharded(self._sharding):
+        layers = AdaptedLayers() if config.enable_lora else None
+        with packed_linears(scheme, config.enable_deterministic_inference), sharded(self._sharding), adapted(layers):
             model = model_class(model_config, dtype, self._device)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
         model.limit_context(config.max_model_len)
@@ -201,6 +201,7 @@ class ModelRunner:
         self._kv_cache_note = describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache)
         groups = groups if config.enable_hybrid_kv_cache else ()
         self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype, groups)
+        self._adapters = make_store(model, layers, config, dtype, self._device)
         self._model = model
 
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -278,18 +279,16 @@ class ModelRunner:
         with allocation(f"the KV cache of {num_bytes} bytes could not be allocated", _LOWER):
             storage = allocate_storage(spec, num_device_blocks, self._device)
         self._kv_caches = by_layer(storage, spec)
-        if self._device.type == "cuda":
-            self._copies = StreamedBlockCopies(storage, num_host_blocks, CudaCopyStreams(self._device))
-        else:
-            host_storage = allocate_storage(spec, num_host_blocks, "cpu") if num_host_blocks else []
-            self._copies = DirectBlockCopies(storage, host_storage)
+        self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)
         processors = LogitsProcessors(
             [make(config.max_num_seqs, spec.vocab_size, self._device) for make in self._logits_processor_types]
         )
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors,
-            spec.groups,
+            spec.groups, self._adapters,
         )  # fmt: skip
+        if self._adapters is not None:
+            self._adapters.make_slots(config.max_loras, config.max_num_batched_tokens, self._device)
         self._steps = self._make_steps(self._batch)
         return self._steps
 
@@ -396,5 +395,5 @@ class ModelRunner:
         return HostSteps(
             model, batch, kv_caches, self._sampler, self._device, self.timing, label_head=self._label_head,
             max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,
-            sharding=self._sharding,
+            sharding=self._sharding, adapters=self._adapters,
         )  # fmt: skip

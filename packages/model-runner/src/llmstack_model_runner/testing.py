@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -11,10 +12,20 @@ from types import MappingProxyType
 import torch
 from safetensors.torch import save_file
 
+from llmstack_model_files import read_adapter
+from llmstack_model_runner.adapters.config import read_adapter_config
+from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
 from llmstack_model_runner.layers.weight_slot import WeightKind
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import load_model_class
-from llmstack_types import ModelRunnerOutput, NewRequest, SamplingParams, ScheduledRequest, SchedulerOutput
+from llmstack_types import (
+    LoRAIdentity,
+    ModelRunnerOutput,
+    NewRequest,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 
 def write_gpt2_config(folder: Path, **overrides: object) -> Path:
@@ -54,6 +65,42 @@ def write_random_weights(folder: Path, seed: int = 0, spread: float = 0.5) -> Pa
     return folder
 
 
+def write_random_adapter(
+    folder: Path,
+    model_folder: Path,
+    targets: Sequence[str],
+    seed: int = 0,
+    rank: int = 4,
+    spread: float = 0.3,
+    **overrides: object,
+) -> Path:
+    """Writes an adapter with random factors, as peft does, for the modules with these names; returns the folder."""
+    config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
+    model_class = load_model_class(config["architectures"][0])
+    layers = AdaptedLayers()
+    with adapted(layers):
+        model_class(config, torch.float32, torch.device("cpu"))
+    values: dict[str, object] = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+    values |= {"target_modules": list(targets), "base_model_name_or_path": str(model_folder), **overrides}
+    rank_of = read_adapter_config(values).rank_of
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, part in layers.parts.items():
+        if name.endswith(tuple(f".{target}" for target in targets)):
+            for factor, shape in (("A", (rank_of(name), part.in_features)), ("B", (part.out_features, rank_of(name)))):
+                values_of = torch.randn(shape, generator=generator) * spread
+                tensors[f"base_model.model.{name}.lora_{factor}.weight"] = values_of
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(values), encoding="utf-8")
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def identity_of(folder: Path, name: str = "adapter", generation: int = 1) -> str:
+    """The identity that requests name an adapter by."""
+    return str(LoRAIdentity(name, read_adapter(folder, 1 << 30).digest, generation))
+
+
 class StepDriver:
     """Drives a runner without a scheduler; the caller chooses the number of tokens of each request in each step."""
 
@@ -77,10 +124,17 @@ class StepDriver:
         self._num_computed: dict[str, int] = {}
         self._num_steps = 0
 
-    def add(self, request_id: str, prompt: list[int], params: SamplingParams, eos: tuple[int, ...] = ()) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        eos: tuple[int, ...] = (),
+        lora_name: str | None = None,
+    ) -> None:
         """Adds a request to the next step."""
         self.outputs[request_id] = []
-        self._requests[request_id] = NewRequest(request_id, list(prompt), len(prompt), params, eos)
+        self._requests[request_id] = NewRequest(request_id, list(prompt), len(prompt), params, eos, lora_name)
         self._start(request_id)
 
     def remove(self, request_id: str) -> None:
@@ -154,9 +208,7 @@ class StepDriver:
         token_ids = self._token_ids(request_id)
         self._blocks[request_id] = []
         self._num_computed[request_id] = self._num_sent_blocks[request_id] = 0
-        self._new.append(
-            NewRequest(request_id, token_ids, request.num_prompt_tokens, request.sampling_params, request.eos_token_ids)
-        )
+        self._new.append(replace(request, token_ids=token_ids))
 
     def _schedule(self, request_id: str, num_tokens: int, drafts: Sequence[int]) -> ScheduledRequest:
         start = self._num_computed[request_id]

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmstack_types.adapters import LoRAIdentity
     from llmstack_types.control import Control, Operation
     from llmstack_types.engine_core import (
         EngineCoreOutput,
@@ -63,6 +64,7 @@ _MODULES = {
     "KVCacheGroupSpec": "model_runner",
     "KVCacheSpec": "model_runner",
     "LLMStackError": "errors",
+    "LoRAIdentity": "adapters",
     "ModelRunnerConfig": "model_runner",
     "ModelRunnerOutput": "model_runner_output",
     "NewRequest": "scheduler_output",
@@ -105,6 +107,7 @@ __all__ = [
     "KVCacheGroupSpec",
     "KVCacheSpec",
     "LLMStackError",
+    "LoRAIdentity",
     "ModelRunnerConfig",
     "ModelRunnerOutput",
     "NewRequest",

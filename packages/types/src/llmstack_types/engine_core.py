@@ -34,7 +34,7 @@ class EngineCoreRequest:
         arrival_time_s: Monotonic seconds of the sender.
         priority: Lower goes first (policy `priority`).
         cache_salt: Requests with different salts never share cached blocks.
-        lora_name: The adapter to use; None is the base model.
+        lora_name: Identity of the adapter to use, the text of a `LoRAIdentity`; None is the base model.
         fork_of: Id of a request added just before, with the same prompt, salt and adapter, whose blocks this one may
             share; empty for none. It changes no output, except under `use_beam_search`: the `n` requests of a search
             name its first one, and each gets one of the beams.
@@ -44,6 +44,7 @@ class EngineCoreRequest:
             goes on, and not sent again.
         tenant: Opaque id of the client that it belongs to, such as an API key; empty where there is only one. Waiting
             requests of different tenants are scheduled in fair shares (policy `fair`).
+        lora_path: Folder of the adapter, from which an engine core that has not loaded it reads it.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class EngineCoreRequest:
     pooling_params: PoolingParams | None = None
     output_token_ids: Sequence[int] = ()
     tenant: str = ""
+    lora_path: str = ""
 
 
 class TokenLogprobs(NamedTuple):

@@ -38,6 +38,10 @@ class ModelRunnerConfig:
         enable_deterministic_inference: Refuse to start unless logits are bit-equal however they are computed.
         digest_weight_content: The digest of the weights is one of their content, which hosts can compare; otherwise of
             sizes, times and headers, which takes no time.
+        enable_lora: Requests may name LoRA adapters.
+        max_loras: Upper bound of adapters in one step.
+        max_lora_rank: Upper bound of an adapter's rank.
+        max_lora_bytes: Upper bound of an adapter's file.
         logprobs_mode: `raw_logprobs` are those of the model, `processed_logprobs` those a token was drawn by.
     """
 
@@ -68,6 +72,10 @@ class ModelRunnerConfig:
     enable_expert_parallel: bool = False
     rank_timeout_s: float = 60.0
     digest_weight_content: bool = False
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_lora_bytes: int = 1 << 30
 
     @property
     def num_ranks(self) -> int:

@@ -21,6 +21,7 @@ class NewRequest:
         num_prompt_tokens: How many of them are the prompt.
         sampling_params: `seed` is set; counts of penalties and of `min_tokens` start at `num_prompt_tokens`.
         eos_token_ids: Masked by the sampler until `min_tokens` is reached, as are `stop_token_ids`.
+        lora_name: Identity of the adapter to use, which is loaded; None is the base model.
         pooling_params: The row that completes the prompt returns a vector and samples nothing; None for a completion.
     """
 

@@ -31,6 +31,7 @@ _ARRIVAL_TIME = fields.number(-MAX_TIME_S, MAX_TIME_S)
 _PRIORITY = fields.integer(-fields.MAX_INT - 1)
 _SALT = fields.text(1024)
 _LORA_NAME = fields.optional(fields.text(1024))
+_LORA_PATH = fields.text(4096)
 _TENANT = fields.text(MAX_TENANT_LENGTH)
 _FORK_OF = fields.text(MAX_REQUEST_ID_LENGTH)
 
@@ -50,6 +51,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         None if request.pooling_params is None else encode_pooling_params(request.pooling_params),
         fields.pack_uint32(request.output_token_ids, "output_token_ids"),
         request.tenant,
+        request.lora_path,
     ]
 
 
@@ -73,6 +75,7 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             decode_pooling_params(values[9]),
             tuple(fields.unpack_uint32(values[10], "output_token_ids")),
             _TENANT(values[11], "tenant"),
+            _LORA_PATH(values[12], "lora_path"),
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from llmstack_kernels.linear import PackedLinear, StoredWeight
+from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
 from llmstack_model_runner.layers.packing import pack, pack_parts
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, unread
@@ -46,6 +47,11 @@ class _Rows:
         elif self.order is not None:
             weight = weight.rows(self.order)
         return weight
+
+    def of_plain(self, rows: torch.Tensor) -> torch.Tensor:
+        """These rows of a whole matrix."""
+        own = rows if self.part is None else self.part.read(rows)
+        return own if self.order is None else own[self.order]
 
 
 class Linear:
@@ -98,6 +104,22 @@ class Linear:
         self._stored: dict[str, StoredWeight] = {}  # parts of a quantized checkpoint
         self._num_missing = len(self._parts) * (2 if self._has_bias else 1)
         self._packed: PackedLinear | None = None
+        self._adapted = adapted_layers()
+        self._adapted_number = 0
+        if self._adapted is not None:
+            self._adapted_number = self._adapted.num_layers
+            self._adapted.add_layer(self._adapted_parts())
+
+    def _adapted_parts(self) -> list[AdaptedPart]:
+        parts: list[AdaptedPart] = []
+        offset = 0
+        for name, size in self._parts.items():
+            rows = self._part_to_rows[name]
+            sizes = (self._stored_in_features, size, offset)
+            is_loaded = lambda: self._packed is not None  # noqa: E731 - it is asked after loading
+            parts.append(AdaptedPart(name, self._adapted_number, *sizes, self._inputs, rows.of_plain, is_loaded))
+            offset += rows.num_rows
+        return parts
 
     @property
     def _is_first(self) -> bool:
@@ -136,6 +158,10 @@ class Linear:
         """
         if self._packed is None:
             raise RuntimeError(f"the layer {', '.join(self._parts)} has no weights yet")
+        if self._adapted is not None and self._adapted.is_active:
+            own = residual if self._is_first else None
+            out = self._adapted.compute(self._packed, self._adapted_number, x, activation, own)
+            return out if self._inputs is None else self._sharding.all_reduce(out)
         if self._inputs is None:
             return self._packed(x, activation, residual)
         partial_sum = self._packed(x, activation, residual if self._is_first else None)

@@ -16,8 +16,10 @@ from itertools import groupby
 
 import torch
 
-from llmstack_model_runner.device.streams import CopyStreams, Lane
+from llmstack_model_runner.device.streams import CopyStreams, CudaCopyStreams, Lane
 from llmstack_model_runner.memory.block_copies import (
+    BlockCopies,
+    DirectBlockCopies,
     KVStorage,
     Pairs,
     check_copies,
@@ -26,7 +28,8 @@ from llmstack_model_runner.memory.block_copies import (
     independent_runs,
     num_blocks_of,
 )
-from llmstack_types import SchedulerOutput
+from llmstack_model_runner.memory.kv_cache_groups import allocate_storage
+from llmstack_types import KVCacheSpec, SchedulerOutput
 
 _STAGING_BYTES = 32 << 20
 """Size of each of four staging buffers: a copy takes half a millisecond on the bus, so launch costs are negligible."""
@@ -143,3 +146,10 @@ def _copy_runs(host_blocks: list[int], host: torch.Tensor, staged: torch.Tensor,
         pieces = (host[first : first + size], staged[start : start + size])
         destination, source = pieces if is_to_host else pieces[::-1]
         destination.copy_(source, non_blocking=True)
+
+
+def make_block_copies(storage: KVStorage, spec: KVCacheSpec, num_host_blocks: int, device: torch.device) -> BlockCopies:
+    """The copies between blocks of a storage, and `num_host_blocks` further ones in host memory."""
+    if device.type == "cuda":
+        return StreamedBlockCopies(storage, num_host_blocks, CudaCopyStreams(device))
+    return DirectBlockCopies(storage, allocate_storage(spec, num_host_blocks, "cpu") if num_host_blocks else [])

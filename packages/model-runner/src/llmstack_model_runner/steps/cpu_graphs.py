@@ -75,16 +75,19 @@ class GraphRunner:
         self._model = model
         self._kv_caches = kv_caches
         self._max_num_blocks = max_num_blocks
-        self._num_rows_to_graph: dict[int, _Graph] = {}
+        self._graphs: dict[tuple[int, bool], _Graph] = {}  # by number of rows, and whether any has an adapter
         self._arena = Arena()
         self._reason_for_none = "" if library() is not None else "the native kernels are not built"
 
-    def run(self, inputs: ModelInputs) -> DecodeOutput | None:
-        """Runs a step in which each row computes one token and samples; None if the step cannot be captured."""
+    def run(self, inputs: ModelInputs, is_adapted: bool = False) -> DecodeOutput | None:
+        """Runs a step in which each row computes one token and samples; None if the step cannot be captured.
+
+        `is_adapted`: A row has an adapter. Which one is read when a step is replayed.
+        """
         num_rows = len(inputs.sampling_indices)
         if self._reason_for_none or len(inputs.token_ids) != num_rows or not 0 < num_rows <= _MAX_NUM_ROWS:
             return None
-        graph = self._num_rows_to_graph.get(num_rows)
+        graph = self._graphs.get((num_rows, is_adapted))
         if graph is not None:
             return graph.run(inputs)
         try:
@@ -95,7 +98,7 @@ class GraphRunner:
             if self._links is not None:
                 self._links.receive_again()  # the attempt has taken the step's states
             return None
-        self._num_rows_to_graph[num_rows] = graph
+        self._graphs[num_rows, is_adapted] = graph
         return graph.output
 
     def describe(self) -> str:

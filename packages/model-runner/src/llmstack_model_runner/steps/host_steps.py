@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from llmstack_model_runner.adapters.store import AdapterStore
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import CausalLM, Model
 from llmstack_model_runner.models.base import KVCaches
@@ -55,10 +56,12 @@ class HostSteps:
         label_head: LabelHead | None = None,
         max_num_captured_blocks: int = 0,
         sharding: Sharding | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """`max_num_captured_blocks`: Longest block table of captured steps; 0 disables graph capture.
 
         `sharding`: Which part of the model it is; a stage without the head samples nothing.
+        `adapters`: Those that rows of the batch may have; None without any.
         """
         self._has_head = has_head = sharding is None or sharding.is_last_stage
         self._unsampled: deque[_UnsampledStep] = deque()
@@ -69,6 +72,7 @@ class HostSteps:
         self._sampler = sampler
         self._device = device
         self._label_head = label_head
+        self._adapters = adapters
         self._unread: PendingOutput | None = None
         self._graphs: GraphRunner | None = None
         if max_num_captured_blocks and isinstance(model, CausalLM):
@@ -89,9 +93,10 @@ class HostSteps:
         """Computes rows that the batch contains."""
         with self._timing.phase("prepare"):
             inputs = prepare_inputs(self._batch, step, self._device)
+            is_adapted = self._place_adapters(step)
         batch = self._batch
         with self._timing.phase("forward"):
-            decoded = self._repeat_decode(inputs)
+            decoded = self._repeat_decode(inputs, is_adapted)
             if decoded is not None:
                 computed = Computed(decoded.logits if self._has_head else None)
             elif self._has_head:
@@ -133,8 +138,14 @@ class HostSteps:
         """Description of how decode steps are run; empty if there are no graphs."""
         return "" if self._graphs is None else self._graphs.describe()
 
-    def _repeat_decode(self, inputs: ModelInputs) -> DecodeOutput | None:
+    def _place_adapters(self, step: StepRows) -> bool:
+        """Prepares the adapters of the rows; whether there are any."""
+        if self._adapters is None:
+            return False
+        return self._adapters.begin_step(self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
+
+    def _repeat_decode(self, inputs: ModelInputs, is_adapted: bool) -> DecodeOutput | None:
         """Results of a replayed decode step; None for steps that cannot be replayed."""
         if self._graphs is None or self._batch.num_prompt_logprobs or len(self._batch.pooling):
             return None
-        return self._graphs.run(inputs)
+        return self._graphs.run(inputs, is_adapted)

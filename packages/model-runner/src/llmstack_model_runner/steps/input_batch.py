@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmstack_model_runner.adapters.store import NO_ADAPTER, AdapterStore
 from llmstack_model_runner.ragged import IntArray, ragged_aranges
 from llmstack_model_runner.sampling import LogitsProcessors, SamplingRows
 from llmstack_model_runner.steps.pooling_rows import PoolingRows
@@ -56,6 +57,7 @@ class InputBatch:
         group_windows: Sliding window of each group of layers; None for full attention.
         layer_to_group: By layer, its group; empty where all layers share one block table.
         num_tokens: Number of prompt and output tokens, including those with a reserved place.
+        adapter_numbers: Number of each row's adapter, or `NO_ADAPTER`.
         generations: Incremented when a row gets another request.
     """
 
@@ -68,10 +70,12 @@ class InputBatch:
         vocab_size: int,
         logits_processors: LogitsProcessors | None = None,
         groups: Sequence[KVCacheGroupSpec] = (),
+        adapters: AdapterStore | None = None,
     ) -> None:
         """Allocates rows for `max_num_rows` requests of up to `max_model_len` tokens.
 
-        `groups` of layers have block tables of their own; without any, all layers share one.
+        `groups` of layers have block tables of their own; without any, all layers share one. `adapters` are those that
+        requests may name.
         """
         max_blocks_per_row = -(-max_model_len // block_size) + 1
         self.block_size = block_size
@@ -85,10 +89,12 @@ class InputBatch:
         self.block_tables = np.zeros((len(self.group_windows), max_num_rows, max_blocks_per_row), dtype=np.int32)
         self.num_row_blocks = np.zeros(max_num_rows, dtype=np.int64)
         self.generations = np.zeros(max_num_rows, dtype=np.int64)
+        self.adapter_numbers = np.full(max_num_rows, NO_ADAPTER, dtype=np.int64)
         self.row_to_params: dict[int, tuple[SamplingParams, tuple[int, ...]]] = {}  # with end-of-sequence tokens
         self.num_prompt_logprobs: dict[int, int] = {}
         self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
         self.pooling = PoolingRows(max_num_rows)
+        self._adapters = adapters
         self._max_model_len = max_model_len
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size
@@ -124,6 +130,9 @@ class InputBatch:
         self.num_tokens[row] = len(token_ids)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_row_blocks[row] = 0
+        self.adapter_numbers[row] = (
+            NO_ADAPTER if self._adapters is None else self._adapters.number_of(request.lora_name)
+        )
         self.generations[row] += 1
         self.row_to_params[row] = (request.sampling_params, request.eos_token_ids)
         if request.pooling_params is not None:
@@ -197,8 +206,8 @@ class InputBatch:
                 f"request {request_id!r} has {num_tokens} tokens, {request.num_prompt_tokens} of them prompt;"
                 f" the runner takes 1 to {self._max_model_len}"
             )
-        if request.lora_name is not None:
-            raise InputBatchError(f"request {request_id!r} names adapter {request.lora_name!r}, but none is loaded")
+        if request.lora_name is not None and (self._adapters is None or request.lora_name not in self._adapters):
+            raise InputBatchError(f"request {request_id!r} names adapter {request.lora_name!r}, which is not loaded")
         token_ids = np.asarray(request.token_ids, dtype=np.int64)
         # A single id out of range would fail the whole step in the embedding.
         if int(token_ids.min()) < 0 or int(token_ids.max()) >= self._vocab_size:

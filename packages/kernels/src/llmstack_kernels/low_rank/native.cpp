@@ -1,0 +1,197 @@
+// Low-rank updates of the outputs of a linear layer: y += (x A) B, with an A and a B of its own for each tile of rows.
+//
+// Each number of x A is one sum over the inputs, a lane at a time in ascending order and the lanes in a fixed tree; each
+// output is one sum over the rank in ascending order. Neither depends on the rows beside it.
+
+#include "../native/elementwise.h"
+#include "../native/repeat.h"
+#include "../native/rows.h"
+
+namespace llmstack {
+namespace {
+
+constexpr int kLowRankRows = 4;  // most rows of a tile
+constexpr int kLowRankParts = 4;  // most pairs of factors of a layer, such as those of q, k and v
+constexpr int64_t kLowRankColumns = 512;  // outputs that a thread takes at once
+
+// The factors of one part, as words of 64 bits.
+struct LowRankPart {
+  int64_t a, b;  // addresses of [rank, in_features] and [rank, num_outputs]; 0 where there are none
+  int64_t rank, first_output, num_outputs;
+};
+
+template <class T, class Out>
+struct LowRankCall {
+  const T* x;  // [num_rows, in_features], rows `x_stride` apart
+  int64_t x_stride, in_features;
+  Out* y;  // [num_rows, out_features]
+  int64_t out_features;
+  const LowRankPart* parts;  // [num_slots][kLowRankParts], slots `slot_stride` words apart
+  int64_t slot_stride;
+  const int32_t* rows;   // rows in the order of their slots
+  const int32_t* tiles;  // [num_tiles][3]: slot, first place in `rows`, number of rows
+  float* reduced;        // [places][kLowRankParts][max_rank]
+  int64_t max_rank;
+
+  const LowRankPart& part(int64_t tile, int64_t index) const {
+    const int64_t* slot = reinterpret_cast<const int64_t*>(parts) + tiles[3 * tile] * slot_stride;
+    return reinterpret_cast<const LowRankPart*>(slot)[index];
+  }
+  float* reduced_at(int64_t place, int64_t index) const {
+    return reduced + (place * kLowRankParts + index) * max_rank;
+  }
+};
+
+template <int kRows, int kRanks, class T>
+inline void low_rank_dots(const T* const* x, const T* a, int64_t in_features, float* const* out, int64_t rank) {
+  Floats sums[kRows][kRanks] = {};
+  for_each_vector(in_features, [&](int64_t i, int n) {
+    Floats inputs[kRows];
+    for (int r = 0; r < kRows; ++r) inputs[r] = load_some(x[r] + i, n);
+    for (int j = 0; j < kRanks; ++j) {
+      const Floats factors = load_some(a + j * in_features + i, n);
+      for (int r = 0; r < kRows; ++r) sums[r][j] = multiply_add(inputs[r], factors, sums[r][j]);
+    }
+  });
+  for (int r = 0; r < kRows; ++r) {
+    for (int j = 0; j < kRanks; ++j) out[r][rank + j] = sum(sums[r][j]);
+  }
+}
+
+template <int kRows, class T, class Out>
+void low_rank_reduce(const LowRankCall<T, Out>& call, int64_t tile, int64_t index) {
+  const LowRankPart& part = call.part(tile, index);
+  const T* x[kRows];
+  float* out[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t place = call.tiles[3 * tile + 1] + r;
+    x[r] = call.x + call.rows[place] * call.x_stride;
+    out[r] = call.reduced_at(place, index);
+  }
+  const T* a = reinterpret_cast<const T*>(part.a);
+  int64_t rank = 0;
+  for (; rank + 4 <= part.rank; rank += 4) {
+    low_rank_dots<kRows, 4>(x, a + rank * call.in_features, call.in_features, out, rank);
+  }
+  for (; rank < part.rank; ++rank) {
+    low_rank_dots<kRows, 1>(x, a + rank * call.in_features, call.in_features, out, rank);
+  }
+}
+
+template <int kRows, int kColumnVectors, class T, class Out>
+inline void low_rank_columns(const LowRankCall<T, Out>& call, const LowRankPart& part, const float* const* reduced,
+                             Out* const* y, int64_t column, int last_n) {
+  const T* b = reinterpret_cast<const T*>(part.b) + column;
+  Floats sums[kRows][kColumnVectors] = {};
+  for (int64_t rank = 0; rank < part.rank; ++rank) {
+    for (int v = 0; v < kColumnVectors; ++v) {
+      const int n = v + 1 < kColumnVectors ? kLanes : last_n;
+      const Floats factors = load_some(b + rank * part.num_outputs + v * kLanes, n);
+      for (int r = 0; r < kRows; ++r) sums[r][v] = multiply_add(broadcast(reduced[r][rank]), factors, sums[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kColumnVectors; ++v) {
+      const int n = v + 1 < kColumnVectors ? kLanes : last_n;
+      Out* at = y[r] + part.first_output + column + v * kLanes;
+      store_some(at, load_some(at, n) + sums[r][v], n);
+    }
+  }
+}
+
+template <int kRows, class T, class Out>
+void low_rank_expand(const LowRankCall<T, Out>& call, int64_t tile, int64_t first, int64_t end) {
+  for (int64_t index = 0; index < kLowRankParts; ++index) {
+    const LowRankPart& part = call.part(tile, index);
+    if (!part.a) continue;
+    const float* reduced[kRows];
+    Out* y[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t place = call.tiles[3 * tile + 1] + r;
+      reduced[r] = call.reduced_at(place, index);
+      y[r] = call.y + call.rows[place] * call.out_features;
+    }
+    const int64_t start = first > part.first_output ? first - part.first_output : 0;
+    const int64_t rest = end - part.first_output;
+    const int64_t stop = rest < part.num_outputs ? rest : part.num_outputs;
+    int64_t column = start;
+    for (; column + 2 * kLanes <= stop; column += 2 * kLanes) {
+      low_rank_columns<kRows, 2>(call, part, reduced, y, column, kLanes);
+    }
+    for (; column < stop; column += kLanes) {
+      const int64_t width = stop - column;
+      low_rank_columns<kRows, 1>(call, part, reduced, y, column, width < kLanes ? static_cast<int>(width) : kLanes);
+    }
+  }
+}
+
+// Calls `work(std::integral_constant<int, number of rows>)` for a tile.
+template <class Work>
+inline void with_low_rank_rows(int32_t num_rows, const Work& work) {
+  switch (num_rows) {
+    case 4: work(std::integral_constant<int, 4>{}); break;
+    case 3: work(std::integral_constant<int, 3>{}); break;
+    case 2: work(std::integral_constant<int, 2>{}); break;
+    case 1: work(std::integral_constant<int, 1>{}); break;
+  }
+}
+
+template <class T, class Out>
+void low_rank_add(const LowRankCall<T, Out>& call, int64_t num_tiles) {
+  for_each_chunk(num_tiles * kLowRankParts, [&](int64_t chunk) {
+    const int64_t tile = chunk / kLowRankParts, index = chunk % kLowRankParts;
+    if (!call.part(tile, index).a) return;
+    with_low_rank_rows(call.tiles[3 * tile + 2], [&](auto rows) {
+      low_rank_reduce<decltype(rows)::value>(call, tile, index);
+    });
+  });
+  const int64_t blocks = (call.out_features + kLowRankColumns - 1) / kLowRankColumns;
+  for_each_chunk(num_tiles * blocks, [&](int64_t chunk) {
+    const int64_t tile = chunk / blocks, first = chunk % blocks * kLowRankColumns;
+    with_low_rank_rows(call.tiles[3 * tile + 2], [&](auto rows) {
+      low_rank_expand<decltype(rows)::value>(call, tile, first, first + kLowRankColumns);
+    });
+  });
+}
+
+template <class T>
+void low_rank_activate(const float* x, T* out, int64_t num_rows, int64_t size, int64_t code) {
+  const Activation kind = static_cast<Activation>(code);
+  for_each_row(num_rows, size, [=](int64_t row) {
+    for_each_vector(size, [&](int64_t i, int n) {
+      store_some(out + row * size + i, activate(load_some(x + row * size + i, n), kind), n);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace llmstack
+
+// `num_tiles` is read when the call is made, so that a replayed call follows its tiles.
+#define LLMSTACK_LOW_RANK(suffix, T, Out)                                                                          \
+  extern "C" void llmstack_low_rank_add_##suffix(                                                                  \
+      const llmstack::T* x, int64_t x_stride, int64_t in_features, llmstack::Out* y, int64_t out_features,         \
+      const int64_t* parts, int64_t slot_stride, const int32_t* rows, const int32_t* tiles,                        \
+      const int32_t* num_tiles, float* reduced, int64_t max_rank) {                                                \
+    llmstack::low_rank_add(                                                                                        \
+        llmstack::LowRankCall<llmstack::T, llmstack::Out>{                                                         \
+            x, x_stride, in_features, y, out_features, reinterpret_cast<const llmstack::LowRankPart*>(parts),      \
+            slot_stride, rows, tiles, reduced, max_rank},                                                          \
+        *num_tiles);                                                                                               \
+  }                                                                                                                \
+  LLMSTACK_REPEATABLE(low_rank_add_##suffix)
+#define LLMSTACK_LOW_RANK_ACTIVATE(suffix, T)                                                                      \
+  extern "C" void llmstack_low_rank_activate_##suffix(const float* x, llmstack::T* out, int64_t num_rows,          \
+                                                      int64_t size, int64_t activation) {                          \
+    llmstack::low_rank_activate(x, out, num_rows, size, activation);                                               \
+  }                                                                                                                \
+  LLMSTACK_REPEATABLE(low_rank_activate_##suffix)
+
+LLMSTACK_LOW_RANK(f32, Float32, Float32)
+LLMSTACK_LOW_RANK(bf16, BFloat16, BFloat16)
+LLMSTACK_LOW_RANK(f16, Float16, Float16)
+LLMSTACK_LOW_RANK(bf16_f32, BFloat16, Float32)
+LLMSTACK_LOW_RANK(f16_f32, Float16, Float32)
+LLMSTACK_LOW_RANK_ACTIVATE(f32, Float32)
+LLMSTACK_LOW_RANK_ACTIVATE(bf16, BFloat16)
+LLMSTACK_LOW_RANK_ACTIVATE(f16, Float16)

@@ -1,0 +1,61 @@
+"""Low-rank updates in native code."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_kernels.low_rank import reference
+from llmstack_kernels.low_rank.slots import MAX_PARTS, LowRankSlots
+from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
+
+_ARGUMENTS = (Pointer, Int, Int, Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Pointer, Int)
+
+
+def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
+    """Adds the updates; a captured call reads the tiles again when it is replayed."""
+    if x.dtype not in DTYPE_TO_SUFFIX:
+        reference.add_low_rank_(y, x, slots, layer)
+        return
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    name = f"low_rank_add_{DTYPE_TO_SUFFIX[x.dtype]}"
+    if y.dtype != x.dtype:
+        name += "_f32"
+    reduced = x.new_empty((x.shape[0], MAX_PARTS, slots.max_rank), dtype=torch.float32)
+    require_library().function(name, *_ARGUMENTS)(
+        x.data_ptr(),
+        x.stride(0),
+        x.shape[1],
+        y.data_ptr(),
+        y.shape[1],
+        slots.words.data_ptr() + layer * slots.words.stride(1) * slots.words.itemsize,
+        slots.words.stride(0),
+        slots.rows.data_ptr(),
+        slots.tiles.data_ptr(),
+        slots.num_tiles.data_ptr(),
+        reduced.data_ptr(),
+        slots.max_rank,
+    )
+
+
+def activate_rounded(x: torch.Tensor, activation: str, dtype: torch.dtype) -> torch.Tensor:
+    """The activation of a linear layer's epilogue, and its rounding."""
+    if dtype not in DTYPE_TO_SUFFIX:
+        return reference.activate_rounded(x, activation, dtype)
+    out = x.new_empty(x.shape, dtype=dtype)
+    size = x.shape[-1]
+    function = require_library().function(
+        f"low_rank_activate_{DTYPE_TO_SUFFIX[dtype]}", Pointer, Pointer, Int, Int, Int
+    )
+    function(x.data_ptr(), out.data_ptr(), x.numel() // size if size else 0, size, ACTIVATION_TO_CODE[activation])
+    return out
+
+
+def is_available() -> bool:
+    """Whether a library was built for this processor."""
+    return library() is not None
+
+
+def describe() -> str:
+    """The variant that runs."""
+    return str(library())

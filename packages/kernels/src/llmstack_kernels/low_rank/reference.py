@@ -1,0 +1,31 @@
+"""Low-rank updates by PyTorch, a tile of rows at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from llmstack_kernels import reference
+from llmstack_kernels.low_rank.slots import LowRankSlots
+
+
+def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
+    """Sums in float32, over the inputs row by row and over the rank in ascending order."""
+    for slot, first, count in slots.host_tiles:
+        adapter = slots.adapters[slot]
+        rows = torch.tensor(slots.host_rows[first : first + count], device=x.device)
+        for a, b, first_output in () if adapter is None else adapter.layers[layer]:
+            # Not a matrix product, whose order of sums depends on the number of rows.
+            reduced = (x[rows].float()[:, None, :] * a.float()).sum(-1)
+            update = torch.zeros((count, b.shape[1]), dtype=torch.float32, device=x.device)
+            for rank, factors in enumerate(b.float()):
+                update += reduced[:, rank : rank + 1] * factors
+            columns = slice(first_output, first_output + b.shape[1])
+            y[rows, columns] = (y[rows, columns].float() + update).to(y.dtype)
+
+
+def activate_rounded(x: torch.Tensor, activation: str, dtype: torch.dtype) -> torch.Tensor:
+    """The activation in float32, then the rounding."""
+    if activation == "silu":
+        return torch.nn.functional.silu(x).to(dtype)
+    activated: torch.Tensor = x if activation == "none" else getattr(reference, activation)(x)
+    return activated.to(dtype)

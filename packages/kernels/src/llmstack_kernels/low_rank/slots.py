@@ -1,0 +1,109 @@
+"""Factors of the adapters that a step can use, and the rows that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+MAX_PARTS = 4
+"""Most pairs of factors of one layer, such as those of queries, keys and values."""
+_WORDS_PER_PART = 5
+_NUM_TILE_FIELDS = 3
+
+
+class LowRankFactors(NamedTuple):
+    """A pair of factors: it adds (x Aᵀ) B to some of a layer's outputs.
+
+    Attributes:
+        a: [rank, in_features], contiguous.
+        b: [rank, num_outputs], contiguous, in the type of `a`; a scale of the update is in it.
+        first_output: The output that the first column of `b` belongs to.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    first_output: int
+
+
+class LowRankAdapter:
+    """One adapter: for each layer of a model its pairs of factors, which it owns."""
+
+    def __init__(self, layers: Sequence[Sequence[LowRankFactors]]) -> None:
+        """Takes at most `MAX_PARTS` pairs for a layer, none for a layer that is left as it is."""
+        self.layers = tuple(tuple(parts) for parts in layers)
+        words = np.zeros((len(layers), MAX_PARTS, _WORDS_PER_PART), dtype=np.int64)
+        for number, parts in enumerate(self.layers):
+            if len(parts) > MAX_PARTS:
+                raise ValueError(f"a layer has {len(parts)} pairs of factors; at most {MAX_PARTS} are possible.")
+            for place, (a, b, first) in enumerate(parts):
+                if a.shape[0] != b.shape[0] or a.dtype != b.dtype or not (a.is_contiguous() and b.is_contiguous()):
+                    raise ValueError(f"factors of shapes {tuple(a.shape)} and {tuple(b.shape)} are no pair.")
+                words[number, place] = a.data_ptr(), b.data_ptr(), a.shape[0], first, b.shape[1]
+        self.words = torch.from_numpy(words)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all factors."""
+        return sum(tensor.nbytes for parts in self.layers for factors in parts for tensor in factors[:2])
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of its factors."""
+        return max((a.shape[0] for parts in self.layers for a, _, _ in parts), default=0)
+
+
+class LowRankSlots:
+    """The adapters of a step by slot, and its rows in the order of their slots, in memory that stays where it is.
+
+    Attributes:
+        adapters: By slot; None for a free one.
+        max_rank: Most numbers between the two factors.
+        words: Addresses and sizes of all factors: [num_slots, num_layers, words of a layer].
+        rows: Rows that have a slot, those of the first slot first: int32 [max_num_rows].
+        tiles: Slot, first place in `rows` and number of rows of each tile: int32 [max_num_rows, 3].
+        num_tiles: int32 [1].
+        num_tile_rows: Most rows of a tile.
+    """
+
+    def __init__(self, num_slots: int, num_layers: int, max_num_rows: int, max_rank: int, device: torch.device) -> None:
+        self.num_tile_rows = 4 if device.type == "cpu" else 16
+        self.adapters: list[LowRankAdapter | None] = [None] * num_slots
+        self.max_rank = max_rank
+        self.words = torch.zeros((num_slots, num_layers, MAX_PARTS * _WORDS_PER_PART), dtype=torch.int64, device=device)
+        self.rows = torch.zeros(max_num_rows, dtype=torch.int32, device=device)
+        self.tiles = torch.zeros((max_num_rows, _NUM_TILE_FIELDS), dtype=torch.int32, device=device)
+        self.num_tiles = torch.zeros(1, dtype=torch.int32, device=device)
+        self.host_tiles: list[list[int]] = []
+        self.host_rows: list[int] = []
+
+    def put(self, slot: int, adapter: LowRankAdapter | None) -> None:
+        """Places an adapter; no step that uses the slot may be under way."""
+        if adapter is not None and adapter.max_rank > self.max_rank:
+            raise ValueError(f"an adapter of rank {adapter.max_rank} does not fit slots of rank {self.max_rank}.")
+        self.adapters[slot] = adapter
+        if adapter is None:
+            self.words[slot].zero_()
+        else:
+            self.words[slot].copy_(adapter.words.view(self.words.shape[1:]))
+
+    def group(self, row_slots: npt.NDArray[Any]) -> bool:
+        """Orders the rows of a step by their slots, -1 for a row without; whether any row has one."""
+        order = np.argsort(row_slots, kind="stable")
+        order = order[np.searchsorted(row_slots[order], 0) :]
+        ordered = row_slots[order]
+        tiles: list[list[int]] = []
+        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else ordered
+        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(ordered)], strict=False):
+            slot = int(ordered[start])
+            firsts = range(start, end, self.num_tile_rows)
+            tiles.extend([slot, first, min(self.num_tile_rows, end - first)] for first in firsts)
+        self.host_tiles, self.host_rows = tiles, order.tolist()
+        if tiles:
+            self.rows[: len(order)].copy_(torch.from_numpy(order.astype(np.int32)))
+            self.tiles[: len(tiles)].copy_(torch.tensor(tiles, dtype=torch.int32))
+        self.num_tiles.fill_(len(tiles))
+        return bool(tiles)

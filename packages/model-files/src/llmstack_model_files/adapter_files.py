@@ -1,0 +1,61 @@
+"""Reads the files of a LoRA adapter, as a whole and within a limit."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from llmstack_model_files.folder import (
+    PICKLE_SUFFIXES,
+    ModelFilesError,
+    artifact_path,
+    open_artifact,
+)
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+
+
+class AdapterFiles(NamedTuple):
+    """The bytes of both files, and a digest of them."""
+
+    config: bytes
+    weights: bytes
+    digest: str
+
+
+def read_adapter(folder: Path, max_bytes: int) -> AdapterFiles:
+    """Reads an adapter's folder into memory, so that a later change of the files has no effect.
+
+    Raises:
+        ModelFilesError: A file is missing, too large, or of a format that can carry code.
+    """
+    if not folder.is_dir():
+        raise ModelFilesError(f"{folder.name[:64] or 'the path'} is no folder of an adapter.")
+    if artifact_path(folder, WEIGHTS_NAME) is None:
+        raise ModelFilesError(_why_none(folder))
+    config = _read(folder, CONFIG_NAME, MAX_CONFIG_BYTES)
+    weights = _read(folder, WEIGHTS_NAME, max_bytes)
+    digest = hashlib.sha256(len(config).to_bytes(8, "little") + config)
+    digest.update(weights)
+    return AdapterFiles(config, weights, digest.hexdigest()[:32])
+
+
+def _read(folder: Path, name: str, max_bytes: int) -> bytes:
+    with open_artifact(folder, name) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ModelFilesError(f"{name} has more than {max_bytes} bytes.")
+    return content
+
+
+def _why_none(folder: Path) -> str:
+    pickles = sorted(path.name for path in folder.glob("adapter_model.*") if path.suffix.lower() in PICKLE_SUFFIXES)
+    if pickles:
+        return (
+            f"{pickles[0][:64]} is not opened: files of its format can run code; "
+            f"save the adapter as safetensors ({WEIGHTS_NAME})."
+        )
+    return f"{folder.name[:64]} has no {WEIGHTS_NAME}."

@@ -1,0 +1,1 @@
+"""LoRA adapters: reading, checking, and the slots of a step."""

@@ -1,0 +1,169 @@
+"""The configuration of an adapter, as peft writes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_model_runner.adapters.patterns import (
+    MAX_NAME_LENGTH,
+    CostlyPatternError,
+    Matches,
+    PatternError,
+    compile_pattern,
+)
+
+_MAX_ENTRIES = 4096
+# Fields whose presence changes what the adapter computes, to what they stand for.
+_REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA",
+    "modules_to_save": "whole modules (modules_to_save)",
+    "trainable_token_indices": "trained tokens (trainable_token_indices)",
+    "target_parameters": "parameters that are no linear layer (target_parameters), such as experts",
+    "layer_replication": "replicated layers (layer_replication)",
+    "lora_bias": "biases (lora_bias)",
+    "use_qalora": "QALoRA",
+    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
+    "use_bdlora": "BD-LoRA",
+    "arrow_config": "Arrow",
+    "kasa_config": "KaSA",
+    "velora_config": "VeLoRA",
+    "monteclora_config": "MonteCLoRA",
+}
+# Initialisations that change the weights of the base model.
+_CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+class AdapterError(ValueError):
+    """An adapter cannot be served; the text is one sentence for a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Rank, scale and targets of an adapter.
+
+    Attributes:
+        rank: Of modules without a pattern.
+        alpha: Of modules without a pattern.
+        is_stabilised: The scale is alpha / sqrt(rank), not alpha / rank (rsLoRA).
+        ranks: Patterns with ranks of their own; the first that fits counts.
+        alphas: Patterns with alphas of their own.
+        is_target: Whether a module, by its name, may have an update.
+        base_model: The model that it was trained on, as the file says.
+    """
+
+    rank: int
+    alpha: float
+    is_stabilised: bool
+    ranks: tuple[tuple[Matches, int], ...]
+    alphas: tuple[tuple[Matches, float], ...]
+    is_target: Matches
+    base_model: str
+
+    def rank_of(self, module: str) -> int:
+        """Rank of a module's update."""
+        return next((rank for matches, rank in self.ranks if matches(module)), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """Factor of a module's update."""
+        alpha = next((alpha for matches, alpha in self.alphas if matches(module)), self.alpha)
+        rank = self.rank_of(module)
+        return alpha / (math.sqrt(rank) if self.is_stabilised else rank)
+
+
+def read_adapter_config(values: Mapping[str, Any]) -> AdapterConfig:
+    """Checks a parsed adapter_config.json.
+
+    Raises:
+        AdapterError: It is not of a kind that is served, or a value is not possible.
+    """
+    kind = values.get("peft_type")
+    if kind != "LORA":
+        raise AdapterError(f"The adapter is of the type {str(kind)[:32]!r}; only LORA is served.")
+    for name, what in _REFUSED.items():
+        if values.get(name):
+            raise AdapterError(f"The adapter uses {what}, which is not supported.")
+    if values.get("bias") not in (None, "none"):
+        raise AdapterError("The adapter has biases (bias), which are not supported.")
+    start = str(values.get("init_lora_weights") or "").lower()
+    if start.startswith(_CHANGED_BASES):
+        raise AdapterError(
+            f"The adapter belongs to a changed base model (init_lora_weights {start[:32]!r}); convert it with peft."
+        )
+    rank, alpha = values.get("r"), values.get("lora_alpha")
+    return AdapterConfig(
+        rank=_rank(rank, "r"),
+        alpha=_alpha(alpha, "lora_alpha"),
+        is_stabilised=values.get("use_rslora") is True,
+        ranks=tuple((matches, _rank(value, name)) for name, matches, value in _patterns(values, "rank_pattern")),
+        alphas=tuple((matches, _alpha(value, name)) for name, matches, value in _patterns(values, "alpha_pattern")),
+        is_target=_targets(values.get("target_modules")),
+        base_model=str(values.get("base_model_name_or_path") or "")[:1024],
+    )
+
+
+def _rank(value: object, name: str) -> int:
+    if type(value) is not int or not 1 <= value <= 1 << 16:
+        raise AdapterError(f"adapter_config.json: {name[:64]} must be a rank of at least 1, got {str(value)[:32]!r}.")
+    return value
+
+
+def _alpha(value: object, name: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]  # its type is checked
+        raise AdapterError(f"adapter_config.json: {name[:64]} must be a finite number, got {str(value)[:32]!r}.")
+    return float(value)  # type: ignore[arg-type]  # the same
+
+
+def _patterns(values: Mapping[str, Any], field: str) -> list[tuple[str, Matches, object]]:
+    """Each pattern's name for messages, its test and its value; as in peft, a pattern fits the end of a name."""
+    patterns = values.get(field) or {}
+    if not isinstance(patterns, dict) or len(patterns) > _MAX_ENTRIES:
+        raise AdapterError(f"adapter_config.json: {field} must be an object of at most {_MAX_ENTRIES} patterns.")
+    return [(f"{field} {key[:32]}", _ends_with(key, field), value) for key, value in patterns.items()]
+
+
+def _ends_with(pattern: str, field: str) -> Matches:
+    plain = pattern.replace("\\.", ".")
+    if plain.replace(".", "").replace("_", "").isalnum():
+        return _names([plain])
+    is_anchored = pattern.startswith("^")
+    matches = _compiled(pattern.removeprefix("^").removesuffix("$"), field)
+    if is_anchored:
+        return matches
+    return lambda name: any(matches(end) for end in _ends(name))
+
+
+def _ends(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
+
+
+def _names(names: list[str]) -> Matches:
+    suffixes = tuple(f".{name}" for name in names)
+    known = frozenset(names)
+    return lambda name: name in known or name.endswith(suffixes)
+
+
+def _targets(value: object) -> Matches:
+    if isinstance(value, str):
+        if value == "all-linear":
+            return lambda name: True
+        try:
+            return compile_pattern(value)
+        except CostlyPatternError:
+            return lambda name: True  # the tensors of the file say which modules it has
+        except PatternError as error:
+            raise AdapterError(f"adapter_config.json: target_modules {value[:64]!r} {error}.") from error
+    is_list = isinstance(value, list) and 0 < len(value) <= _MAX_ENTRIES
+    if not is_list or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH for name in value):  # type: ignore[attr-defined]  # it is a list
+        raise AdapterError("adapter_config.json: target_modules must be a list of names, or a regular expression.")
+    return _names(value)  # type: ignore[arg-type]  # its items are checked
+
+
+def _compiled(pattern: str, field: str) -> Matches:
+    try:
+        return compile_pattern(pattern)
+    except PatternError as error:
+        raise AdapterError(f"adapter_config.json: the pattern {pattern[:64]!r} of {field} {error}.") from error

@@ -1,0 +1,152 @@
+"""Reading of adapters in peft's format, all of them checked before use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+
+from llmstack_kernels.low_rank import LowRankAdapter, LowRankFactors
+from llmstack_model_files import ModelFilesError, TensorInfo, check_safetensors_content, parse_json_object, read_adapter
+from llmstack_model_files.adapter_files import WEIGHTS_NAME
+from llmstack_model_runner.adapters.config import AdapterConfig, AdapterError, read_adapter_config
+from llmstack_model_runner.layers.adaptation import AdaptedLayers, AdaptedPart
+from llmstack_model_runner.models.base import Model
+
+_TENSOR_NAME = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>[^\0]{1,256}?)\.lora_(?P<factor>[AB])(?:\.default)?\.weight"
+)
+_DTYPES = frozenset({"F32", "F16", "BF16"})
+_EMBEDDINGS = ("embed_tokens", "wte", "wpe", "word_embeddings", "embed_positions", "embed_in", "embed_out", "lm_head")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What an adapter may have at most."""
+
+    max_rank: int
+    max_bytes: int
+
+
+class _Pair(NamedTuple):
+    part: AdaptedPart
+    scale: float
+    names: tuple[str, str]
+
+
+def load_adapter(
+    folder: Path, digest: str, model: Model, layers: AdaptedLayers, dtype: torch.dtype, limits: AdapterLimits
+) -> LowRankAdapter:
+    """Reads an adapter for the layers of a model; may run in any thread.
+
+    `digest` is what its files had when they were checked; empty for none.
+
+    Raises:
+        AdapterError: It is damaged, does not fit the model or uses what is not supported.
+    """
+    try:
+        files = read_adapter(folder, limits.max_bytes)
+        config = read_adapter_config(parse_json_object(files.config, "adapter_config.json"))
+        infos = check_safetensors_content(files.weights, WEIGHTS_NAME)
+    except ModelFilesError as error:
+        raise AdapterError(str(error)) from error
+    if digest and files.digest != digest:
+        raise AdapterError("The adapter's files have changed since it was loaded; load it again.")
+    pairs = _find_pairs(infos, config, model, layers, limits)
+    try:
+        tensors = load_tensors(files.weights)
+    except (SafetensorError, ValueError) as error:
+        raise AdapterError(f"{WEIGHTS_NAME} cannot be read as safetensors.") from error
+    found: list[list[LowRankFactors]] = [[] for _ in range(layers.num_layers)]
+    with torch.inference_mode():
+        for pair in pairs:
+            if pair.part.is_loaded():
+                found[pair.part.layer].append(_factors(pair, tensors, dtype))
+    return LowRankAdapter(found)
+
+
+def _find_pairs(
+    infos: Mapping[str, TensorInfo], config: AdapterConfig, model: Model, layers: AdaptedLayers, limits: AdapterLimits
+) -> list[_Pair]:
+    """The pairs of factors, of which names, types and shapes are right."""
+    module_to_names: dict[str, dict[str, str]] = {}
+    for name, info in infos.items():
+        match = _TENSOR_NAME.fullmatch(name)
+        if match is None:
+            raise AdapterError(_why_not_a_factor(name))
+        if info.dtype not in _DTYPES:
+            raise AdapterError(f"{name[:128]} is stored as {info.dtype}; F32, F16 and BF16 are supported.")
+        module_to_names.setdefault(match["module"], {})[match["factor"]] = name
+    if not module_to_names:
+        raise AdapterError("The adapter has no tensors.")
+    return [
+        _check_pair(module, _find_part(module, model, layers), names, infos, config, limits)
+        for module, names in module_to_names.items()
+    ]
+
+
+def _check_pair(
+    module: str,
+    part: AdaptedPart,
+    names: Mapping[str, str],
+    infos: Mapping[str, TensorInfo],
+    config: AdapterConfig,
+    limits: AdapterLimits,
+) -> _Pair:
+    if names.keys() != {"A", "B"}:
+        raise AdapterError(f"{module[:128]} has only one of the factors lora_A and lora_B.")
+    if not config.is_target(module):
+        raise AdapterError(f"{module[:128]} is none of the target_modules of adapter_config.json.")
+    rank = config.rank_of(module)
+    if rank > limits.max_rank:
+        raise AdapterError(f"{module[:128]} has the rank {rank}; --max-lora-rank is {limits.max_rank}.")
+    for factor, shape in (("A", (rank, part.in_features)), ("B", (part.out_features, rank))):
+        given = infos[names[factor]].shape
+        if given != shape:
+            raise AdapterError(f"{names[factor][:128]} has the shape {list(given)[:4]} instead of {list(shape)}.")
+    return _Pair(part, config.scale_of(module), (names["A"], names["B"]))
+
+
+def _find_part(module: str, model: Model, layers: AdaptedLayers) -> AdaptedPart:
+    renamed = model.rename(f"{module}.weight").removesuffix(".weight")
+    part = layers.parts.get(renamed) or layers.parts.get(f"{model.root}{renamed}")
+    if part is not None:
+        return part
+    if "experts" in module.split("."):
+        raise AdapterError(f"The adapter changes experts ({module[:128]}), which is not supported.")
+    if module.endswith(_EMBEDDINGS):
+        raise AdapterError(
+            f"The adapter changes the embedding or the output head ({module[:128]}), which is not supported."
+        )
+    raise AdapterError(f"The adapter changes {module[:128]}, which is no linear layer of this model.")
+
+
+def _why_not_a_factor(name: str) -> str:
+    shown = name[:128]
+    if "lora_embedding_" in name:
+        return f"The adapter changes an embedding ({shown}), which is not supported."
+    if "lora_magnitude_vector" in name:
+        return f"The adapter uses DoRA ({shown}), which is not supported."
+    if name.endswith(".bias"):
+        return f"The adapter has a bias ({shown}), which is not supported."
+    return f"The adapter has the tensor {shown}, which is no factor of a low-rank update."
+
+
+def _factors(pair: _Pair, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> LowRankFactors:
+    """This rank's part of a pair, the scale in its second factor."""
+    part = pair.part
+    a, b = (tensors[name] for name in pair.names)
+    if part.inputs is not None:
+        a = a[:, part.inputs.start : part.inputs.stop]
+    a = a.to(dtype, copy=True).contiguous()
+    b = (part.outputs(b).float() * pair.scale).t().to(dtype).contiguous()
+    for name, factor in zip(pair.names, (a, b), strict=True):
+        if not bool(torch.isfinite(factor).all()):
+            raise AdapterError(f"{name[:128]} has values that are NaN, infinite or too large for {dtype}.")
+    return LowRankFactors(a, b, part.first_output)

@@ -1,0 +1,154 @@
+"""The adapters in memory, and which of them a step has in its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llmstack_kernels.low_rank import LowRankAdapter
+from llmstack_model_runner.adapters.load import AdapterLimits, load_adapter
+from llmstack_model_runner.layers.adaptation import AdaptedLayers
+from llmstack_model_runner.models.base import CausalLM, Model
+from llmstack_types import LoRAIdentity, ModelRunnerConfig
+
+NO_ADAPTER = -1
+
+
+class AdapterStore:
+    """Adapters by identity. `read` may be called in any thread, everything else belongs to that of the steps.
+
+    Each adapter in memory has a number, which rows of the input batch keep.
+    """
+
+    def __init__(self, model: Model, layers: AdaptedLayers, dtype: torch.dtype, limits: AdapterLimits) -> None:
+        self._model = model
+        self._layers = layers
+        self._dtype = dtype
+        self._limits = limits
+        self._identity_to_number: dict[str, int] = {}
+        self._adapters: dict[int, LowRankAdapter] = {}
+        self._next_number = 0
+        self._slot_numbers: list[int] = []
+
+    def __contains__(self, identity: str) -> bool:
+        return identity in self._identity_to_number
+
+    def make_slots(self, num_slots: int, max_num_rows: int, device: torch.device) -> None:
+        """Makes room for the adapters of a step; those that were in slots before are placed again."""
+        self._layers.make_slots(num_slots, max_num_rows, self._limits.max_rank, device)
+        self._slot_numbers = [NO_ADAPTER] * num_slots
+
+    def read(self, identity: str, path: str) -> LowRankAdapter:
+        """Reads and checks an adapter.
+
+        Raises:
+            AdapterError: It cannot be served; the text is one sentence.
+        """
+        digest = LoRAIdentity.parse(identity).digest
+        return load_adapter(Path(path), digest, self._model, self._layers, self._dtype, self._limits)
+
+    def add(self, identity: str, adapter: LowRankAdapter) -> None:
+        """Makes an adapter available to requests."""
+        if identity not in self._identity_to_number:
+            self._identity_to_number[identity] = self._next_number
+            self._adapters[self._next_number] = adapter
+            self._next_number += 1
+
+    def remove(self, identity: str) -> None:
+        """Drops an adapter that no row has; unknown ones too."""
+        number = self._identity_to_number.pop(identity, NO_ADAPTER)
+        if self._adapters.pop(number, None) is not None and number in self._slot_numbers:
+            slot = self._slot_numbers.index(number)
+            self._slot_numbers[slot] = NO_ADAPTER
+            self._layers.put(slot, None)
+
+    def number_of(self, identity: str | None) -> int:
+        """The number of an adapter in memory; `NO_ADAPTER` for None.
+
+        Raises:
+            KeyError: It is not in memory.
+        """
+        return NO_ADAPTER if identity is None else self._identity_to_number[identity]
+
+    def begin_step(self, row_numbers: npt.NDArray[Any], num_row_tokens: npt.NDArray[Any]) -> bool:
+        """Places the adapters of a step's rows; whether there are any.
+
+        Raises:
+            ValueError: There are more than slots, which the scheduler does not let happen.
+        """
+        numbers = sorted(set(row_numbers.tolist()) - {NO_ADAPTER})
+        if not numbers:
+            self._layers.begin_step(None)
+            return False
+        number_to_slot = self._place(numbers)
+        row_slots = np.array([number_to_slot.get(number, NO_ADAPTER) for number in row_numbers.tolist()])
+        self._layers.begin_step(np.repeat(row_slots, num_row_tokens))
+        return True
+
+    def _place(self, numbers: Sequence[int]) -> dict[int, int]:
+        """Slots of the adapters; those that have one keep it."""
+        held = self._slot_numbers
+        if len(numbers) > len(held):
+            raise ValueError(f"a step has {len(numbers)} adapters, and there are {len(held)} slots")
+        free = [slot for slot, number in enumerate(held) if number not in numbers]
+        for number in numbers:
+            if number not in held:
+                slot = free.pop(0)
+                held[slot] = number
+                self._layers.put(slot, self._adapters[number])
+        return {number: held.index(number) for number in numbers}
+
+
+class AdapterHost:
+    """What a model runner offers the engine core for adapters."""
+
+    def __init__(self) -> None:
+        self._adapters: AdapterStore | None = None
+
+    def read_adapter(self, identity: str, path: str) -> object:
+        """Reads and checks an adapter for `add_adapter`; in any thread, beside steps.
+
+        Raises:
+            ValueError: It cannot be served; the text is one sentence.
+        """
+        return self._store.read(identity, path)
+
+    def add_adapter(self, identity: str, adapter: object) -> None:
+        """Makes what `read_adapter` has returned available to new requests."""
+        if not isinstance(adapter, LowRankAdapter):
+            raise TypeError("an adapter is what read_adapter returns")
+        self._store.add(identity, adapter)
+
+    def remove_adapter(self, identity: str) -> None:
+        """Drops an adapter that no request uses."""
+        self._store.remove(identity)
+
+    @property
+    def _store(self) -> AdapterStore:
+        if self._adapters is None:
+            raise RuntimeError("adapters are not enabled, or the model is not loaded")
+        return self._adapters
+
+
+def make_store(
+    model: Model, layers: AdaptedLayers | None, config: ModelRunnerConfig, dtype: torch.dtype, device: torch.device
+) -> AdapterStore | None:
+    """The store of a model's adapters; None where they are not enabled.
+
+    Raises:
+        ValueError: The model, or the device, cannot serve adapters.
+    """
+    if layers is None:
+        return None
+    if not isinstance(model, CausalLM) or not layers.parts:
+        raise ValueError("--enable-lora needs a native model that generates text; this one is none")
+    if device.type != "cpu":
+        raise ValueError("--enable-lora is supported on CPUs only so far")
+    if config.num_ranks > 1:
+        raise ValueError("--enable-lora is not supported with several ranks yet; use one")
+    return AdapterStore(model, layers, dtype, AdapterLimits(config.max_lora_rank, config.max_lora_bytes))

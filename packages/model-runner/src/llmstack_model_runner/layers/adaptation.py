@@ -1,0 +1,124 @@
+"""Linear layers whose outputs LoRA adapters change.
+
+As with `packing`, the choice is a context around construction: layers that are constructed inside it register their
+parts by the checkpoint's names, and ask for the updates of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from llmstack_kernels.activation import gelu_tanh_and_mul, silu_and_mul
+from llmstack_kernels.linear import PackedLinear
+from llmstack_kernels.low_rank import LowRankAdapter, LowRankSlots, activate_rounded, add_low_rank_
+
+_GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu_and_mul": silu_and_mul,
+    "gelu_tanh_and_mul": gelu_tanh_and_mul,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedPart:
+    """One of the checkpoint's matrices in a layer.
+
+    Attributes:
+        name: Of the module in the checkpoint.
+        layer: Number of the layer in adapters.
+        in_features: Inputs of the whole matrix.
+        out_features: Outputs of the whole matrix.
+        first_output: The layer's output that the part begins with.
+        inputs: The inputs that this rank has; None for all.
+        outputs: From the rows of a whole matrix to those of this rank, in its order.
+        is_loaded: Whether this stage computes the layer.
+    """
+
+    name: str
+    layer: int
+    in_features: int
+    out_features: int
+    first_output: int
+    inputs: range | None
+    outputs: Callable[[torch.Tensor], torch.Tensor]
+    is_loaded: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class AdaptedLayers:
+    """All layers of a model that adapters can change, and the adapters of the step.
+
+    Attributes:
+        parts: By the name of the module.
+        num_layers: Layers that have registered.
+        slots: Adapters of the step; None until there is room for them.
+        is_active: Whether a row of the step has an adapter.
+    """
+
+    parts: dict[str, AdaptedPart] = field(default_factory=dict)
+    num_layers: int = 0
+    slots: LowRankSlots | None = None
+    is_active: bool = False
+
+    def add_layer(self, parts: Sequence[AdaptedPart]) -> None:
+        """Registers the parts of layer number `num_layers`."""
+        self.parts |= {part.name: part for part in parts}
+        self.num_layers += 1
+
+    def make_slots(self, num_slots: int, max_num_rows: int, max_rank: int, device: torch.device) -> None:
+        """Makes room for `num_slots` adapters and steps of `max_num_rows` tokens."""
+        self.slots = LowRankSlots(num_slots, self.num_layers, max_num_rows, max_rank, device)
+
+    def put(self, slot: int, adapter: LowRankAdapter | None) -> None:
+        """Places an adapter for the steps to come."""
+        if self.slots is not None:
+            self.slots.put(slot, adapter)
+
+    def begin_step(self, token_slots: npt.NDArray[Any] | None) -> None:
+        """Orders the tokens of a step by their slots, -1 for a token without; None if none has one."""
+        self.is_active = token_slots is not None and self.slots is not None and self.slots.group(token_slots)
+
+    def compute(
+        self, packed: PackedLinear, layer: int, x: torch.Tensor, activation: str, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """activation(x Wᵀ + b + update) + residual. Rows without an adapter have the bits of the packed layer alone."""
+        if self.slots is None:
+            return packed(x, activation, residual)
+        if activation == "none":
+            out = packed(x, residual=residual)
+            add_low_rank_(out, x, self.slots, layer)
+            return out
+        gate = _GATES.get(activation)
+        if gate is not None and x.device.type == "cpu":
+            out = packed(x)
+            add_low_rank_(out, x, self.slots, layer)
+            out = gate(out)
+        else:  # as the fused epilogue: no rounding before the activation
+            out = packed(x, out_dtype=torch.float32)
+            add_low_rank_(out, x, self.slots, layer)
+            out = activate_rounded(out, activation, x.dtype) if gate is None else gate(out).to(x.dtype)
+        return out if residual is None else out + residual
+
+
+_adapted: ContextVar[AdaptedLayers | None] = ContextVar("_adapted", default=None)
+
+
+@contextmanager
+def adapted(layers: AdaptedLayers | None) -> Iterator[None]:
+    """Linear layers that are constructed inside the block register with `layers`."""
+    token = _adapted.set(layers)
+    try:
+        yield
+    finally:
+        _adapted.reset(token)
+
+
+def adapted_layers() -> AdaptedLayers | None:
+    """Where layers of this context register; None without adapters."""
+    return _adapted.get()

@@ -1,0 +1,209 @@
+"""Adapters that are damaged, hostile or of another kind are refused in a sentence; others fit the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_runner_helpers.merged import write_config
+from safetensors.torch import load_file, save_file
+
+from llmstack_model_runner.adapters.config import AdapterError, read_adapter_config
+from llmstack_model_runner.adapters.load import AdapterLimits, load_adapter
+from llmstack_model_runner.adapters.patterns import CostlyPatternError, PatternError, compile_pattern
+from llmstack_model_runner.layers.adaptation import AdaptedLayers, adapted
+from llmstack_model_runner.models import Model, load_model_class
+from llmstack_model_runner.testing import write_random_adapter, write_random_weights
+from llmstack_model_runner.weights import load_weights
+
+LIMITS = AdapterLimits(max_rank=8, max_bytes=1 << 20)
+PREFIX = "base_model.model.model.layers.0.self_attn."
+
+
+class Loaded:
+    """A tiny model with weights, and a good adapter beside it."""
+
+    def __init__(self, folder: Path, architecture: str = "LlamaForCausalLM") -> None:
+        self.folder = write_random_weights(write_config(folder / "model", architecture))
+        self.layers = AdaptedLayers()
+        config = json.loads((self.folder / "config.json").read_text())
+        with adapted(self.layers):
+            self.model: Model = load_model_class(architecture)(config, torch.float32, torch.device("cpu"))
+        load_weights(self.model, self.folder)
+        self.adapter = write_random_adapter(folder / "adapter", self.folder, ["q_proj", "v_proj"])
+
+    def read(self, limits: AdapterLimits = LIMITS, digest: str = "") -> Any:
+        return load_adapter(self.adapter, digest, self.model, self.layers, torch.float32, limits)
+
+    def configure(self, **values: object) -> None:
+        path = self.adapter / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    def change(self, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        path = self.adapter / "adapter_model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Loaded:
+    return Loaded(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"peft_type": "IA3"}, "only LORA is served"),
+        ({"use_dora": True}, "uses DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"target_parameters": ["experts.w1"]}, "such as experts"),
+        ({"bias": "all"}, "biases"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"init_lora_weights": "pissa_niter_16"}, "changed base model"),
+        ({"r": 0}, "rank of at least 1"),
+        ({"r": True}, "rank of at least 1"),
+        ({"lora_alpha": "8"}, "finite number"),
+        ({"r": 9}, "--max-lora-rank is 8"),
+        ({"r": 3}, r"shape \[4, 32\] instead of \[3, 32\]"),
+        ({"rank_pattern": {"q_proj": 2}}, r"instead of \[2, 32\]"),
+        ({"rank_pattern": ["q_proj"]}, "must be an object"),
+        ({"alpha_pattern": {"(q|v)_proj(": 2}}, "is no regular expression"),
+        ({"rank_pattern": {"(a+)+b": 2}}, "may take long"),
+        ({"target_modules": ["q_proj"]}, "none of the target_modules"),
+        ({"target_modules": r".*\.q_proj"}, "none of the target_modules"),
+        ({"target_modules": 3}, "list of names"),
+        ({"target_modules": "*"}, "no regular expression"),
+    ],
+)
+def test_a_configuration_that_is_not_served_is_refused_by_name(
+    loaded: Loaded, values: dict[str, object], reason: str
+) -> None:
+    loaded.configure(**values)
+    with pytest.raises(AdapterError, match=reason):
+        loaded.read()
+
+
+@pytest.mark.parametrize("target", [["q_proj", "self_attn.v_proj"], r".*\.[qv]_proj", "all-linear", r"(.*a.*)*.*"])
+def test_targets_are_suffixes_or_a_regular_expression(loaded: Loaded, target: object) -> None:
+    loaded.configure(target_modules=target)
+    assert loaded.read().max_rank == 4
+
+
+def _nan(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"{PREFIX}q_proj.lora_A.weight"][1, 2] = float("nan")
+
+
+def _infinite(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"{PREFIX}v_proj.lora_B.weight"][0, 0] = float("inf")
+
+
+def _half(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[f"{PREFIX}q_proj.lora_B.weight"]
+
+
+def _misshapen(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"{PREFIX}q_proj.lora_B.weight"] = torch.zeros(4, 4)
+
+
+def _integers(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"{PREFIX}q_proj.lora_B.weight"] = torch.zeros(32, 4, dtype=torch.int32)
+
+
+def _named(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = torch.zeros(4, 4)
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_nan, "NaN"),
+        (_infinite, "infinite"),
+        (_half, "only one of the factors"),
+        (_misshapen, r"shape \[4, 4\] instead of \[32, 4\]"),
+        (_integers, "stored as I32"),
+        (dict.clear, "has no tensors"),
+        (_named("base_model.model.lm_head.lora_A.weight"), "output head"),
+        (_named("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight"), "no linear layer of this model"),
+        (_named("base_model.model.model.layers.0.mlp.experts.3.w1.lora_A.weight"), "experts"),
+        (_named("base_model.model.model.embed_tokens.lora_embedding_A"), "an embedding"),
+        (_named(f"{PREFIX}q_proj.lora_magnitude_vector"), "DoRA"),
+        (_named(f"{PREFIX}q_proj.lora_B.bias"), "a bias"),
+        (_named("base_model.model.lm_head.weight"), "no factor"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    loaded: Loaded, change: Callable[[dict[str, torch.Tensor]], None], reason: str
+) -> None:
+    loaded.change(change)
+    with pytest.raises(AdapterError, match=reason):
+        loaded.read()
+
+
+def test_files_that_are_damaged_too_large_or_missing_are_refused(loaded: Loaded, tmp_path: Path) -> None:
+    path = loaded.adapter / "adapter_model.safetensors"
+    content = path.read_bytes()
+    with pytest.raises(AdapterError, match="has more than 100 bytes"):
+        loaded.read(AdapterLimits(8, 100))
+    with pytest.raises(AdapterError, match="have changed since"):
+        loaded.read(digest="0" * 32)
+    for cut in (0, 7, 100, len(content) - 4):
+        path.write_bytes(content[:cut])
+        with pytest.raises(AdapterError, match="damaged"):
+            loaded.read()
+    outside = tmp_path / "outside.safetensors"
+    outside.write_bytes(content)
+    path.unlink()
+    path.symlink_to(outside)
+    with pytest.raises(AdapterError, match="leads out of the model folder"):
+        loaded.read()
+    path.unlink()
+    with pytest.raises(AdapterError, match=r"has no adapter_model\.safetensors"):
+        loaded.read()
+    (loaded.adapter / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(AdapterError, match=r"adapter_model\.bin is not opened"):
+        loaded.read()
+    (loaded.adapter / "adapter_config.json").write_text("[1]")
+    path.write_bytes(content)
+    with pytest.raises(AdapterError, match="JSON object"):
+        loaded.read()
+
+
+def test_scales_follow_patterns_and_rank_stabilisation() -> None:
+    config = read_adapter_config(
+        {
+            "peft_type": "LORA",
+            "r": 4,
+            "lora_alpha": 8,
+            "target_modules": ["x"],
+            "rank_pattern": {"mlp.up": 16, r"layers\.[01]\.q": 2},
+            "alpha_pattern": {"^model.layers.3.*": 5},
+        }
+    )
+    assert [config.rank_of(name) for name in ("m.mlp.up", "mlp.up", "m.layers.1.q", "m.layers.2.q")] == [16, 16, 2, 4]
+    assert config.scale_of("model.layers.1.q") == 4.0
+    assert config.scale_of("model.layers.3.q") == 1.25
+    stabilised = read_adapter_config(
+        {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["x"], "use_rslora": True}
+    )
+    assert stabilised.scale_of("x") == 4.0
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+", "(a|b)*c", ".*.*.*.*", r"(a)\1", "(?=a)b", "a" * 513, "(a){2,9}"])
+def test_expressions_that_may_take_long_are_not_run(pattern: str) -> None:
+    with pytest.raises(CostlyPatternError):
+        compile_pattern(pattern)
+
+
+def test_other_expressions_match_whole_names() -> None:
+    assert compile_pattern(r"model\.layers\.\d+\.(?:q|v)_proj")("model.layers.12.q_proj")
+    assert not compile_pattern(r"q_[*+{]")("q_proj")
+    with pytest.raises(PatternError, match="no regular expression"):
+        compile_pattern("[")

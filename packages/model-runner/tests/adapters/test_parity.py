@@ -1,0 +1,120 @@
+"""Tokens under an adapter are those of the model that it is merged into, alone and in any batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model_runner_helpers.merged import FAMILY_TO_TARGETS, write_config, write_merged
+
+from llmstack_kernels.testing import runs_native_kernels
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.testing import StepDriver, identity_of, write_random_adapter, write_random_weights
+from llmstack_types import ModelRunnerConfig, SamplingParams
+
+NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 64, 4, 12
+PROMPTS = ([5, 17, 2, 44, 8, 1, 30], [5, 17, 2, 44, 90, 3], [11])
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+
+
+def make_driver(folder: Path, adapters: dict[str, Path], dtype: str = "float32", **overrides: object) -> StepDriver:
+    settings: dict[str, object] = {"max_loras": 2, "max_lora_rank": 8, "enable_lora": bool(adapters), **overrides}
+    runner = ModelRunner(
+        ModelRunnerConfig(str(folder), dtype=dtype, max_model_len=64, block_size=BLOCK_SIZE, **settings)  # type: ignore[arg-type]  # by name
+    )
+    runner.load_model()
+    runner.initialize_kv_cache(NUM_BLOCKS)
+    for identity, path in adapters.items():
+        runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
+    return StepDriver(runner, NUM_BLOCKS)
+
+
+def outputs_of(folder: Path) -> list[list[int]]:
+    """What a model without adapters generates for each prompt, alone."""
+    driver = make_driver(folder, {})
+    found = []
+    for number, prompt in enumerate(PROMPTS):
+        driver.add(str(number), prompt, GREEDY)
+        found.append(list(driver.run(NUM_TOKENS)[str(number)]))
+        driver.remove(str(number))
+    return found
+
+
+class Models:
+    """A base model, two adapters, and both merged."""
+
+    def __init__(self, folder: Path, architecture: str, **of_first: object) -> None:
+        self.base = write_random_weights(write_config(folder / "base", architecture), spread=0.3)
+        targets = FAMILY_TO_TARGETS[architecture][1]
+        paths = [
+            write_random_adapter(folder / "a", self.base, targets, seed=1, **of_first),  # type: ignore[arg-type]  # by name
+            write_random_adapter(folder / "b", self.base, targets[:1], seed=2, rank=7, use_rslora=True),
+        ]
+        self.names = [identity_of(path, path.name) for path in paths]
+        self.adapters = dict(zip(self.names, paths, strict=True))
+        merged = [write_merged(folder / f"merged-{path.name}", self.base, path) for path in paths]
+        self.expected = [outputs_of(folder) for folder in (self.base, *merged)]
+
+
+@pytest.mark.parametrize("architecture", FAMILY_TO_TARGETS)
+def test_tokens_are_those_of_the_merged_model(architecture: str, tmp_path: Path) -> None:
+    models = Models(tmp_path, architecture)
+    assert models.expected[0] != models.expected[1] != models.expected[2]
+    driver = make_driver(models.base, models.adapters)
+    for name, expected in zip((None, *models.names), models.expected, strict=True):
+        for number, prompt in enumerate(PROMPTS):
+            driver.add(f"{name} {number}", prompt, GREEDY, lora_name=name)
+            assert driver.run(NUM_TOKENS)[f"{name} {number}"] == expected[number]
+            driver.remove(f"{name} {number}")
+    for slot, name in enumerate((None, *models.names)):
+        for number, prompt in enumerate(PROMPTS):
+            driver.add(f"mixed {slot} {number}", prompt, GREEDY, lora_name=name)
+    mixed = driver.run(NUM_TOKENS)
+    for slot, expected in enumerate(models.expected):
+        assert [mixed[f"mixed {slot} {number}"] for number in range(len(PROMPTS))] == expected
+    assert not driver.errors
+
+
+def test_chunks_preemption_prefix_hits_and_drafts_change_no_token(tmp_path: Path) -> None:
+    models = Models(tmp_path, "LlamaForCausalLM", rank_pattern={"q_proj": 2}, alpha_pattern={"v_proj": 3})
+    driver = make_driver(models.base, models.adapters, max_num_drafts=3)
+    for slot, name in enumerate((None, *models.names)):
+        driver.add(f"{slot}", PROMPTS[0], GREEDY, lora_name=name)
+    driver.step({"0": 3, "1": 2, "2": 7})
+    driver.step({"0": 4, "1": 1, "2": 1})
+    driver.preempt("2")
+    driver.add("second", PROMPTS[0], GREEDY, lora_name=models.names[0])
+    driver.step({"1": 4, "2": 3})
+    assert driver.share("second", "1") == BLOCK_SIZE
+    driver.step({"2": driver.num_left("2"), "second": driver.num_left("second")})
+    right = models.expected[1][0]
+    done = len(driver.outputs["1"])
+    driver.step({"1": 1}, {"1": right[done : done + 2]})
+    assert len(driver.outputs["1"]) == done + 3
+    driver.step({"1": 1, "0": 1}, {"1": [96, 96]})
+    driver.run(NUM_TOKENS)
+    for slot, expected in enumerate(models.expected):
+        assert driver.outputs[f"{slot}"][:NUM_TOKENS] == expected[0]
+    assert driver.outputs["second"][:NUM_TOKENS] == right
+
+
+@pytest.mark.skipif(not runs_native_kernels(), reason="nothing is captured without native kernels")
+def test_captured_steps_and_adapters_in_turn_have_the_bits_of_other_steps(tmp_path: Path) -> None:
+    models = Models(tmp_path, "GPT2LMHeadModel")
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, logprobs=1)
+    seen = []
+    for max_loras, enforce_eager in ((2, True), (1, False)):
+        driver = make_driver(models.base, models.adapters, "bfloat16", max_loras=max_loras, enforce_eager=enforce_eager)
+        found: dict[str, list[object]] = {}
+        for name in (None, *models.names):
+            driver.add(str(name), PROMPTS[0], params, lora_name=name)
+        names = [str(name) for name in (None, *models.names)]
+        for _ in range(NUM_TOKENS):
+            steps = [names] if max_loras == 2 else [names[:2], names[2:]]
+            for step in steps:
+                output = driver.step({name: driver.num_left(name) for name in step})
+                for name, logprobs in output.logprobs.items():
+                    found.setdefault(name, []).extend(logprobs)
+        seen.append((dict(driver.outputs), found))
+    assert len(seen[0][1]) == 3
+    assert seen[0] == seen[1]

@@ -1,0 +1,67 @@
+"""Models with an adapter merged into their weights: W + scale B A, by the definition of LoRA alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 128,
+}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LINEARS = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+FAMILY_TO_TARGETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "LlamaForCausalLM": (TINY, LINEARS),
+    "Qwen2ForCausalLM": (TINY, ("q_proj", "v_proj", "down_proj")),
+    "Qwen3ForCausalLM": ({**TINY, "head_dim": 8}, LINEARS),
+    "Phi3ForCausalLM": (TINY | {"pad_token_id": 0}, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+    "MixtralForCausalLM": ({**TINY, "num_local_experts": 4}, ATTENTION),
+    "GPT2LMHeadModel": (
+        {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128, "vocab_size": 97},
+        ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"),
+    ),
+}
+
+
+def write_config(folder: Path, architecture: str, **overrides: Any) -> Path:
+    """Writes the config.json of a tiny model; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {"architectures": [architecture], **FAMILY_TO_TARGETS[architecture][0], **overrides}
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return folder
+
+
+def write_merged(folder: Path, model: Path, adapter: Path) -> Path:
+    """Writes the model with the adapter merged into it; returns the folder."""
+    shutil.copytree(model, folder)
+    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    weights, factors = load_file(model / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    is_transposed = "gpt2" in str(json.loads((model / "config.json").read_text())["architectures"]).lower()
+    for name, a in factors.items():
+        if ".lora_A." not in name:
+            continue
+        module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        b = factors[name.replace(".lora_A.", ".lora_B.")].double()
+        alpha = _of(config.get("alpha_pattern", {}), module, config["lora_alpha"])
+        rank = _of(config.get("rank_pattern", {}), module, config["r"])
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        update = scale * b @ a.double()
+        weight = weights[f"{module}.weight"].double() + (update.T if is_transposed else update)
+        weights[f"{module}.weight"] = weight.float().contiguous()
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def _of(patterns: dict[str, Any], module: str, default: Any) -> Any:
+    return next((value for key, value in patterns.items() if module.endswith(f".{key}")), default)
