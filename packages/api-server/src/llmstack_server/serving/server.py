@@ -97,6 +97,8 @@ class Server:
                 self._uvicorn.should_exit = True
                 self._accepts.set()
                 await asyncio.gather(serving, return_exceptions=True)
+                for end in self._state.at_end:
+                    await end()
 
     async def _accept(self) -> None:
         await self._accepts.wait()
@@ -157,6 +159,8 @@ class Server:
             state.engine.add_observer(state.telemetry.engine_observer())
         await on_ready()
         state.lifecycle.advance(LifecycleState.READY)
+        for begin in state.at_ready:
+            begin()
         self._accepts.set()
 
     async def _watch_engine(self) -> None:

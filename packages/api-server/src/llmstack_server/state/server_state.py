@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,8 @@ class ServerState:
         ready: The engine core's READY message; None before it.
         telemetry: Observers of each request; None where there are none.
         ticks: Functions called a few times per second while the server is ready.
+        at_ready: Functions called once when the engine is ready, on the event loop.
+        at_end: Functions awaited at the end of the server, when no request is in flight.
         watchdog: Finds requests that make no progress.
         facts: Further lines of `/server_info`, such as the kind of chat template.
         peers: The other API processes of the server; None where this is the only one.
@@ -69,6 +71,8 @@ class ServerState:
     facts: dict[str, Any] = field(default_factory=dict)
     telemetry: Telemetry | None = None
     ticks: list[Callable[[], None]] = field(default_factory=list)
+    at_ready: list[Callable[[], None]] = field(default_factory=list)
+    at_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     watchdog: StuckWatchdog = field(default_factory=lambda: StuckWatchdog(0.0))
     peers: Peers | None = None
     queue: QueueMonitor = field(default_factory=QueueMonitor)

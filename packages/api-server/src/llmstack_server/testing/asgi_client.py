@@ -42,13 +42,16 @@ async def call(
 ) -> Answer:
     """Calls an ASGI application without a socket; `body` is sent as JSON unless it is bytes.
 
+    `path` may end with a query.
+
     The client stays until the answer is complete, or disconnects after `disconnect_after_parts` parts of it.
     """
     content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     all_headers = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
+    path, _, query = path.partition("?")
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "client": ("test", 1),
+        "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "", "client": ("test", 1),
         "server": ("test", 80), "headers": [(k.lower().encode(), v.encode()) for k, v in all_headers.items()],
     }  # fmt: skip
     answer = Answer()

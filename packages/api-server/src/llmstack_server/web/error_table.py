@@ -147,6 +147,13 @@ KINDS = (
         "the predicted wait is beyond the deadline of `x-llmstack-deadline-ms`",
         varying_headers=("retry-after", "retry-after-ms"),
     ),
+    ErrorKind(
+        "storage_unavailable",
+        503,
+        UNAVAILABLE,
+        "the folder of `--state-dir` cannot be written, and the response is to be stored",
+        headers=_RETRY,
+    ),
     ErrorKind("deadline_exceeded", 504, SERVER_ERROR, "`--request-timeout` has passed"),
     CLIENT_DEADLINE,
     ErrorKind(

@@ -203,6 +203,12 @@ def engine_unavailable(reason: str) -> ErrorAnswer:
     return error_answer("engine_unavailable", reason)
 
 
+def storage_unavailable() -> ErrorAnswer:
+    """503 `storage_unavailable`, while the folder of `--state-dir` cannot be written."""
+    message = "Responses cannot be stored at the moment. Please retry later, or send 'store': false."
+    return error_answer("storage_unavailable", message)
+
+
 def deadline_exceeded(limit_s: float) -> ErrorAnswer:
     """504 `deadline_exceeded`; `limit_s` is the server's own limit."""
     return error_answer("deadline_exceeded", f"The request was not done after {limit_s:g} seconds.")

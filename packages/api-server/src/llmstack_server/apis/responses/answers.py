@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.prepare import PreparedResponse, count_input_tokens, prepare_response
 from llmstack_server.apis.responses.shared import SharedResponses
-from llmstack_server.apis.responses.store import ResponseStore, StoredResponse, encode
+from llmstack_server.apis.responses.store import StoredResponse, encode
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import ErrorAnswer
 from llmstack_server.web.sse import encode_json, frame_named
@@ -25,7 +26,7 @@ class ResponsesService:
         prepared = await prepare_response(state, self._responses, body)
         if prepared.fields.background:
             return BackgroundAnswer(self._responses, prepared)
-        return ResponseAnswer(self._responses.local.store, prepared)
+        return ResponseAnswer(self._responses.local, prepared)
 
     async def prepare_count(self, state: ServerState, body: dict[str, Any]) -> CountAnswer:
         """Prepares a count of the input tokens of a body; raises InvalidRequestError."""
@@ -47,8 +48,8 @@ class ResponseAnswer:
 
     end = b""
 
-    def __init__(self, store: ResponseStore, prepared: PreparedResponse) -> None:
-        self._store = store
+    def __init__(self, local: LocalResponses, prepared: PreparedResponse) -> None:
+        self._local = local
         self._prepared = prepared
 
     @property
@@ -61,7 +62,7 @@ class ResponseAnswer:
         async with aclosing(self._prepared.run.events()) as events:
             async for _ in events:
                 pass
-        return self._keep()
+        return await self._keep()
 
     async def events(self) -> AsyncIterator[bytes]:
         """From `response.created` to `response.completed` or `response.incomplete`."""
@@ -69,7 +70,7 @@ class ResponseAnswer:
         async with aclosing(run.events()) as events:
             async for event in events:
                 if run.response.is_over:
-                    self._keep()  # before the client can request it
+                    await self._keep()  # before the client can request it
                 yield frame_named(event)
 
     def error_event(self, error: ErrorAnswer) -> bytes:
@@ -77,17 +78,23 @@ class ResponseAnswer:
         if self._prepared.run.response.is_over:
             return b""
         event = frame_named(self._prepared.run.fail(error))
-        self._keep()
+        if self._prepared.run.response.is_stored:
+            self._local.store.put(self._stored(self._data()))
         return event
 
-    def _keep(self) -> bytes:
-        run = self._prepared.run
-        data = encode_json(run.as_object()).encode("utf-8", "replace")
-        if run.response.is_stored:
-            items = tuple(encode(item) for item in run.output_items())
-            prepared = self._prepared
-            self._store.put(StoredResponse(run.response.id, prepared.owner, prepared.input_items, items, data))
+    async def _keep(self) -> bytes:
+        data = self._data()
+        if self._prepared.run.response.is_stored:
+            await self._local.keep(self._stored(data))
         return data
+
+    def _data(self) -> bytes:
+        return encode_json(self._prepared.run.as_object()).encode("utf-8", "replace")
+
+    def _stored(self, data: bytes) -> StoredResponse:
+        prepared = self._prepared
+        items = tuple(encode(item) for item in prepared.run.output_items())
+        return StoredResponse(prepared.run.response.id, prepared.owner, prepared.input_items, items, data)
 
 
 class BackgroundAnswer:
@@ -107,12 +114,12 @@ class BackgroundAnswer:
     async def whole(self) -> bytes:
         """The response object with the status `queued`."""
         data = encode_json(self._prepared.run.as_object()).encode("utf-8", "replace")
-        self._start()
+        await self._start()
         return data
 
     async def events(self) -> AsyncIterator[bytes]:
         """The events of its log, from the first on."""
-        self._start()
+        await self._start()
         async for event in await self._responses.follow(self._prepared.run.response.id):
             yield event
 
@@ -120,6 +127,8 @@ class BackgroundAnswer:
         """Nothing, since the last event in the log is its end."""
         return b""
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
         prepared = self._prepared
-        self._responses.local.start(prepared.run, prepared.owner, prepared.input_items)
+        local = self._responses.local
+        journal = b"" if local.saver is None else prepared.journal()
+        await local.start(prepared.run, prepared.owner, prepared.input_items, journal)

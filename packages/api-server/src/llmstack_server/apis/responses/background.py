@@ -6,12 +6,21 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.apis.responses.run import NumberedEvent, ResponseRun
+from llmstack_server.apis.responses.splice import EarlierEvents, OtherTextError
 from llmstack_server.apis.responses.store import ResponseStore, StoredResponse, encode
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
+from llmstack_server.web.errors import (
+    ErrorAnswer,
+    HTTPError,
+    answer_to,
+    engine_unavailable,
+    server_shutting_down,
+)
 from llmstack_server.web.sse import encode_json, frame_named
+from llmstack_types import EngineDeadError
+
+OTHER_TEXT = "The response could not go on with the text that it had begun with."
 
 
 class BackgroundResponse:
@@ -21,20 +30,24 @@ class BackgroundResponse:
         stored: Its entry in the store, from its start on.
     """
 
-    def __init__(self, state: ServerState, store: ResponseStore, run: ResponseRun, stored: StoredResponse) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        store: ResponseStore,
+        run: ResponseRun,
+        stored: StoredResponse,
+        earlier: EarlierEvents | None = None,
+    ) -> None:
+        """`earlier`: The events of its first run, where an earlier server has begun it."""
         self.run = run
         self.stored = stored
         self._state = state
         self._store = store
+        self._earlier = earlier
         self._task: asyncio.Task[None] | None = None
 
     def start(self, on_end: Callable[[], object]) -> None:
-        """Stores the response and starts its task; `on_end` is called at its end.
-
-        Raises:
-            ServerOverloadedError: The store is full of running responses.
-        """
-        self._store.put(self.stored)
+        """Starts the task of the response, which is in the store; `on_end` is called at its end."""
         self._task = asyncio.create_task(self._drive())
         self._task.add_done_callback(lambda _task: on_end())
 
@@ -50,10 +63,15 @@ class BackgroundResponse:
                 await self._generate_until_cut()
             except asyncio.CancelledError:
                 self.run.cancel()
+            except OtherTextError:
+                self._fail(engine_unavailable(OTHER_TEXT))
             except Exception as error:  # noqa: BLE001 (any error becomes that of the response)
-                self._fail(answer_to(error, self.stored.id))
-            finally:
-                self._end()
+                answer = answer_to(error, self.stored.id)
+                if self.stored.journal and _ends_the_server(error):
+                    self._leave(answer)
+                    return
+                self._fail(answer)
+            self._end()
 
     async def _generate_until_cut(self) -> None:
         generating = asyncio.create_task(self._generate())
@@ -74,29 +92,40 @@ class BackgroundResponse:
                 self._log(event)
 
     def _log(self, event: NumberedEvent) -> None:
-        log = self.stored.events
-        if log is not None:
-            framed = frame_named(event)
-            log.append(framed)
-            self._store.grow(self.stored, len(framed))
+        log, new = self.stored.events, event
+        if log is None:
+            return
+        if self._earlier is not None:
+            rest = self._earlier.rest_of(event)
+            if rest is None:
+                return
+            new = rest | {"sequence_number": len(log)}
+        framed = frame_named(new)
+        log.append(framed)
+        self._store.grow(self.stored, len(framed))
 
     def _fail(self, error: ErrorAnswer) -> None:
         event = self.run.fail(error)
         if self.stored.events is not None:
-            self.stored.events.append(frame_named(event))
+            self.stored.events.append(frame_named(event | {"sequence_number": len(self.stored.events)}))
 
     def _end(self) -> None:
         items = tuple(encode(item) for item in self.run.output_items())
         data = encode_json(self.run.as_object()).encode("utf-8", "replace")
-        self._store.complete(self.stored, data, items)
         if self.stored.events is not None:
             self.stored.events.close()
+        self._store.complete(self.stored, data, items)
+
+    def _leave(self, error: ErrorAnswer) -> None:
+        """Ends its readers alone: the next server finishes the response, and they can read on there."""
+        log = self.stored.events
+        if log is not None:
+            last = {"type": "error", "sequence_number": max(0, len(log) - 1)}
+            log.end_early(frame_named(last | {"code": error.code, "message": error.message, "param": None}))
 
 
-def new_background_response(
-    state: ServerState, store: ResponseStore, run: ResponseRun, stored: StoredResponse
-) -> BackgroundResponse:
-    """A response in the background, with an event log where the client asked for a stream."""
-    if run.response.fields.stream:
-        stored.events = EventLog()
-    return BackgroundResponse(state, store, run, stored)
+def _ends_the_server(error: Exception) -> bool:
+    """Whether the response is only cut because this server ends."""
+    if isinstance(error, HTTPError):
+        return error.answer.code == "server_shutting_down"
+    return isinstance(error, EngineDeadError)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 
 class EventLog:
@@ -18,6 +20,7 @@ class EventLog:
         self._num_visible = len(self._events)
         self._is_held = is_held
         self._is_closed = False
+        self._last_event: bytes | None = None
         self._news = asyncio.Event()
 
     def __len__(self) -> int:
@@ -36,18 +39,34 @@ class EventLog:
             self._num_visible = num_events
             self._tell()
 
+    def release(self) -> None:
+        """Lets readers see all events, and later ones at once."""
+        self._is_held = False
+        self.reveal(len(self._events))
+
     def close(self) -> None:
         """Marks the last event as the end of the log."""
         self._is_closed = True
+        self._tell()
+
+    def end_early(self, event: bytes) -> None:
+        """Ends the readers with an event that is not of the log, after the events that they may see."""
+        self._last_event = event
         self._tell()
 
     def since(self, start: int) -> list[bytes]:
         """The events from the sequence number `start` on, whether readers may see them or not."""
         return self._events[start:]
 
+    def decoded(self) -> list[dict[str, Any]]:
+        """All events as objects."""
+        return [json.loads(event.partition(b"\ndata: ")[2]) for event in self._events]
+
     async def read(self, start: int, *, max_events: int = 1024) -> tuple[list[bytes], bool]:
         """Events from the sequence number `start` on, once there are some, and whether they are the last."""
         while start >= self._num_visible and not self._is_over:
+            if self._last_event is not None:
+                return [self._last_event], True
             await self._news.wait()
         events = self._events[start : min(start + max_events, self._num_visible)]
         return events, self._is_over and start + len(events) >= len(self._events)

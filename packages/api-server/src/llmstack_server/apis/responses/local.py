@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from llmstack_llm import request_errors
-from llmstack_server.apis.responses.background import BackgroundResponse, new_background_response
+from llmstack_server.apis.responses.background import BackgroundResponse
+from llmstack_server.apis.responses.event_log import EventLog
+from llmstack_server.apis.responses.objects import error_object
 from llmstack_server.apis.responses.run import ResponseRun
+from llmstack_server.apis.responses.saver import ResponseSaver
+from llmstack_server.apis.responses.splice import EarlierEvents
 from llmstack_server.apis.responses.store import Item, ResponseStore, StoredItem, StoredResponse
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.errors import HTTPError, error_answer
-from llmstack_server.web.sse import encode_json
+from llmstack_server.web.errors import ErrorAnswer, HTTPError, error_answer, storage_unavailable
+from llmstack_server.web.sse import encode_json, frame_named
 
 NOT_FOUND = "not_found"
 
@@ -16,27 +23,72 @@ NOT_FOUND = "not_found"
 class LocalResponses:
     """Responses by id and owner; an unknown or foreign id raises HTTPError 404."""
 
-    def __init__(self, state: ServerState, store: ResponseStore) -> None:
+    def __init__(self, state: ServerState, store: ResponseStore, saver: ResponseSaver | None = None) -> None:
+        """`saver`: Keeps the store on a disk; None keeps it in memory alone."""
         self.store = store
+        self.saver = saver
         self._state = state
         self._running: dict[str, BackgroundResponse] = {}
 
-    def start(self, run: ResponseRun, owner: str, input_items: tuple[StoredItem, ...]) -> StoredResponse:
-        """Starts a response in the background.
+    async def start(self, run: ResponseRun, owner: str, input_items: tuple[StoredItem, ...], journal: bytes) -> None:
+        """Starts a response in the background; where it is kept on a disk, once it is there.
+
+        `journal`: What generates it again after the end of this server; empty where nothing keeps it.
 
         Raises:
             ServerOverloadedError: The store is full of running responses.
+            HTTPError: 503, the disk cannot be written.
         """
-        stored = StoredResponse(run.response.id, owner, input_items, is_background=True, is_running=True)
-        running = new_background_response(self._state, self.store, run, stored)
+        data = encode_json(run.as_object()).encode("utf-8", "replace")
+        stored = StoredResponse(
+            run.response.id, owner, input_items, data=data, is_background=True, is_running=True, journal=journal
+        )
+        if run.response.fields.stream:
+            stored.events = EventLog(is_held=self.saver is not None)
+        self.store.put(stored)
+        try:
+            if self.saver is not None and not await self.saver.saved():
+                raise HTTPError(storage_unavailable())
+        except BaseException:  # also where the client leaves before it has the id
+            self.store.remove(stored.id)
+            raise
+        self.resume(run, stored)
+
+    def resume(self, run: ResponseRun, stored: StoredResponse, earlier: EarlierEvents | None = None) -> None:
+        """Starts a response that is in the store; `earlier` are the events of its first run."""
+        running = BackgroundResponse(self._state, self.store, run, stored, earlier)
         running.start(lambda: self._running.pop(stored.id, None))
         self._running[stored.id] = running
-        return stored
+
+    def end_unstarted(self, stored: StoredResponse, status: str, error: ErrorAnswer | None = None) -> None:
+        """Ends a response that an earlier server has begun, and that does not go on."""
+        response: dict[str, Any] = json.loads(stored.data)
+        response["status"] = status
+        if error is not None:
+            response["error"] = error_object(error)
+            if stored.events is not None:
+                number = len(stored.events)
+                event = {"type": "response.failed", "sequence_number": number, "response": response}
+                stored.events.append(frame_named(event))
+        if stored.events is not None:
+            stored.events.close()
+        self.store.complete(stored, encode_json(response).encode("utf-8", "replace"), ())
+
+    async def keep(self, stored: StoredResponse) -> None:
+        """Stores a response that has ended; returns when it is on the disk, or cannot be written there for now."""
+        self.store.put(stored)
+        if self.saver is not None:
+            await self.saver.saved()
+
+    def check_storage(self) -> None:
+        """Returns if a response can be stored; raises HTTPError 503 while it cannot."""
+        if self.saver is not None:
+            self.saver.check()
 
     async def fetch(self, response_id: str, owner: str) -> bytes:
         """The current state of a response, as JSON."""
         stored = self._find(response_id, owner)
-        if not stored.is_running:
+        if response_id not in self._running:  # over, or begun by an earlier server and not again yet
             return stored.data
         return encode_json(self._running[response_id].run.as_object()).encode("utf-8", "replace")
 
@@ -59,20 +111,21 @@ class LocalResponses:
             InvalidRequestError: The response runs in the foreground; closing its connection cancels it.
         """
         stored = self._find(response_id, owner)
-        running = self._running.get(response_id)
-        if stored.is_running and running is not None:
-            await running.cancel()
-        elif not stored.is_background:
+        if not stored.is_background:
             raise request_errors.invalid_value("response_id", "only responses in the background can be cancelled")
+        await self._cancel(stored)
         return stored.data
 
     async def delete(self, response_id: str, owner: str) -> None:
-        """Deletes a response, and cancels it first if it runs."""
-        stored = self._find(response_id, owner)
-        running = self._running.get(response_id)
-        if stored.is_running and running is not None:
-            await running.cancel()
+        """Deletes a response, and cancels it first if it runs.
+
+        Raises:
+            HTTPError: 503, the disk cannot be written; it is deleted there as soon as it can.
+        """
+        await self._cancel(self._find(response_id, owner))
         self.store.remove(response_id)
+        if self.saver is not None and not await self.saver.saved():
+            raise HTTPError(storage_unavailable())
 
     async def input_items(self, response_id: str, owner: str) -> tuple[StoredItem, ...]:
         """The input items of a response."""
@@ -92,6 +145,13 @@ class LocalResponses:
     async def find_item(self, item_id: str, owner: str) -> Item | None:
         """An input or output item of any response of the owner."""
         return self.store.find_item(item_id, owner)
+
+    async def _cancel(self, stored: StoredResponse) -> None:
+        running = self._running.get(stored.id)
+        if running is not None:
+            await running.cancel()
+        elif stored.is_running:
+            self.end_unstarted(stored, "cancelled")
 
     def _find(self, response_id: str, owner: str) -> StoredResponse:
         stored = self.store.get(response_id, owner)

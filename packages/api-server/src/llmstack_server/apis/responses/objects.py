@@ -52,7 +52,7 @@ class ResponseObject:
             "created_at": self.created_at,
             "status": self.status,
             "completed_at": self.completed_at,
-            "error": None if self.error is None else _error_object(self.error),
+            "error": None if self.error is None else error_object(self.error),
             "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
             "model": self.model,
             "output": list(output),
@@ -99,8 +99,8 @@ def _tool_object(tool: dict[str, Any]) -> dict[str, Any]:
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 
-def _error_object(error: ErrorAnswer) -> dict[str, Any]:
-    """The error in one of the few codes of the API; the message has the details."""
+def error_object(error: ErrorAnswer) -> dict[str, Any]:
+    """The error of a response, in one of the few codes of the API; the message has the details."""
     code = "server_error" if error.status >= 500 else "invalid_prompt"
     return {"code": code, "message": error.message}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,10 @@ class _TextItem(ABC):
         self._text_event = text_event
         self._has_part = False
         self._pieces: list[str] = []
+
+    def take_ids(self, earlier: Item) -> None:
+        """Gets the id of the same item in an earlier run."""
+        self.id = earlier["id"]
 
     @property
     def _text(self) -> str:
@@ -99,6 +104,11 @@ class CallItem:
         self._call = {"call_id": call_id, "name": name}
         self._pieces: list[str] = []
 
+    def take_ids(self, earlier: Item) -> None:
+        """Gets the ids of the same call in an earlier run."""
+        self.id = earlier["id"]
+        self._call["call_id"] = earlier.get("call_id", self._call["call_id"])
+
     def as_object(self, status: str) -> Item:
         """The call so far."""
         arguments = {"arguments": "".join(self._pieces)}
@@ -122,7 +132,9 @@ class CallItem:
 class OutputBuilder:
     """Builds items from deltas: at most one is open, and a delta of another kind closes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Sequence[Item] = ()) -> None:
+        """`earlier`: The items of an earlier run of the same response, whose ids go on."""
+        self._earlier = deque(earlier)
         self._done: list[Item] = []
         self._open: MessageItem | ReasoningItem | CallItem | None = None
         self._call_index: int | None = None
@@ -171,6 +183,8 @@ class OutputBuilder:
 
     def _begin(self, item: MessageItem | ReasoningItem | CallItem) -> Iterator[Event]:
         yield from self._close("completed")
+        if self._earlier:
+            item.take_ids(self._earlier.popleft())
         self._open = item
         index = len(self._done)
         yield "response.output_item.added", {"output_index": index, "item": item.as_object("in_progress")}

@@ -10,12 +10,14 @@ from typing import Any
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_llm.admission.rules import check_text
 from llmstack_server.apis.responses.input_items import messages_of, new_response_id, read_input
+from llmstack_server.apis.responses.journal import Journal, identity_of
 from llmstack_server.apis.responses.local import NOT_FOUND, response_not_found
 from llmstack_server.apis.responses.objects import ResponseObject
 from llmstack_server.apis.responses.protocol import UNSUPPORTED, ResponseRequest, check_include, check_metadata
 from llmstack_server.apis.responses.run import ResponseRun
 from llmstack_server.apis.responses.shared import SharedResponses, referenced_ids
-from llmstack_server.apis.responses.store import StoredItem, decode, encode
+from llmstack_server.apis.responses.splice import output_items as earlier_output_items
+from llmstack_server.apis.responses.store import StoredItem, StoredResponse, decode, encode
 from llmstack_server.apis.responses.tools import chat_tool_choice, chat_tools, structured_outputs
 from llmstack_server.apis.responses.truncation import submit_newest_turns
 from llmstack_server.chat.conversation import Conversation
@@ -45,12 +47,23 @@ class PreparedResponse:
     Attributes:
         input_items: What the model reads, those of earlier turns first.
         owner: The tenant that it belongs to.
+        body: The request.
+        identity: Of the model and its computation.
     """
 
     run: ResponseRun
     input_items: tuple[StoredItem, ...]
     fields: ResponseRequest
     owner: str
+    body: dict[str, Any]
+    identity: str
+
+    def journal(self) -> bytes:
+        """What generates the response again in another server, the same text included."""
+        response = self.run.response
+        # The input is kept as items, and a drawn seed is part of the answer.
+        body = {name: value for name, value in self.body.items() if name != "input"} | {"seed": response.params.seed}
+        return Journal(body, response.created_at, self.identity).encoded()
 
 
 async def prepare_response(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> PreparedResponse:
@@ -60,19 +73,43 @@ async def prepare_response(state: ServerState, responses: SharedResponses, body:
         InvalidRequestError: Names the first field at fault.
     """
     fields, input_items = await _read(state, responses, body)
-    conversation = _conversation(fields, input_items)
-    response_id = new_response_id(responses.process_index)
-    chat = await _submit(state, fields, conversation, response_id)
+    is_stored = fields.store is not False and responses.local.store.is_enabled
+    if is_stored:
+        responses.local.check_storage()
+    run = await _new_run(state, fields, input_items, new_response_id(responses.process_index), is_stored=is_stored)
+    return PreparedResponse(run, input_items, fields, current_client.get().tenant, body, identity_of(state))
+
+
+async def prepare_again(state: ServerState, stored: StoredResponse, journal: Journal) -> ResponseRun:
+    """The run of a response that an earlier server has begun; raises as `prepare_response`."""
+    fields = parse(ResponseRequest, journal.body)
+    events = [] if stored.events is None else stored.events.decoded()
+    run = await _new_run(
+        state, fields, stored.input_items, stored.id, is_stored=True, earlier=earlier_output_items(events)
+    )
+    run.response.created_at = journal.created_at
+    return run
+
+
+async def _new_run(
+    state: ServerState,
+    fields: ResponseRequest,
+    input_items: tuple[StoredItem, ...],
+    response_id: str,
+    *,
+    is_stored: bool,
+    earlier: Sequence[dict[str, Any]] = (),
+) -> ResponseRun:
+    chat = await _submit(state, fields, _conversation(fields, input_items), response_id)
     response = ResponseObject(
         response_id,
         check_model(state, fields.model),
         fields,
         chat.outputs.prompts[0].sampling_params,
-        is_stored=fields.store is not False and responses.local.store.is_enabled,
+        is_stored=is_stored,
         status="queued" if fields.background else "in_progress",
     )
-    run = ResponseRun(chat, response, shows_ids=state.config.http.answers.shows_tokens_as_ids)
-    return PreparedResponse(run, input_items, fields, current_client.get().tenant)
+    return ResponseRun(chat, response, shows_ids=state.config.http.answers.shows_tokens_as_ids, earlier=earlier)
 
 
 async def count_input_tokens(state: ServerState, responses: SharedResponses, body: dict[str, Any]) -> int:

@@ -8,8 +8,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from llmstack_llm import request_errors
 from llmstack_server.apis.responses.answers import ResponsesService
 from llmstack_server.apis.responses.input_list import item_page, parse_count, parse_list_query
-from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.protocol import ResponseRequest
+from llmstack_server.apis.responses.resuming import open_responses
 from llmstack_server.apis.responses.shared import SharedResponses
 from llmstack_server.apis.responses.store import ResponseStore
 from llmstack_server.state.server_state import ServerState
@@ -20,7 +20,7 @@ from llmstack_server.web.openapi import REQUEST_ERRORS, STREAM, error_responses,
 
 def add_responses_routes(router: APIRouter, state: ServerState) -> None:
     """Adds `/v1/responses` and the routes below it."""
-    local = LocalResponses(state, _new_store(state))
+    local = open_responses(state, _new_store(state))
     responses = SharedResponses(local, state.peers)
     service = ResponsesService(responses)
     errors = REQUEST_ERRORS

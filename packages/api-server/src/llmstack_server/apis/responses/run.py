@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -24,12 +24,17 @@ class ResponseRun(ChatStream):
         response: The object without its output.
     """
 
-    def __init__(self, chat: SubmittedChat, response: ResponseObject, *, shows_ids: bool = False) -> None:
-        """With `shows_ids`, the tokens of log-probabilities are `token_id:N`."""
+    def __init__(
+        self, chat: SubmittedChat, response: ResponseObject, *, shows_ids: bool = False, earlier: Sequence[Item] = ()
+    ) -> None:
+        """With `shows_ids`, the tokens of log-probabilities are `token_id:N`.
+
+        `earlier`: The output items of an earlier run of this response, whose ids go on.
+        """
         super().__init__(*chat)
         self.response = response
         self._shows_ids = shows_ids
-        self._output = OutputBuilder()
+        self._output = OutputBuilder(earlier)
         self._num_events = 0
         self._pending_logprobs: list[dict[str, Any]] = []
 

@@ -1,0 +1,76 @@
+"""A server that is killed as a whole: the next one has its responses, and finishes those of the background."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+
+PROMPT = "Tell me a long story about a fox."
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 1.0, "extra_body": {"seed": 7}},
+    "drawn": {"temperature": 1.0},
+}
+
+
+def kill_all(server: Any) -> None:
+    """Ends all processes of a server without a word, at once."""
+    family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    for process in family:
+        process.send_signal(signal.SIGSTOP)
+    for process in family:
+        process.kill()
+    psutil.wait_procs(family, timeout=30)
+    server.close_client()
+
+
+def wait_for_end(client: openai.OpenAI, response_id: str) -> Any:
+    deadline = time.monotonic() + 60
+    while (found := client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_a_server_that_is_killed_as_a_whole_finishes_the_background_after_its_restart(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = launch("--state-dir", str(tmp_path / "state"))
+    server.wait_until_ready()
+    fields = {"model": server.client.models.list().data[0].id, "input": PROMPT, "max_output_tokens": 200}
+    undisturbed = {
+        name: server.client.responses.create(**fields, **settings)
+        for name, settings in SETTINGS.items()
+        if name != "drawn"
+    }
+    ids = {
+        name: server.client.responses.create(**fields, **settings, background=True).id
+        for name, settings in SETTINGS.items()
+    }
+    stream = server.client.responses.create(**fields, **SETTINGS["seeded"], background=True, stream=True)
+    seen = list(itertools.islice(stream, 12))
+    kill_all(server)
+
+    server = launch("--state-dir", str(tmp_path / "state"))
+    server.wait_until_ready()
+    ended = {name: wait_for_end(server.client, response_id) for name, response_id in ids.items()}
+    for name, whole in undisturbed.items():
+        assert server.client.responses.retrieve(whole.id).output_text == whole.output_text
+        assert (ended[name].output_text, ended[name].status) == (whole.output_text, whole.status)
+        assert ended[name].usage.output_tokens == whole.usage.output_tokens
+    assert ended["drawn"].output_text
+    rest = list(
+        server.client.responses.retrieve(seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number)
+    )
+    assert [event.sequence_number for event in (*seen, *rest)] == list(range(len(seen) + len(rest)))
+    texts = [event.delta for event in (*seen, *rest) if event.type == "response.output_text.delta"]
+    assert "".join(texts) == undisturbed["seeded"].output_text
+    assert "responses in the background go on" in server.log
+    assert "Traceback" not in server.log

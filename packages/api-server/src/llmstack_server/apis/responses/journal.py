@@ -1,0 +1,53 @@
+"""What another server needs to finish a response in the background."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.sse import encode_json
+
+# A response that ends each server that it runs in must not do so for ever.
+MAX_RESUMES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The request of an unfinished response.
+
+    Attributes:
+        body: Its JSON with the seed and without the input, which the store has as items.
+        created_at: When the response was made, in seconds since 1970.
+        identity: Of the model and its computation: with others the text would not be the same.
+        num_resumes: How many servers have begun it again.
+    """
+
+    body: dict[str, Any]
+    created_at: int
+    identity: str
+    num_resumes: int = 0
+
+    def encoded(self) -> bytes:
+        """The journal as JSON."""
+        fields = {"body": self.body, "created_at": self.created_at, "identity": self.identity}
+        return encode_json(fields | {"num_resumes": self.num_resumes}).encode("utf-8", "replace")
+
+
+def decode_journal(data: bytes) -> Journal:
+    """The journal in its stored form.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    match json.loads(data):
+        case {"body": dict(body), "created_at": int(at), "identity": str(identity), "num_resumes": int(num_resumes)}:
+            return Journal(body, at, identity, num_resumes)
+        case _:
+            raise ValueError("the journal is malformed")
+
+
+def identity_of(state: ServerState) -> str:
+    """What names the weights and the computation; read it once the engine is ready."""
+    return "" if state.ready is None else state.ready.numeric_contract_id

@@ -1,0 +1,142 @@
+"""Responses of earlier servers: those that are stored, and those that go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from llmstack_server.apis.responses.journal import MAX_RESUMES, Journal, decode_journal, identity_of
+from llmstack_server.apis.responses.local import LocalResponses
+from llmstack_server.apis.responses.prepare import prepare_again
+from llmstack_server.apis.responses.response_table import ResponseTable, database_path
+from llmstack_server.apis.responses.saver import ResponseSaver
+from llmstack_server.apis.responses.splice import EarlierEvents
+from llmstack_server.apis.responses.store import ResponseStore, StoredResponse
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.clients import EVERYONE, Client, clients_of, current_client
+from llmstack_server.web.errors import answer_to, engine_unavailable, invalid_api_key, request_quarantined
+from llmstack_types import QuarantinedError, ServerOverloadedError
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+OTHER_MODEL = "The model or its computation has changed since the response began."
+_NAME = re.compile(r"responses-([0-9]{1,4})\.sqlite3")
+
+
+class Unfinished:
+    """Responses in the background that an earlier server has begun; they go on one after the other."""
+
+    def __init__(self, state: ServerState, local: LocalResponses, responses: list[StoredResponse]) -> None:
+        self._state = state
+        self._local = local
+        self._responses = responses
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begins to resume them; the engine is ready."""
+        if self._responses:
+            logger.info("%d responses in the background go on", len(self._responses))
+            self._task = asyncio.get_running_loop().create_task(self._resume_all())
+
+    async def stop(self) -> None:
+        """Leaves those that have not begun for the next server."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _resume_all(self) -> None:
+        tenant_to_client = {client.tenant: client for client in clients_of(self._state.config)} or {"": EVERYONE}
+        for stored in self._responses:
+            try:
+                await self._resume(stored, tenant_to_client.get(stored.owner))
+            except Exception as error:  # noqa: BLE001 (any error becomes that of the response)
+                if stored.is_running:
+                    self._local.end_unstarted(stored, "failed", answer_to(error, stored.id))
+
+    async def _resume(self, stored: StoredResponse, client: Client | None) -> None:
+        journal = decode_journal(stored.journal)
+        refusal = None
+        if client is None:
+            refusal = invalid_api_key()
+        elif journal.num_resumes >= MAX_RESUMES:
+            refusal = request_quarantined(QuarantinedError.KILLS_ENGINES)
+        elif journal.identity != identity_of(self._state):
+            refusal = engine_unavailable(OTHER_MODEL)
+        if refusal is not None or client is None:
+            self._local.end_unstarted(stored, "failed", refusal)
+            return
+        current_client.set(client)
+        await self._note_resume(stored, journal)
+        events = None if stored.events is None else EarlierEvents(stored.events.decoded())
+        while self._is_wanted(stored):
+            try:
+                run = await prepare_again(self._state, stored, journal)
+            except ServerOverloadedError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            if self._is_wanted(stored):  # it was not cancelled meanwhile
+                self._local.resume(run, stored, events)
+            else:
+                await run.outputs.aclose()
+            return
+
+    def _is_wanted(self, stored: StoredResponse) -> bool:
+        return stored.is_running and self._local.store.get(stored.id, stored.owner) is stored
+
+    async def _note_resume(self, stored: StoredResponse, journal: Journal) -> None:
+        """Counts in the database before anything happens that may end this server."""
+        stored.journal = replace(journal, num_resumes=journal.num_resumes + 1).encoded()
+        if self._local.saver is not None:
+            self._local.saver.on_change(stored)
+            await self._local.saver.saved()
+
+
+def open_responses(state: ServerState, store: ResponseStore) -> LocalResponses:
+    """The responses of this process; with `--state-dir`, those of earlier servers are among them.
+
+    Raises:
+        ServeError: The database cannot be used; the text is one sentence.
+    """
+    folder = state.config.http.state_dir
+    if folder is None or not store.is_enabled:
+        return LocalResponses(state, store)
+    index, count = (0, 1) if state.peers is None else (state.peers.index, state.peers.count)
+    table = ResponseTable(database_path(folder, index))
+    for path in _left_over(Path(folder), index, count):
+        table.adopt(path)
+    saver = ResponseSaver(table)
+    unfinished = _fill(store, saver, table.load(time.time(), time.monotonic()))
+    local = LocalResponses(state, store, saver)
+    going_on = Unfinished(state, local, unfinished)
+    state.at_ready.append(going_on.begin)
+    state.at_end += [going_on.stop, saver.close]
+    return local
+
+
+def _fill(store: ResponseStore, saver: ResponseSaver, loaded: list[StoredResponse]) -> list[StoredResponse]:
+    """Puts the responses of the database into the store, as far as its limits go; returns those that are running."""
+    for stored in loaded:
+        saver.note_loaded(stored)
+    store.add_observer(saver)
+    unfinished = []
+    for stored in loaded:
+        try:
+            store.put(stored)
+        except ServerOverloadedError:
+            logger.error("response %s cannot go on: the store is full of running ones", stored.id)
+            continue
+        if stored.is_running:
+            unfinished.append(stored)
+    saver.forget_loaded()
+    return unfinished
+
+
+def _left_over(folder: Path, index: int, count: int) -> list[Path]:
+    """Databases of processes that an earlier server had more of, as far as this process adopts them."""
+    numbers = [int(match.group(1)) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [database_path(folder, number) for number in sorted(numbers) if number >= count and number % count == index]

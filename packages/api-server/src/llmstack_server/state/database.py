@@ -1,0 +1,108 @@
+"""SQLite files in the folder of `--state-dir`, opened with every check."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmstack_server.options.errors import ServeError
+
+# An API process that is asked to end may hold its file for a few seconds.
+BUSY_TIMEOUT_S = 10.0
+MAX_WAL_BYTES = 8 << 20
+_OTHERS = 0o077
+_DAMAGED = {"SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CORRUPT_VTAB", "SQLITE_CORRUPT_INDEX", "SQLITE_CORRUPT_SEQUENCE"}
+
+
+class DamagedDatabaseError(Exception):
+    """The file holds what this program has not written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What a database of ours looks like.
+
+    Attributes:
+        application_id: The number in the header of the file that says whose it is.
+        version: Of the tables; a file with a higher one is of a later release.
+        statements: What makes the tables in an empty file.
+    """
+
+    application_id: int
+    version: int
+    statements: tuple[str, ...]
+
+
+def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
+    """Opens a database, and makes it where there is none; nothing else may write it until it is closed.
+
+    Raises:
+        ServeError: It cannot be used; the text is one sentence that names the file.
+    """
+    name = f"--state-dir {path.parent}: the file {path.name}"
+    try:
+        _make_private(path, name)
+        # One thread uses it at a time, not always the same one. No transaction begins by itself.
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise ServeError(f"{name} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        _set_up(connection, name, schema)
+    except sqlite3.Error as error:
+        connection.close()
+        if is_damage(error):
+            raise ServeError(f"{name} is damaged or no database: move it away, or restore it") from None
+        raise ServeError(f"{name} cannot be used: {error}") from None
+    except ServeError:
+        connection.close()
+        raise
+    return connection
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file itself is at fault."""
+    return getattr(error, "sqlite_errorname", "") in _DAMAGED
+
+
+def _make_private(path: Path, name: str) -> None:
+    """Makes an empty file that others cannot read, or checks the one that there is."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ServeError(f"{name} is no regular file")
+    if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+        raise ServeError(f"{name} is open to other users or belongs to one: its permissions must be 600")
+
+
+def _set_up(connection: sqlite3.Connection, name: str, schema: Schema) -> None:
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    application_id, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
+    is_new = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if not is_new and application_id != schema.application_id:
+        raise ServeError(f"{name} is a database of another program")
+    if version > schema.version:
+        raise ServeError(f"{name} was written by a later release of llmstack, which this one cannot read")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = ON")
+    connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
+    connection.execute("BEGIN EXCLUSIVE")
+    if is_new:
+        for statement in schema.statements:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {schema.application_id}")
+        connection.execute(f"PRAGMA user_version = {schema.version}")
+    connection.execute("COMMIT")
+    if not is_new and connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+        raise ServeError(f"{name} is damaged or no database: move it away, or restore it")
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -1,0 +1,334 @@
+"""`--state-dir`: responses that outlive their server, and those of the background that another one finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_helpers.waiting import wait_until
+
+from llmstack_server.apis.responses import saver
+from llmstack_server.apis.responses.journal import MAX_RESUMES, decode_journal
+from llmstack_server.apis.responses.response_table import ResponseTable, database_path
+from llmstack_server.app import build_app
+from llmstack_server.options.chat_options import ChatOptions
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.errors import ServeError
+from llmstack_server.options.secret import Secret
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
+
+RESPONSES = "/v1/responses"
+SECRET = b"s" * 32
+SCRIPT = "Once upon a time there was a fox that could not find its way home, since"
+FIELDS: dict[str, Any] = {"input": "Hello", "max_output_tokens": 100, "background": True}
+
+
+@dataclass
+class Running:
+    """A server in this process, over the fake engine."""
+
+    state: ServerState
+    app: Any
+    engine: FakeEngineClient
+
+    async def call(self, method: str, path: str = "", body: Any = None, key: str | None = None) -> Answer:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return await call(self.app, method, RESPONSES + path, body, headers)
+
+    async def create(self, **fields: Any) -> Any:
+        answer = await self.call("POST", "", FIELDS | fields)
+        assert answer.status == 200, answer.body
+        return answer.json()
+
+    def limit_pages(self, num_pages: int) -> None:
+        """A limit on the size of the database, which is met like a full disk."""
+        self.saver._table._connection.execute(f"PRAGMA max_page_count = {num_pages}")
+
+    async def settle(self) -> None:
+        """Waits until everything is in the database."""
+        await wait_until(lambda: not self.saver._dirty and not self.saver.is_failing)
+        await self.saver.saved()
+
+    @property
+    def saver(self) -> saver.ResponseSaver:
+        found: saver.ResponseSaver = self.state.at_end[-1].__self__  # type: ignore[attr-defined]
+        return found
+
+    async def ended(self, response_id: str, key: str | None = None) -> Any:
+        async def look() -> Any:
+            found = (await self.call("GET", f"/{response_id}", key=key)).json()
+            return None if found["status"] in ("queued", "in_progress") else found
+
+        while (found := await look()) is None:  # noqa: ASYNC110 (over HTTP there is no event to wait for)
+            await asyncio.sleep(0.005)
+        return found
+
+
+@asynccontextmanager
+async def server(
+    folder: Path,
+    keys: tuple[str, ...] = (),
+    *,
+    step_delay_s: float = 0.0,
+    contract: str = "",
+    script: str = SCRIPT,
+    chat: ChatOptions | None = None,
+    begins: bool = True,
+) -> AsyncIterator[Running]:
+    engine = FakeEngineClient(step_delay_s=step_delay_s)
+    engine.script = script
+    folder.mkdir(mode=0o700, exist_ok=True)  # noqa: ASYNC240 (a test)
+    config = HTTPConfig(state_dir=str(folder), api_keys=tuple(map(Secret, keys)))
+    state = ready_state(engine, config, chat=chat)
+    state.config = replace(state.config, deployment_secret=SECRET)
+    assert state.ready is not None
+    state.ready = replace(state.ready, numeric_contract_id=contract)
+    app = build_app(state)
+    for begin in state.at_ready if begins else ():
+        begin()
+    try:
+        yield Running(state, app, engine)
+    finally:
+        state.in_flight.cut()
+        await state.in_flight.wait_until_idle(5)
+        for end in state.at_end:
+            await end()
+
+
+def killed(folder: Path, to: Path) -> Path:
+    """The folder as a server leaves it that is killed now; nothing is written while this runs."""
+    shutil.copytree(folder, to, copy_function=shutil.copyfile)
+    to.chmod(0o700)
+    for file in to.iterdir():
+        file.chmod(0o600)
+    return to
+
+
+def events_in(answer: Answer) -> list[Any]:
+    return [json.loads(part.partition("\ndata: ")[2]) for part in answer.body.decode().split("\n\n") if part]
+
+
+async def test_a_stored_response_is_still_there_for_the_key_that_made_it(tmp_path: Path):
+    folder, keys = tmp_path / "state", ("key of the first", "key of the second")
+    async with server(folder, keys) as before:
+        made = (await before.call("POST", "", FIELDS | {"background": False}, key=keys[0])).json()
+        crashed = killed(folder, tmp_path / "killed")
+    async with server(crashed, keys) as after:
+        found = await after.call("GET", f"/{made['id']}", key=keys[0])
+        assert found.json() == made
+        foreign, unknown = [
+            await after.call("GET", f"/{name}", key=keys[1]) for name in (made["id"], "resp_000" + "0" * 32)
+        ]
+        assert (foreign.status, foreign.body) == (404, unknown.body)
+        items = await after.call("GET", f"/{made['id']}/input_items", key=keys[0])
+        assert items.json()["data"][0]["content"][0]["text"] == "Hello"
+        fields = {"input": "And?", "previous_response_id": made["id"]}
+        assert (await after.call("POST", "", fields, key=keys[0])).status == 200
+        assert after.engine.admitted[-1].prompt == f"Hello\n{SCRIPT}\nAnd?"
+        assert (await after.call("DELETE", f"/{made['id']}", key=keys[0])).status == 200
+        crashed = killed(crashed, tmp_path / "killed again")
+    async with server(crashed, keys) as last:
+        assert (await last.call("GET", f"/{made['id']}", key=keys[0])).status == 404
+    content = b"".join(path.read_bytes() for path in crashed.iterdir())
+    assert all(key.encode() not in content for key in keys)
+
+
+async def begun(running: Running, num_events: int, **fields: Any) -> tuple[str, list[Any]]:
+    """The id of a response of the background, and the events that its reader saw before it left."""
+    body = FIELDS | {"stream": True} | fields
+    answer = await call(running.app, "POST", RESPONSES, body, disconnect_after_parts=num_events)
+    seen = events_in(answer)
+    return seen[0]["response"]["id"], seen
+
+
+async def test_a_stream_of_the_background_goes_on_in_another_server_where_its_reader_was(tmp_path: Path):
+    folder = tmp_path / "state"
+    async with server(folder, step_delay_s=0.002) as before:
+        response_id, seen = await begun(before, 12, top_logprobs=1)
+        crashed = killed(folder, tmp_path / "killed")
+        undisturbed = await before.ended(response_id)
+    async with server(crashed) as after:
+        whole = events_in(await after.call("GET", f"/{response_id}?stream=true"))
+        found = await after.ended(response_id)
+    assert 12 <= len(seen) < len(whole)
+    assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+    assert whole[: len(seen)] == seen
+    deltas = [event for event in whole if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in deltas) == SCRIPT
+    assert sum(len(event["logprobs"]) for event in deltas) == len(SCRIPT)
+    assert whole[-1]["response"] == found
+    assert found | {"completed_at": 0, "output": []} == undisturbed | {"completed_at": 0, "output": []}
+    assert found["output"][0]["content"] == undisturbed["output"][0]["content"]
+    assert found["output"][0]["id"] == next(event["item_id"] for event in seen if "item_id" in event)
+
+
+async def test_a_server_that_is_stopped_leaves_the_background_to_the_next_one(tmp_path: Path):
+    async with server(tmp_path / "state", step_delay_s=0.002) as before:
+        response_id, seen = await begun(before, 8)
+        reading = asyncio.create_task(before.call("GET", f"/{response_id}?stream=true"))
+        await asyncio.sleep(0)
+    cut = events_in(await reading)
+    assert (cut[-1]["type"], cut[-1]["code"]) == ("error", "server_shutting_down")
+    async with server(tmp_path / "state") as after:
+        path = f"/{response_id}?stream=true&starting_after={cut[-1]['sequence_number']}"
+        events = events_in(await after.call("GET", path))
+        assert events[0]["sequence_number"] == cut[-1]["sequence_number"] + 1
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == SCRIPT
+        plain = await after.create()
+        assert (await after.ended(plain["id"]))["status"] == "completed"
+    texts = [event["delta"] for event in (*cut, *events) if event["type"] == "response.output_text.delta"]
+    assert ("".join(texts), cut[: len(seen)]) == (SCRIPT, seen)
+
+
+async def test_what_the_model_calls_keeps_its_ids(tmp_path: Path):
+    call_text = '<tool_call>{"name": "look", "arguments": {"where": "in the forest behind the house"}}</tool_call>'
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    chat = ChatOptions(tool_call_parser="hermes")
+
+    async def fields(running: Running) -> tuple[str, list[Any]]:
+        running.engine.script = call_text
+        return await begun(running, 9, tools=tools)
+
+    async with server(tmp_path / "state", step_delay_s=0.002, chat=chat) as before:
+        response_id, seen = await fields(before)
+    added = next(event["item"] for event in seen if event["type"] == "response.output_item.added")
+    async with server(tmp_path / "state", chat=chat, script=call_text) as after:
+        (item,) = (await after.ended(response_id))["output"]
+    assert item == added | {"status": "completed", "arguments": '{"where": "in the forest behind the house"}'}
+
+
+@pytest.mark.parametrize("cause", ["model", "key", "text", "often"])
+async def test_a_response_that_cannot_go_on_fails_and_says_so(cause: str, tmp_path: Path):
+    folder, keys = tmp_path / "state", ("one", "two")
+    async with server(folder, keys, step_delay_s=0.002) as before:
+        body = FIELDS | {"stream": True}
+        headers = {"authorization": "Bearer one"}
+        answer = await call(before.app, "POST", RESPONSES, body, headers, disconnect_after_parts=9)
+        response_id = events_in(answer)[0]["response"]["id"]
+    if cause == "often":
+        table = sqlite3.connect(database_path(folder, 0))
+        (journal,) = table.execute("SELECT journal FROM responses").fetchone()
+        tired = replace(decode_journal(journal), num_resumes=MAX_RESUMES).encoded()
+        table.execute("UPDATE responses SET journal = ?", (tired,))
+        table.commit()
+        table.close()
+    script = SCRIPT.upper() if cause == "text" else SCRIPT
+    later_keys = ("two", "three") if cause == "key" else keys
+    contract = "other weights" if cause == "model" else ""
+    async with server(folder, later_keys, contract=contract, script=script) as after:
+        await wait_until(lambda: after.state.in_flight.count == 0)
+        if cause == "key":
+            await after.settle()
+        else:
+            found = await after.ended(response_id, key="one")
+            assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+            events = events_in(await after.call("GET", f"/{response_id}?stream=true", key="one"))
+            assert events[-1]["type"] == "response.failed"
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    async with server(folder, keys) as last:
+        found = (await last.call("GET", f"/{response_id}", key="one")).json()
+        assert found["status"] == "failed"
+        assert last.engine.admitted == []
+
+
+async def test_one_that_has_not_begun_again_can_be_cancelled(tmp_path: Path):
+    async with server(tmp_path / "state", step_delay_s=0.002) as before:
+        response_id, _ = await begun(before, 8)
+    async with server(tmp_path / "state", begins=False) as after:
+        assert (await after.call("GET", f"/{response_id}")).json()["status"] == "queued"
+        assert (await after.call("POST", f"/{response_id}/cancel")).json()["status"] == "cancelled"
+    async with server(tmp_path / "state") as last:
+        assert (await last.call("GET", f"/{response_id}")).json()["status"] == "cancelled"
+        assert last.engine.admitted == []
+
+
+async def test_a_full_disk_refuses_what_it_cannot_keep_until_there_is_room(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(saver, "RETRY_S", 0.01)
+    async with server(tmp_path / "state") as running:
+        kept = await running.create(background=False)
+        running.limit_pages(1)
+        large = {str(number): "x" * 512 for number in range(16)}
+        refused = await running.call("POST", "", FIELDS | {"metadata": large})
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert refused.headers["retry-after"] == "1"
+        assert (await running.call("POST", "", FIELDS | {"background": False})).status == 503
+        assert (await running.call("POST", "", FIELDS | {"background": False, "store": False})).status == 200
+        assert (await running.call("GET", f"/{kept['id']}")).json() == kept
+        running.limit_pages(100_000)
+        await running.settle()
+        later = await running.create()
+        assert (await running.ended(later["id"]))["status"] == "completed"
+        crashed = killed(tmp_path / "state", tmp_path / "killed")
+    async with server(crashed) as after:
+        assert [(await after.call("GET", f"/{one['id']}")).status for one in (kept, later)] == [200, 200]
+
+
+async def test_a_process_adopts_what_those_kept_that_there_are_no_more(tmp_path: Path):
+    async with server(tmp_path / "state") as before:
+        made = await before.create(background=False)
+    other = made["id"].replace("resp_000", "resp_003")
+    with sqlite3.connect(database_path(tmp_path / "state", 0)) as table:
+        table.execute("UPDATE responses SET id = ?", (other,))
+        table.execute("UPDATE items SET response = ?", (other,))
+    table.close()
+    database_path(tmp_path / "state", 0).rename(database_path(tmp_path / "state", 3))
+    async with server(tmp_path / "state") as after:
+        assert (await after.call("GET", f"/{other}")).json()["output"] == made["output"]
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [database_path("", 0).name]
+
+
+def make_foreign(path: Path) -> None:
+    with sqlite3.connect(path) as table:
+        table.execute("CREATE TABLE recipes (title TEXT)")
+
+
+def make_newer(path: Path) -> None:
+    ResponseTable(path).close()
+    with sqlite3.connect(path) as table:
+        table.execute("PRAGMA user_version = 99")
+
+
+def make_torn(path: Path) -> None:
+    ResponseTable(path).close()
+    path.write_bytes(path.read_bytes()[:4096] + b"x" * 8192)
+
+
+def make_odd(path: Path) -> None:
+    ResponseTable(path).close()
+    with sqlite3.connect(path) as table:
+        table.execute("INSERT INTO responses VALUES (1, '', 0, 0, 1.0, 'text', 'text')")
+
+
+FAULTS = [
+    (make_foreign, "is a database of another program"),
+    (make_newer, "later release of llmstack"),
+    (make_torn, "is damaged"),
+    (make_odd, "is damaged"),
+    (
+        lambda path: path.write_bytes(b"not a database, but long enough to be looked at" * 99),
+        "is damaged or no database",
+    ),
+    (lambda path: path.mkdir(), "is no regular file"),
+    (lambda path: path.touch(0o644), "permissions must be 600"),
+]
+
+
+@pytest.mark.parametrize(("make", "sentence"), FAULTS)
+def test_a_database_that_cannot_be_used_is_a_sentence(make: Any, sentence: str, tmp_path: Path):
+    path = database_path(tmp_path, 0)
+    make(path)
+    if path.is_file() and make is not FAULTS[-1][0]:
+        path.chmod(0o600)
+    with pytest.raises(ServeError, match=sentence) as caught:
+        build_app(ready_state(FakeEngineClient(), HTTPConfig(state_dir=str(tmp_path))))
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
