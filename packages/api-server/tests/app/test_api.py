@@ -51,8 +51,12 @@ async def test_a_completion_has_every_required_key(app: Any):
     assert answer["id"].startswith("cmpl-")
     assert (answer["object"], answer["model"]) == ("text_completion", "fake")
     assert answer["choices"] == [
-        {"index": 0, "text": "HelloHe", "logprobs": None, "finish_reason": "length", "stop_reason": None}
-    ]
+        {
+            "index": 0, "text": "HelloHe", "logprobs": None, "finish_reason": "length", "stop_reason": None,
+            "prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None,
+        }
+    ]  # fmt: skip
+    assert (answer["service_tier"], answer["kv_transfer_params"]) == ("default", None)
     assert answer["usage"] == {
         "prompt_tokens": 5,
         "completion_tokens": 7,
@@ -67,8 +71,10 @@ async def test_a_chat_has_every_required_key(app: Any):
     assert answer["object"] == "chat.completion"
     choice = answer["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "HelloHe", "refusal": None}
-    assert (choice["logprobs"], choice["finish_reason"]) == (None, "length")
+    assert (choice["logprobs"], choice["finish_reason"], choice["token_ids"]) == (None, "length", None)
     assert answer["usage"]["total_tokens"] == 12
+    assert [answer[name] for name in ("prompt_logprobs", "prompt_token_ids", "kv_transfer_params")] == [None] * 3
+    assert answer["service_tier"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -332,6 +338,10 @@ async def test_content_parts_and_unknown_roles_reach_the_template(tmp_path: Path
 
 async def test_tokenize_and_detokenize_are_inverse(app: Any):
     answer = (await call(app, "POST", "/tokenize", {"prompt": "Hello"})).json()
+    assert answer["token_strs"] is None
+    shown = (await call(app, "POST", "/tokenize", {"prompt": "Hello", "return_token_strs": True})).json()
+    assert "".join(shown["token_strs"]) == "Hello"
+    assert len(shown["token_strs"]) == shown["count"]
     assert (answer["count"], answer["max_model_len"]) == (5, 128)
     assert (await call(app, "POST", "/detokenize", {"tokens": answer["tokens"]})).json() == {"prompt": "Hello"}
     assert (await call(app, "POST", "/tokenize", {"messages": HELLO})).json()["tokens"] == answer["tokens"]

@@ -54,6 +54,11 @@ def fields(**body: Any) -> CompletionRequest:
         ({"guided_choice": ["a"]}, StructuredOutputsParams(choice=["a"])),
         ({"guided_grammar": "start: x"}, StructuredOutputsParams(grammar="start: x")),
         ({"guided_json_object": True}, StructuredOutputsParams(json_object=True)),
+        ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}}, StructuredOutputsParams(json=SCHEMA)),
+        (
+            {"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}, "response_format": NAMED},
+            StructuredOutputsParams(json=SCHEMA),
+        ),
     ],
     ids=str,
 )

@@ -128,7 +128,20 @@ def test_malformed_calls_are_refused_by_name(message: dict[str, Any], param: str
 
 def test_reasoning_goes_by_both_of_its_names():
     (message,) = normal_messages([{"role": "assistant", "content": "a", "reasoning": "b"}])
-    assert message["reasoning_content"] == "b"
+    assert message["reasoning_content"] == message["reasoning"] == "b"
+
+
+@pytest.mark.parametrize(("newer", "older"), [("b", "b"), ("b", ""), ("", "b"), (None, "b")])
+def test_both_names_of_reasoning_may_say_the_same(newer: str | None, older: str):
+    (message,) = normal_messages([{"role": "assistant", "reasoning": newer, "reasoning_content": older}])
+    assert (message["reasoning"], message["reasoning_content"]) == ("b", "b")
+
+
+@pytest.mark.parametrize(("newer", "older"), [("a", "b"), ("a", 1)])
+def test_both_names_of_reasoning_must_not_differ(newer: str, older: object):
+    with pytest.raises(InvalidRequestError) as caught:
+        normal_messages([{"role": "assistant", "reasoning": newer, "reasoning_content": older}])
+    assert caught.value.param == "messages[0].reasoning_content"
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_json_object
+from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, answer_to, server_shutting_down
 from llmstack_server.web.keep_alive import EventSender
 from llmstack_server.web.sse import DONE, encode_json, frame
 from llmstack_server.web.streams import close
 from llmstack_types import ServerOverloadedError, TenantLimitError
 
+MAX_REQUEST_ID_CHARS = 128
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -169,3 +173,34 @@ async def _wait_until_disconnected(receive: Receive) -> None:
 def new_id(prefix: str) -> str:
     """A new id; never the client's, which may occur twice."""
     return f"{prefix}-{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerIds:
+    """The id that an answer carries, and the one that its request has in the engine: the first may come twice."""
+
+    answer: str
+    engine: str
+
+
+def answer_ids(prefix: str, given: str | None) -> AnswerIds:
+    """Fresh ids, or such as begin with what the client gave.
+
+    Raises:
+        InvalidRequestError: It is too long, or has characters that a log should not show.
+    """
+    if given is None:
+        fresh = new_id(prefix)
+        return AnswerIds(fresh, fresh)
+    if not 0 < len(given) <= MAX_REQUEST_ID_CHARS or not all("!" <= char <= "~" for char in given):
+        reason = f"expected 1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters"
+        raise request_errors.invalid_value("request_id", reason)
+    return AnswerIds(f"{prefix}-{given}", new_id(f"{prefix}-{given}"))
+
+
+async def claim_ids(state: ServerState, prefix: str, given: str | None) -> AnswerIds:
+    """The same, and what the client gave is taken until the answer ends; a second one of the key is refused."""
+    ids = answer_ids(prefix, given)
+    if given is not None:
+        await state.request_ids.claim(current_client.get().tenant, given)
+    return ids

@@ -87,6 +87,7 @@ class PoolingFields(BaseModel):
         None, description="cut longer prompts to it; -1: to what the model takes"
     )
     truncation_side: str | None = Field(None, description="which end is cut: right or left")
+    request_id: str | None = Field(None, description="what the answer's id ends in")
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None

@@ -33,16 +33,21 @@ def structured_outputs(fields: GenerationFields) -> StructuredOutputsParams | No
         InvalidRequestError: The request has an invalid constraint, or several.
     """
     sources = _sources(fields)
-    if len(sources) > 1:
-        raise request_errors.invalid_value(sources[1], f"it cannot be combined with '{sources[0]}'")
     if not sources:
         return None
-    if sources[0] == "response_format":
+    found = _from_source(fields, sources[0])
+    for source in sources[1:]:
+        if _from_source(fields, source) != found:
+            raise request_errors.invalid_value(source, f"it cannot be combined with '{sources[0]}'")
+    return found
+
+
+def _from_source(fields: GenerationFields, source: str) -> StructuredOutputsParams:
+    if source == "response_format":
         return _from_response_format(fields.response_format or {})
-    if sources[0] == "structured_outputs":
+    if source == "structured_outputs":
         return _from_object(fields.structured_outputs or {})
-    name = sources[0].removeprefix("guided_")
-    constraint: dict[str, Any] = {name: getattr(fields, sources[0])}
+    constraint: dict[str, Any] = {source.removeprefix("guided_"): getattr(fields, source)}
     return StructuredOutputsParams(**constraint, whitespace_pattern=fields.guided_whitespace_pattern)
 
 

@@ -1,8 +1,9 @@
-"""Known fields that are not available: values with an effect are refused."""
+"""Known fields: values that are not available are refused; some have no effect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llmstack_llm import request_errors
@@ -11,15 +12,76 @@ from llmstack_types import InvalidRequestError
 Predicate = Callable[[Any], bool]
 
 
-def one_of(*harmless: Any) -> Predicate:
+@dataclass(frozen=True)
+class OneOf:
     """A predicate that is true for null and for these values; `True` does not equal 1."""
-    return lambda value: value is None or any(type(value) is type(entry) and value == entry for entry in harmless)
+
+    values: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> bool:
+        return value is None or any(type(value) is type(entry) and value == entry for entry in self.values)
+
+
+@dataclass(frozen=True)
+class WordOf:
+    """A predicate that is true for null and for these words, and refuses others as invalid values of `param`."""
+
+    param: str
+    words: tuple[str, ...]
+
+    def __call__(self, value: Any) -> bool:
+        check_word(self.param, value, self.words)
+        return True
+
+
+def one_of(*harmless: Any) -> OneOf:
+    """A predicate that is true for null and for these values."""
+    return OneOf(harmless)
+
+
+def word_of(param: str, *words: str) -> WordOf:
+    """A predicate that is true for null and for these words."""
+    return WordOf(param, words)
+
+
+def check_word(param: str, value: Any, words: tuple[str, ...]) -> None:
+    """Checks a value that may be null.
+
+    Raises:
+        InvalidRequestError: It is none of the words (code `invalid_value`), or not a string.
+    """
+    if value is None or (isinstance(value, str) and value in words):
+        return
+    if not isinstance(value, str):
+        raise request_errors.invalid_type(param, "a string", value)
+    raise request_errors.invalid_value(param, f"expected one of {', '.join(words)}")
 
 
 _NEVER = one_of()
 
+# As OpenAI defines them.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+VERBOSITIES = ("low", "medium", "high")
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+
+# Of images, sound and video, and of the transfer of caches between servers.
+MEDIA: Mapping[str, Predicate] = {
+    "media_io_kwargs": one_of({}),
+    "mm_processor_kwargs": one_of({}),
+    "mm_payload": one_of("tensors", "none"),
+    "return_mm_kwargs": one_of(False, True),
+}
+
 # Field to the values that have no effect.
 COMMON: Mapping[str, Predicate] = {
+    **MEDIA,
+    "ec_transfer_params": _NEVER,
+    "guided_decoding_backend": _NEVER,
+    "return_token_offsets": one_of(False),
+    "return_weight_versions": one_of(False),
+    "routed_experts_prompt_start": one_of(0),
+    "service_tier": word_of("service_tier", *SERVICE_TIERS),
+    "watermarking": one_of(False),
     "logprob_token_ids": one_of([]),
     "logits_processors": one_of([]),
     "kv_transfer_params": _NEVER,
@@ -28,11 +90,23 @@ COMMON: Mapping[str, Predicate] = {
     "repetition_detection": _NEVER,
 }
 
-# Known fields without effect, whatever their value; they are not counted as unknown.
-IGNORED = frozenset(
-    ("store", "metadata", "service_tier", "verbosity", "prompt_cache_key", "prompt_cache_retention",
-     "safety_identifier", "session_id")
-)  # fmt: skip
+_PREFIXES = "cached prefixes are found by their tokens alone"
+_ACCOUNTS = "it is for the accounts of the operator of an API; limits here are per key"
+
+IGNORED: Mapping[str, str] = {
+    "max_tool_calls": "it limits tools that run at OpenAI, and functions run at the client",
+    "metadata": "it describes stored answers, and only responses are stored",
+    "prompt_cache_key": _PREFIXES,
+    "prompt_cache_options": _PREFIXES,
+    "prompt_cache_retention": _PREFIXES,
+    "safety_identifier": _ACCOUNTS,
+    "service_tier": "there is one tier, and answers say `default`",
+    "session_id": _PREFIXES,
+    "store": "chats and completions are never stored",
+    "user": _ACCOUNTS,
+    "verbosity": "no model served here has such a setting",
+}
+"""Known fields without effect, whatever their value, and why; they are not counted as unknown."""
 
 
 def check_unsupported(body: Mapping[str, Any], table: Mapping[str, Predicate]) -> None:

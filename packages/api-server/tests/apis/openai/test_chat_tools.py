@@ -38,6 +38,7 @@ def folded(answer: Answer) -> dict[str, Any]:
             if piece["index"] == len(message["calls"]):
                 message["calls"].append({"id": piece["id"], "name": piece["function"]["name"], "arguments": ""})
             message["calls"][piece["index"]]["arguments"] += piece["function"]["arguments"]
+        assert choice["delta"].get("reasoning") == choice["delta"].get("reasoning_content")
         for key in ("content", "reasoning_content"):
             message[key] = message.get(key, "") + (choice["delta"].get(key) or "")
         message["finish_reason"] = choice["finish_reason"]
@@ -63,6 +64,7 @@ class Server:
         streamed = folded(await self.ask(script, stream=True, **fields))
         message = choice["message"]
         calls = [{**entry["function"], "id": ""} for entry in message.get("tool_calls", ())]
+        assert message.get("reasoning") == message.get("reasoning_content")
         assert streamed == {
             "content": message["content"] or "",
             "reasoning_content": message.get("reasoning_content", ""),

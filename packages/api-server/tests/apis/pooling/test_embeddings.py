@@ -20,7 +20,7 @@ from llmstack_server.apis.pooling.engine_run import MAX_NUM_IN_FLIGHT
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.testing import READY, Answer, FakeEngineClient, call, ready_state
-from llmstack_types import RequestFailedError, ServerOverloadedError
+from llmstack_types import PoolingParams, RequestFailedError, ServerOverloadedError
 
 EMBEDDINGS = "/v1/embeddings"
 
@@ -72,6 +72,28 @@ async def test_base64_is_the_same_vector(app: Any) -> None:
     (numbers,) = vectors(await embed(app, [7, 9, 8], encoding_format="float"))
     (text,) = vectors(await embed(app, [7, 9, 8], encoding_format="base64"))
     assert list(struct.unpack("<4f", base64.b64decode(text))) == numbers
+
+
+async def test_vectors_may_be_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, found = FakeEngineClient(), []
+    admit = engine.admit_pooling
+
+    async def note(prompt: Any, params: PoolingParams, **options: Any) -> Any:
+        found.append(params.normalize)
+        return await admit(prompt, params, **options)
+
+    monkeypatch.setattr(engine, "admit_pooling", note)
+    for fields in ({}, {"use_activation": False}, {"normalize": True, "use_activation": False}):
+        await call(build_app(ready_state(engine)), "POST", "/v1/embeddings", {"input": "Hello", **fields})
+    assert found == [None, False, True]
+
+
+async def test_a_request_may_be_named() -> None:
+    app = build_app(ready_state(FakeEngineClient()))
+    answer = await call(app, "POST", "/pooling", {"input": "Hello", "task": "embed", "request_id": "mine"})
+    assert answer.json()["id"] == "pool-mine"
+    refused = await call(app, "POST", "/v1/embeddings", {"input": "Hello", "request_id": "a b"})
+    assert refused.json()["error"]["param"] == "request_id"
 
 
 async def test_fewer_dimensions_give_a_shorter_vector(app: Any) -> None:

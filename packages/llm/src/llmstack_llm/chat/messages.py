@@ -17,6 +17,7 @@ MAX_TEMPLATE_KWARGS = 32
 MAX_DOCUMENTS = 1024
 _TEXT_ONLY = ContentFormat()
 _MEDIA_PARTS = ("image_url", "input_image", "image", "input_audio", "audio_url", "audio", "video_url", "video", "file")
+_REASONING_NAMES = ("reasoning", "reasoning_content")
 _RESERVED_KWARGS = (
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -106,8 +107,24 @@ def _normalize_assistant(param: str, message: dict[str, Any]) -> None:
     if calls := message.pop("tool_calls", None):
         message["tool_calls"] = normal_tool_calls(f"{param}.tool_calls", calls)
         message.setdefault("content", "")  # templates add it to a string
-    if "reasoning" in message:  # the newer name of the same
-        message.setdefault("reasoning_content", message["reasoning"])
+    _normalize_reasoning(param, message)
+
+
+def _normalize_reasoning(param: str, message: dict[str, Any]) -> None:
+    """Sets the reasoning under both of its names, the newer one first, since templates read either."""
+    text = ""
+    for name in _REASONING_NAMES:
+        value = message.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise request_errors.invalid_type(f"{param}.{name}", "a string", value)
+        check_text(f"{param}.{name}", value)
+        if text and value and value != text:
+            raise request_errors.invalid_value(f"{param}.{name}", f"it differs from '{_REASONING_NAMES[0]}'")
+        text = text or value
+    if text:
+        message.update(dict.fromkeys(_REASONING_NAMES, text))
 
 
 def _missing(param: str) -> InvalidRequestError:

@@ -11,7 +11,7 @@ from llmstack_llm import GivenSampling, request_errors
 from llmstack_server.apis.anthropic.content import ContentBuilder
 from llmstack_server.apis.anthropic.errors import in_anthropic_form
 from llmstack_server.apis.anthropic.input import continues_last_message, read_messages
-from llmstack_server.apis.anthropic.protocol import KNOWN, CountTokensRequest, MessagesRequest, PromptFields
+from llmstack_server.apis.anthropic.protocol import EFFORTS, KNOWN, CountTokensRequest, MessagesRequest, PromptFields
 from llmstack_server.apis.anthropic.tools import chat_tool_choice, chat_tools, structured_outputs, template_kwargs
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.deltas import ChatDelta
@@ -25,6 +25,7 @@ from llmstack_server.web.errors import ErrorAnswer, missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 from llmstack_server.web.sse import frame_named
+from llmstack_server.web.unsupported import check_word
 from llmstack_types import InvalidRequestError
 
 MAX_TEMPERATURE = 1.0
@@ -76,6 +77,8 @@ async def prepare_count(state: ServerState, body: dict[str, Any]) -> CountAnswer
 
 
 def _conversation(fields: PromptFields) -> Conversation:
+    effort = fields.output_config.effort if fields.output_config else None
+    check_word("output_config.effort", effort, EFFORTS)
     messages = read_messages(fields.system, fields.messages)
     choice, is_parallel = chat_tool_choice(fields.tool_choice)
     is_continued = continues_last_message(messages)
@@ -87,7 +90,7 @@ def _conversation(fields: PromptFields) -> Conversation:
         tool_choice=choice,
         parallel_tool_calls=is_parallel,
         chat_template_kwargs={**template_kwargs(fields.thinking), **(fields.chat_template_kwargs or {})},
-        reasoning_effort=fields.output_config.effort if fields.output_config else None,
+        reasoning_effort=effort,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_server.web.fields import GenerationFields
-from llmstack_server.web.unsupported import COMMON, Predicate, one_of
+from llmstack_server.web.unsupported import COMMON, Predicate, one_of, word_of
 
 
 class OutputConfigFields(BaseModel):
@@ -47,6 +47,9 @@ class CountTokensRequest(PromptFields):
     model: str | None = None
 
 
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
 def _always(value: Any) -> bool:
     return True
 
@@ -64,12 +67,13 @@ _NEVER = one_of()
 # Field to the values that have no effect.
 KNOWN: Mapping[str, Predicate] = {
     **COMMON,
+    "add_special_tokens": one_of(False),
     "response_format": _NEVER,
     "betas": _always,
     "cache_control": _always,
     "diagnostics": _always,
     "inference_geo": _always,
-    "service_tier": _always,
+    "service_tier": word_of("service_tier", "auto", "standard_only"),
     "user_profile_id": _always,
     "workspace_id": _always,
     "container": _NEVER,

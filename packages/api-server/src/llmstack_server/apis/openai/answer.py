@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from llmstack_llm import request_errors
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import new_id
+from llmstack_server.web.answers import AnswerIds
 from llmstack_server.web.usage import UsageCounter, timings_object
-
-MAX_REQUEST_ID_CHARS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerIds:
-    """The id that an answer carries, and the one that its request has in the engine: the first may come twice."""
-
-    answer: str
-    engine: str
 
 
 class OpenAIAnswer:
@@ -53,6 +41,8 @@ class OpenAIAnswer:
         asked = fields.return_tokens_as_token_ids
         self.shows_tokens_as_ids = answers.shows_tokens_as_ids if asked is None else asked
         self.fingerprint_fields: dict[str, Any] = {"system_fingerprint": state.system_fingerprint}
+        if (fields.model_extra or {}).get("service_tier") is not None:
+            self.fingerprint_fields["service_tier"] = "default"
         self._state = state
         self._id = ids.answer
         self._model = fields.model or state.served_model_name
@@ -71,6 +61,7 @@ class OpenAIAnswer:
             "model": self._model,
             "choices": sorted(choices, key=lambda choice: choice["index"]),
             "usage": self.usage.as_object(),
+            "service_tier": "default",
             "system_fingerprint": self._state.system_fingerprint,
             **self._timing_fields(),
         }
@@ -85,18 +76,3 @@ class OpenAIAnswer:
         if not is_single or not self._state.config.observability.has_request_metrics:
             return {}
         return {"metrics": timings_object(self.usage.timings)}
-
-
-def answer_ids(prefix: str, given: str | None) -> AnswerIds:
-    """Fresh ids, or such as begin with what the client gave.
-
-    Raises:
-        InvalidRequestError: It is too long, or has characters that a log should not show.
-    """
-    if given is None:
-        fresh = new_id(prefix)
-        return AnswerIds(fresh, fresh)
-    if not 0 < len(given) <= MAX_REQUEST_ID_CHARS or not all("!" <= char <= "~" for char in given):
-        reason = f"expected 1 to {MAX_REQUEST_ID_CHARS} visible ASCII characters"
-        raise request_errors.invalid_value("request_id", reason)
-    return AnswerIds(f"{prefix}-{given}", new_id(f"{prefix}-{given}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_output_parsers import ToolCallDelta
-from llmstack_server.apis.openai.answer import AnswerIds, OpenAIAnswer, answer_ids
+from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import CHAT, ChatCompletionRequest
 from llmstack_server.chat.conversation import Conversation
@@ -18,6 +18,7 @@ from llmstack_server.chat.prepare import SubmittedChat, submit_chat
 from llmstack_server.chat.stream import ChatStream
 from llmstack_server.protocols import PromptOutput
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
@@ -85,6 +86,10 @@ def _sampling(fields: ChatCompletionRequest) -> GivenSampling:
     return GivenSampling(given, names)
 
 
+# What clients of vLLM find in every whole answer.
+_NULL_EXTRAS: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, "kv_transfer_params": None}
+
+
 class ChatCompletion(ChatStream, OpenAIAnswer):
     """The answer to one chat request."""
 
@@ -104,7 +109,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         """The `chat.completion` object, with all choices."""
         messages = await self.fold()
         choices = [self._whole_choice(message) for message in messages]
-        return self.answer("chat.completion", choices) | self._prompt_extras()
+        return self.answer("chat.completion", choices) | _NULL_EXTRAS | self._prompt_extras()
 
     async def events(self) -> AsyncIterator[bytes]:
         """One chunk with the role per choice, then new text; the last chunk of a choice has its finish reason."""
@@ -167,7 +172,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
             "logprobs": self._logprobs(message) if self._fields.logprobs else None,
             "finish_reason": message.finish_reason,
         }
-        return choice | self._choice_extras(message)
+        return choice | {"token_ids": None} | self._choice_extras(message)
 
     def _choice_extras(self, new: ChatDelta | ChatMessage) -> dict[str, Any]:
         extras: dict[str, Any] = {} if new.finish_reason is None else {"stop_reason": new.stop_reason}
@@ -198,7 +203,7 @@ def _end_of(delta: ChatDelta) -> ChatDelta:
 def _delta(delta: ChatDelta) -> dict[str, Any]:
     found: dict[str, Any] = {"content": delta.content} if delta.content else {}
     if delta.reasoning:
-        found["reasoning_content"] = delta.reasoning
+        found["reasoning_content"] = found["reasoning"] = delta.reasoning
     if delta.tool_calls:
         found["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
     return found if found or delta.finish_reason is not None else {"content": ""}
@@ -216,7 +221,7 @@ def _message(message: ChatMessage, role: str) -> dict[str, Any]:
     is_all_else = not message.content and bool(message.reasoning or message.tool_calls)
     found: dict[str, Any] = {"role": role, "content": None if is_all_else else message.content, "refusal": None}
     if message.reasoning:
-        found["reasoning_content"] = message.reasoning
+        found["reasoning_content"] = found["reasoning"] = message.reasoning
     if message.tool_calls:
         found["tool_calls"] = [_call(call) for call in message.tool_calls]
     return found

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from llmstack_llm import GenerationRequest, GivenSampling
-from llmstack_server.apis.openai.answer import AnswerIds, OpenAIAnswer, answer_ids
+from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import COMPLETIONS, CompletionRequest
 from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.fields import parse
@@ -62,6 +63,10 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     has_logprobs = fields.logprobs is not None
     echoes = [] if tokenizer is None else [_echo(tokenizer, prompt, has_logprobs) for prompt in outputs.prompts]
     return CompletionAnswer(state, fields, ids, outputs, echoes)
+
+
+# What clients of vLLM find in every choice of a whole answer.
+_NULL_EXTRAS: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None}
 
 
 class Echo:
@@ -168,8 +173,8 @@ class CompletionAnswer(OpenAIAnswer):
                     choice = self._builder(output.prompt_index).build(index, output, new)
                     if self._fields.prompt_logprobs is not None:
                         choice["prompt_logprobs"] = prompt_logprobs_object(output.prompt_logprobs)
-                    choices.append(choice)
-        return self.answer("text_completion", choices)
+                    choices.append(_NULL_EXTRAS | choice)
+        return self.answer("text_completion", choices) | {"kv_transfer_params": None}
 
     async def events(self) -> AsyncIterator[bytes]:
         """Chunks with one choice each; the last of a choice has its finish reason."""

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_server.web.fields import GenerationFields
-from llmstack_server.web.unsupported import COMMON, Predicate, one_of
+from llmstack_server.web.unsupported import COMMON, EFFORTS, MEDIA, VERBOSITIES, Predicate, one_of, word_of
 
 
 class AnswerFields(GenerationFields):
@@ -56,6 +56,7 @@ class TokenizeRequest(BaseModel):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
+    return_token_strs: bool | None = Field(None, description="whether the answer has the tokens as texts too")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[dict[str, Any]] | None = None
@@ -79,12 +80,17 @@ _NEVER = one_of()
 COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": one_of([]), "suffix": one_of("")}
 CHAT: Mapping[str, Predicate] = {
     **COMMON,
+    "add_special_tokens": one_of(False),
+    "echo": one_of(False),
     "functions": _NEVER,
     "function_call": one_of("none", "auto"),
     "audio": _NEVER,
     "modalities": one_of(["text"]),
     "prediction": _NEVER,
     "web_search_options": _NEVER,
-    "mm_processor_kwargs": one_of({}),
     "prompt_embeds": one_of([]),
+    "reasoning_effort": word_of("reasoning_effort", *EFFORTS),
+    "verbosity": word_of("verbosity", *VERBOSITIES),
 }
+TOKENIZE: Mapping[str, Predicate] = {**MEDIA, "return_token_offsets": one_of(False)}
+TOKENIZE_CHAT: Mapping[str, Predicate] = {**TOKENIZE, "add_special_tokens": one_of(False)}

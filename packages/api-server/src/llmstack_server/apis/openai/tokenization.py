@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from llmstack_llm.admission.rules import check_token_ids
-from llmstack_server.apis.openai.protocol import CHAT, DetokenizeRequest, TokenizeRequest
+from llmstack_server.apis.openai.protocol import TOKENIZE, TOKENIZE_CHAT, DetokenizeRequest, TokenizeRequest
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.prepare import render_conversation
 from llmstack_server.state.server_state import ServerState
@@ -18,9 +19,9 @@ MIN_LIMIT_OF_TOKENS = 1 << 16
 
 
 async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
-    """`{count, max_model_len, tokens}` of a prompt, or of messages under the chat template."""
+    """`{count, max_model_len, tokens, token_strs}` of a prompt, or of messages under the chat template."""
     fields = parse(TokenizeRequest, body)
-    check_fields(state, body, fields, CHAT if "messages" in body else {})
+    check_fields(state, body, fields, TOKENIZE_CHAT if fields.messages is not None else TOKENIZE)
     if fields.messages is not None:
         conversation = Conversation(
             fields.messages,
@@ -38,7 +39,18 @@ async def tokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:
         token_ids = await state.engine.tokenize(fields.prompt, add_special_tokens=add_special_tokens)
     else:
         raise missing_parameter("prompt")
-    return {"count": len(token_ids), "max_model_len": state.engine.limits.max_model_len, "tokens": token_ids}
+    return {
+        "count": len(token_ids),
+        "max_model_len": state.engine.limits.max_model_len,
+        "tokens": token_ids,
+        "token_strs": await _token_texts(state, token_ids) if fields.return_token_strs else None,
+    }
+
+
+async def _token_texts(state: ServerState, token_ids: list[int]) -> list[str]:
+    """The text of each token; in a thread, since there may be a million."""
+    tokenizer = await state.engine.get_tokenizer("return_token_strs")
+    return await asyncio.to_thread(lambda: [tokenizer.text_of(token_id) for token_id in token_ids])
 
 
 async def detokenize(state: ServerState, body: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from llmstack_server.apis.pooling.protocol import ClassificationRequest
 from llmstack_server.apis.pooling.unsupported import INPUTS
 from llmstack_server.protocols import Numbers
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import claim_ids
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
 from llmstack_types import PoolingParams, PoolingTask
@@ -24,6 +25,7 @@ async def prepare_classification(state: ServerState, body: dict[str, Any]) -> Li
     fields = parse(ClassificationRequest, body)
     prompts = parse_inputs(fields, body)
     check_fields(state, body, fields, INPUTS)
+    ids = await claim_ids(state, "classify", fields.request_id)
     params = PoolingParams(
         task=PoolingTask.CLASSIFY,
         use_activation=fields.use_activation,
@@ -39,4 +41,4 @@ async def prepare_classification(state: ServerState, body: dict[str, Any]) -> Li
         label = names.get(best, f"LABEL_{best}")  # what transformers calls a label without a name
         return {"index": index, "label": label, "probs": probabilities, "num_classes": len(probabilities)}
 
-    return ListAnswer(state, fields, inputs, describe, id_prefix="classify")
+    return ListAnswer(state, fields, inputs, describe, ids)

@@ -10,6 +10,7 @@ from llmstack_server.apis.pooling.protocol import EmbeddingRequest, PoolingReque
 from llmstack_server.apis.pooling.unsupported import INPUTS
 from llmstack_server.protocols import Numbers
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.answers import claim_ids
 from llmstack_server.web.checks import check_fields
 from llmstack_server.web.fields import parse
 from llmstack_types import PoolingParams, PoolingTask
@@ -25,13 +26,15 @@ async def prepare_embeddings(state: ServerState, body: dict[str, Any]) -> ListAn
     prompts = parse_inputs(fields, body)
     check_fields(state, body, fields, INPUTS)
     check_encoding_format(fields.encoding_format)
-    inputs = await admit_inputs(state, fields, prompts, _params(fields, task=PoolingTask.EMBED))
+    ids = await claim_ids(state, "embd", fields.request_id)
+    normalize = fields.use_activation if fields.normalize is None else fields.normalize
+    inputs = await admit_inputs(state, fields, prompts, _params(fields, normalize, task=PoolingTask.EMBED))
 
     def describe(index: int, numbers: Numbers) -> dict[str, Any]:
         embedding = encode_numbers(numbers, fields.encoding_format)
         return {"object": "embedding", "index": index, "embedding": embedding}
 
-    return ListAnswer(state, fields, inputs, describe, id_prefix=None)
+    return ListAnswer(state, fields, inputs, describe, ids, has_id=False)
 
 
 async def prepare_pooling(state: ServerState, body: dict[str, Any]) -> ListAnswer:
@@ -44,19 +47,20 @@ async def prepare_pooling(state: ServerState, body: dict[str, Any]) -> ListAnswe
     prompts = parse_inputs(fields, body)
     check_fields(state, body, fields, INPUTS)
     check_encoding_format(fields.encoding_format)
+    ids = await claim_ids(state, "pool", fields.request_id)
     # Admission checks whether the model has this task.
-    params = _params(fields, task=fields.task, use_activation=fields.use_activation)
+    params = _params(fields, fields.normalize, task=fields.task, use_activation=fields.use_activation)
     inputs = await admit_inputs(state, fields, prompts, params)
 
     def describe(index: int, numbers: Numbers) -> dict[str, Any]:
         return {"index": index, "object": "pooling", "data": encode_numbers(numbers, fields.encoding_format)}
 
-    return ListAnswer(state, fields, inputs, describe, id_prefix="pool")
+    return ListAnswer(state, fields, inputs, describe, ids)
 
 
-def _params(fields: EmbeddingRequest, **more: Any) -> PoolingParams:
+def _params(fields: EmbeddingRequest, normalize: bool | None, **more: Any) -> PoolingParams:
     return PoolingParams(
-        normalize=fields.normalize,
+        normalize=normalize,
         dimensions=fields.dimensions,
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
         truncation_side=fields.truncation_side or "right",

@@ -11,7 +11,7 @@ from llmstack_llm import request_errors
 from llmstack_server.apis.pooling.engine_run import count_tokens, run_all
 from llmstack_server.protocols import AdmittedInput, Numbers
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import new_id
+from llmstack_server.web.answers import AnswerIds
 from llmstack_server.web.checks import check_model
 from llmstack_server.web.fields import PoolingFields
 from llmstack_server.web.sse import encode_json
@@ -23,7 +23,7 @@ Describe = Callable[[int, Numbers], dict[str, Any]]
 class ListAnswer:
     """The answer to one request, in the order of the inputs.
 
-    `id_prefix`: Prefix of the answer's id, which only vLLM's own routes have; None leaves id and time out.
+    `has_id`: Whether it has an id and a time, as on vLLM's own routes.
     `describe`: Makes the object of one input from its index and its numbers.
     """
 
@@ -33,20 +33,21 @@ class ListAnswer:
         fields: PoolingFields,
         inputs: Sequence[AdmittedInput],
         describe: Describe,
+        ids: AnswerIds,
         *,
-        id_prefix: str | None,
+        has_id: bool = True,
     ) -> None:
         self._state = state
         self._fields = fields
         self._inputs = inputs
         self._describe = describe
-        self._id_prefix = id_prefix
-        self._id = new_id(id_prefix or "embd")
+        self._ids = ids
+        self._has_id = has_id
 
     async def whole(self) -> bytes:
         """The `list` object as JSON, with one object per input."""
         data = [""] * len(self._inputs)
-        async for index, output in run_all(self._state, self._inputs, self._fields, self._id):
+        async for index, output in run_all(self._state, self._inputs, self._fields, self._ids.engine):
             # Each object is encoded as it comes: encoding all at once takes a second.
             data[index] = encode_json(self._describe(index, output.outputs))
         head = encode_json(self._head())[1:-1]
@@ -54,14 +55,14 @@ class ListAnswer:
         return f'{{{head},"data":[{",".join(data)}],{encode_json(rest)[1:]}'.encode()
 
     def _head(self) -> dict[str, Any]:
-        if self._id_prefix is None:
+        if not self._has_id:
             return {"object": "list"}
-        return {"id": self._id, "object": "list", "created": int(time.time())}
+        return {"id": self._ids.answer, "object": "list", "created": int(time.time())}
 
     def _usage(self) -> dict[str, Any]:
         num_tokens = count_tokens(self._inputs)
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        return usage if self._id_prefix is None else usage | {"completion_tokens": 0, "prompt_tokens_details": None}
+        return usage | {"completion_tokens": 0, "prompt_tokens_details": None} if self._has_id else usage
 
 
 def check_encoding_format(value: str | None) -> None:

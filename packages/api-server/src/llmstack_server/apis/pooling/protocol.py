@@ -26,13 +26,13 @@ class EmbeddingRequest(InputFields):
     encoding_format: str | None = Field(None, description="float, or base64 of little-endian float32")
     dimensions: int | None = Field(None, description="leading numbers to keep")
     normalize: bool | None = Field(None, description="whether vectors have length 1")
+    use_activation: bool | None = Field(None, description="false gives bare logits, or vectors as they are")
 
 
 class PoolingRequest(EmbeddingRequest):
     """Body of `POST /pooling`."""
 
     task: str | None = Field(None, description="embed, classify, score or token_embed; null is the model's own task")
-    use_activation: bool | None = Field(None, description="false gives bare logits, or vectors as they are")
 
 
 class ClassificationRequest(InputFields):

@@ -10,7 +10,7 @@ from llmstack_server.apis.pooling.protocol import RerankRequest
 from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
 from llmstack_server.apis.pooling.unsupported import RERANK
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import new_id
+from llmstack_server.web.answers import AnswerIds, claim_ids
 from llmstack_server.web.checks import check_fields, check_model
 from llmstack_server.web.fields import parse
 
@@ -29,26 +29,28 @@ async def prepare_rerank(state: ServerState, body: dict[str, Any]) -> RerankAnsw
     check_fields(state, body, fields, RERANK)
     if fields.top_n is not None and fields.top_n < 0:
         raise request_errors.below_min("top_n", 0, fields.top_n, is_integer=True)
+    ids = await claim_ids(state, "rerank", fields.request_id)
     names = ("query", "documents")
     job = await prepare_scores(state, fields, (query, documents), names, use_activation=fields.use_activation)
-    return RerankAnswer(job, fields, documents)
+    return RerankAnswer(job, fields, documents, ids)
 
 
 class RerankAnswer:
     """The ranked documents of one request."""
 
-    def __init__(self, job: ScoreJob, fields: RerankRequest, documents: Sequence[str]) -> None:
+    def __init__(self, job: ScoreJob, fields: RerankRequest, documents: Sequence[str], ids: AnswerIds) -> None:
         self._job = job
         self._fields = fields
         self._documents = documents
+        self._ids = ids
 
     async def whole(self) -> dict[str, Any]:
         """The best documents, best first; equal scores keep the order of the request."""
-        job, answer_id = self._job, new_id("rerank")
-        scores = await job.run(answer_id)
+        job = self._job
+        scores = await job.run(self._ids.engine)
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._fields.top_n or None]
         return {
-            "id": answer_id,
+            "id": self._ids.answer,
             "model": check_model(job.state, self._fields.model),
             "usage": {"prompt_tokens": job.num_tokens, "total_tokens": job.num_tokens},
             "results": [self._result(index, scores[index]) for index in best],

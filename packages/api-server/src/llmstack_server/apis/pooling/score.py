@@ -9,7 +9,7 @@ from llmstack_server.apis.pooling.protocol import ScoreRequest
 from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
 from llmstack_server.apis.pooling.unsupported import PAIRS
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.answers import new_id
+from llmstack_server.web.answers import AnswerIds, claim_ids
 from llmstack_server.web.checks import check_fields, check_model
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
@@ -28,7 +28,8 @@ async def prepare_score(state: ServerState, body: dict[str, Any]) -> ScoreAnswer
     names = _names(fields)
     texts = (parse_texts(getattr(fields, names[0]), names[0]), parse_texts(getattr(fields, names[1]), names[1]))
     check_fields(state, body, fields, PAIRS)
-    return ScoreAnswer(await prepare_scores(state, fields, texts, names, use_activation=fields.use_activation))
+    ids = await claim_ids(state, "score", fields.request_id)
+    return ScoreAnswer(await prepare_scores(state, fields, texts, names, use_activation=fields.use_activation), ids)
 
 
 def _names(fields: ScoreRequest) -> tuple[str, str]:
@@ -43,15 +44,16 @@ def _names(fields: ScoreRequest) -> tuple[str, str]:
 class ScoreAnswer:
     """The scores of one request."""
 
-    def __init__(self, job: ScoreJob) -> None:
+    def __init__(self, job: ScoreJob, ids: AnswerIds) -> None:
         self._job = job
+        self._ids = ids
 
     async def whole(self) -> dict[str, Any]:
         """A `list` with one score for each pair, in their order."""
-        job, answer_id = self._job, new_id("score")
-        scores = await job.run(answer_id)
+        job = self._job
+        scores = await job.run(self._ids.engine)
         return {
-            "id": answer_id,
+            "id": self._ids.answer,
             "object": "list",
             "created": int(time.time()),
             "model": check_model(job.state, job.fields.model),

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llmstack_server.web.unsupported import Predicate, one_of
+from llmstack_server.web.unsupported import MEDIA, Predicate, one_of
 
 _NEVER = one_of()
 
+_PADDING = one_of("do_not_pad")
+
 INPUTS: Mapping[str, Predicate] = {
+    **MEDIA,
     "chat_template": _NEVER,
-    "mm_processor_kwargs": one_of({}),
+    "padding": _PADDING,
     "embed_dtype": one_of("float32"),
     "endianness": one_of("native", "little"),
     "softmax": _NEVER,
     "activation": _NEVER,
 }
 PAIRS: Mapping[str, Predicate] = {
-    "mm_processor_kwargs": one_of({}),
+    **MEDIA,
+    "padding": _PADDING,
+    "max_tokens_per_doc": one_of(0),
+    "max_tokens_per_query": one_of(0),
     "chat_template": _NEVER,
     "chat_template_kwargs": one_of({}),
     "instruction": _NEVER,
@@ -25,6 +31,7 @@ PAIRS: Mapping[str, Predicate] = {
     "activation": _NEVER,
 }
 COHERE_EMBED: Mapping[str, Predicate] = {
+    "request_id": _NEVER,
     "images": one_of([]),
     "inputs": one_of([]),
     "max_tokens": _NEVER,
@@ -35,7 +42,5 @@ RERANK: Mapping[str, Predicate] = {
     **PAIRS,
     "rank_fields": one_of(["text"]),
     "max_chunks_per_doc": _NEVER,
-    "max_tokens_per_doc": one_of(0),
-    "max_tokens_per_query": one_of(0),
     "return_embeddings": one_of(False),
 }

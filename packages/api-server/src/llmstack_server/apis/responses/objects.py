@@ -64,7 +64,7 @@ class ResponseObject:
         """The parameters of the request, with defaults."""
         fields, params = self.fields, self.params
         reasoning, text = fields.reasoning, fields.text
-        return {
+        echo: dict[str, Any] = {
             "access_programs": None,  # for OpenAI's own models; the schema requires the key
             "background": bool(fields.background),
             "instructions": fields.instructions,
@@ -91,8 +91,8 @@ class ResponseObject:
             "top_logprobs": fields.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": fields.truncation or "disabled",
-            "user": fields.user,
         }
+        return echo if fields.user is None else echo | {"user": fields.user}  # the schema has no null here
 
 
 def _tool_object(tool: dict[str, Any]) -> dict[str, Any]:

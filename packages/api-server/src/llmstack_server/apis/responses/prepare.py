@@ -13,7 +13,13 @@ from llmstack_server.apis.responses.input_items import messages_of, new_response
 from llmstack_server.apis.responses.journal import Journal, identity_of
 from llmstack_server.apis.responses.local import NOT_FOUND, response_not_found
 from llmstack_server.apis.responses.objects import ResponseObject
-from llmstack_server.apis.responses.protocol import UNSUPPORTED, ResponseRequest, check_include, check_metadata
+from llmstack_server.apis.responses.protocol import (
+    UNSUPPORTED,
+    ResponseRequest,
+    check_include,
+    check_metadata,
+    check_words,
+)
 from llmstack_server.apis.responses.run import ResponseRun
 from llmstack_server.apis.responses.shared import SharedResponses, referenced_ids
 from llmstack_server.apis.responses.splice import output_items as earlier_output_items
@@ -135,6 +141,7 @@ async def _read(
 
 def _check(fields: ResponseRequest, *, has_store: bool) -> None:
     check_metadata(fields.metadata)
+    check_words(fields)
     check_include(fields.include)
     if fields.instructions is not None:
         check_text("instructions", fields.instructions)
@@ -164,6 +171,7 @@ def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conve
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         chat_template_kwargs=fields.chat_template_kwargs,
         reasoning_effort=fields.reasoning.effort if fields.reasoning else None,
+        include_reasoning=fields.include_reasoning is not False,
     )
 
 

@@ -9,11 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llmstack_llm import request_errors
 from llmstack_server.web.fields import GenerationFields
-from llmstack_server.web.unsupported import COMMON, Predicate, one_of
+from llmstack_server.web.unsupported import COMMON, EFFORTS, VERBOSITIES, Predicate, check_word, one_of, word_of
 
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
+SUMMARIES = ("auto", "concise", "detailed")
 
 LOGPROBS = "message.output_text.logprobs"
 # All but the first concern hosted tools, which do not exist here, or are always included.
@@ -54,6 +55,7 @@ class ResponseRequest(GenerationFields):
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, Any] | None = None
+    include_reasoning: bool | None = Field(None, description="whether the output has the reasoning")
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     reasoning: ReasoningFields | None = None
@@ -79,6 +81,10 @@ _NEVER = one_of()
 
 UNSUPPORTED: Mapping[str, Predicate] = {
     **COMMON,
+    "add_special_tokens": one_of(False),
+    "enable_response_messages": one_of(False),
+    "previous_input_messages": _NEVER,
+    "request_id": _NEVER,
     "response_format": _NEVER,
     "background_options": one_of({}, {"completion_window": "soonest"}),
     "context_management": one_of([]),
@@ -86,7 +92,7 @@ UNSUPPORTED: Mapping[str, Predicate] = {
     "moderation": _NEVER,
     "prompt": _NEVER,
     "stream_options": _has_no_obfuscation,
-    "truncation": one_of("disabled", "auto"),
+    "truncation": word_of("truncation", "disabled", "auto"),
     "n": one_of(1),
     "best_of": one_of(1),
     "use_beam_search": one_of(False),
@@ -96,6 +102,15 @@ UNSUPPORTED: Mapping[str, Predicate] = {
     "prompt_embeds": one_of([]),
     "chat_template": _NEVER,
 }
+
+
+def check_words(fields: ResponseRequest) -> None:
+    """Raises InvalidRequestError for an effort, a summary or a verbosity that OpenAI does not define."""
+    if fields.reasoning is not None:
+        check_word("reasoning.effort", fields.reasoning.effort, EFFORTS)
+        check_word("reasoning.summary", fields.reasoning.summary, SUMMARIES)
+    if fields.text is not None:
+        check_word("text.verbosity", fields.text.verbosity, VERBOSITIES)
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> None:
