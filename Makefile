@@ -1,6 +1,6 @@
 # Thin over hatch: each target is one line; the scripts themselves are in pyproject.toml.
 .DEFAULT_GOAL := setup
-.PHONY: setup serve test test-lowest wheels distributions test-full test-avx2 test-reference faults soak fuzz check bench docs clean
+.PHONY: setup serve test test-lowest wheels distributions test-full test-avx2 test-reference faults soak fuzz mutate coverage check bench docs clean
 
 PYTHON ?= python3
 KERNELS := $(wildcard packages/kernels/src/llmstack_kernels/*/*.cpp packages/kernels/src/llmstack_kernels/*/*.h)
@@ -21,6 +21,8 @@ check: setup ; $(HATCH) run check
 faults: setup ; $(HATCH) run faults $(ARGS)
 soak: setup ; $(HATCH) run soak
 fuzz: setup ; $(HATCH) run fuzz
+mutate: $(HATCH) ; $(HATCH) run mutate:mutate $(ARGS)
+coverage: setup ; $(HATCH) run coverage $(ARGS)
 docs: setup ; $(HATCH) run docs $(ARGS)
 wheels: $(HATCH) ; $(HATCH) run release:wheels
 distributions: $(HATCH) ; $(HATCH) run release:distributions $(TAG)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmstack_engine_core.client.suspects import NUM_CLEARING_TOKENS, Suspects
+from llmstack_engine_core.client.suspects import NUM_CLEARING_TOKENS, AfterCrash, Suspects
 
 MAX_NUM_DEATHS = 200
 
@@ -99,3 +99,34 @@ def test_a_request_that_is_given_up_is_waited_for_no_longer() -> None:
     suspects.hold("new")
     assert suspects.forget(["c", "new"]) == []
     assert suspects.forget(["a", "b"]) == ["d"]
+
+
+def test_each_crash_says_what_goes_on_and_whether_it_is_a_search() -> None:
+    suspects = Suspects()
+    assert suspects.on_crash(["a", "b"]) == AfterCrash(["a", "b"], None, is_search=False)
+    assert suspects.on_crash(["a", "b"]) == AfterCrash(["a"], None, is_search=True)
+    assert suspects.on_crash(["a"]) == AfterCrash(["a"], None, is_search=True)
+    assert suspects.on_crash(["a"]) == AfterCrash(["b"], "a", is_search=True)
+
+
+def test_newcomers_go_on_after_the_last_group_without_those_that_left() -> None:
+    suspects = Suspects()
+    suspects.on_crash(["a", "b"])
+    suspects.on_crash(["a", "b"])
+    for newcomer in ("x", "y", "z"):
+        suspects.hold(newcomer)
+    assert suspects.forget(["y"]) == []
+    assert suspects.forget(["a"]) == ["b"]
+    assert suspects.forget(["b"]) == ["x", "z"]
+    assert not suspects.has_any
+
+
+def test_a_request_that_got_tokens_after_a_lone_crash_has_both_crashes_before_it_again() -> None:
+    suspects = Suspects()
+    for running in (["a", "b"], ["a", "b"], ["a"]):
+        suspects.on_crash(running)
+    assert suspects.on_tokens("a", NUM_CLEARING_TOKENS) == ["b"]
+    suspects.forget(["b"])
+    assert suspects.on_crash(["a"]) == AfterCrash(["a"], None, is_search=False)
+    assert suspects.on_crash(["a"]).quarantined is None
+    assert suspects.on_crash(["a"]).quarantined == "a"

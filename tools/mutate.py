@@ -1,0 +1,177 @@
+"""Mutation tests: changes the code in small ways, and says which changes no test sees.
+
+    python tools/mutate.py journal admission cache scheduler
+
+Each target is a part of the code with the tests that have to see its changes; slow tests are left out. A changed
+function is tested by the tests that call it, in forks of one process (mutmut). `.mutants/TARGET` keeps the results:
+a second call tests new functions, and what no test saw. What no test can see is listed with its reason in
+`tools/equivalent_mutants.toml`. `docs/reliability.md` has the last figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
+MIN_KILLED = 0.9
+PYTEST = ["-c", str(ROOT / "pyproject.toml"), "--rootdir=.", "-p", "no:cacheprovider", "--timeout=0", "-m", "not full"]
+NAME = re.compile(r"^\s*(?P<name>\S+__mutmut_\d+): (?P<status>.+)$")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which modules are changed, and which tests run."""
+
+    packages: tuple[str, ...]
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change by its function and the two lines, so that it keeps its name when others come and go."""
+
+    function: str
+    removed: str
+    added: str
+
+
+TARGETS = {
+    "journal": Target(
+        ("engine-core",),
+        ("client/journal.py", "client/suspects.py"),
+        ("engine-core/tests/test_journal.py", "engine-core/tests/test_suspects.py"),
+    ),
+    "admission": Target(
+        ("llm", "engine-core"),
+        ("llmstack_llm/admission/*.py", "llmstack_engine_core/admission.py"),
+        ("llm/tests/admission", "engine-core/tests/test_admission.py"),
+    ),
+    "cache": Target(("kv-cache",), ("llmstack_kv_cache/*.py",), ("kv-cache/tests",)),
+    "scheduler": Target(
+        ("core-scheduler",),
+        ("llmstack_core_scheduler/*.py",),
+        ("core-scheduler/tests",),
+        ("test_simulation.py",),
+    ),
+}  # fmt: skip
+
+
+def prepare(name: str, target: Target) -> Path:
+    """A folder with copies of the sources and tests; files that did not change stay, so that results do too."""
+    folder = ROOT / ".mutants" / name
+    for package in target.packages:
+        _copy(ROOT / "packages" / package / "src", folder / "src")
+    shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)
+    for test in target.tests:
+        source = ROOT / "packages" / test
+        _copy(source, folder / "tests" / test if source.is_dir() else folder / "tests" / Path(test).parent)
+    modules = [f"*/{module}" for module in target.modules]
+    options = [*PYTEST, *(f"--ignore-glob=*/{one}" for one in target.left_out)]
+    lines = {
+        "source_paths": ["src"], "only_mutate": modules, "do_not_mutate": ["*/testing/*"],
+        "pytest_add_cli_args_test_selection": ["tests"], "pytest_add_cli_args": options,
+        "use_git_change_detection": False, "timeout_constant": 10.0,
+    }  # fmt: skip
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
+    (folder / "pyproject.toml").write_text("[tool.mutmut]\n" + text, encoding="utf-8")
+    return folder
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies files whose text is another, and no others."""
+    files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
+    for path in files:
+        place = target / (path.name if source.is_file() else path.relative_to(source))
+        if path.suffix == ".pyc" or (place.exists() and place.read_bytes() == path.read_bytes()):
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+
+
+def mutmut(folder: Path, *arguments: str) -> str:
+    """What a command of mutmut prints."""
+    command = [sys.executable, "-m", "mutmut", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def survivor_names(folder: Path) -> list[str]:
+    """The changes that no test saw, and those that none could have seen because none calls the function."""
+    matches = map(NAME.match, mutmut(folder, "results").splitlines())
+    return [match["name"] for match in matches if match and match["status"] not in ("timeout", "not checked")]
+
+
+def describe(folder: Path, name: str) -> Mutant:
+    """What mutmut calls `package.module.xǁClassǁmethod__mutmut_7`."""
+    module, _, function = name.rpartition("__mutmut_")[0].rpartition(".")
+    diff = mutmut(folder, "show", name).splitlines()
+    function = function.removeprefix("x_").removeprefix("xǁ").replace("ǁ", ".")
+    return Mutant(f"{module}.{function}", _changed(diff, "-"), _changed(diff, "+"))
+
+
+def test(name: str, target: Target, num_workers: int) -> Path:
+    """Tests what has not been tested, and what survived: there may be new tests."""
+    folder = prepare(name, target)
+    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(num_workers)]
+    if (folder / "mutants" / "mutmut-stats.json").exists() and (names := survivor_names(folder)):
+        subprocess.run([*command, *names], cwd=folder, check=True)
+    subprocess.run(command, cwd=folder, check=True)
+    return folder
+
+
+def _changed(diff: Iterable[str], sign: str) -> str:
+    return " ".join(line[1:].strip() for line in diff if line.startswith(sign) and not line.startswith(sign * 3))
+
+
+def equivalent_mutants() -> dict[Mutant, str]:
+    """The listed ones, with their reasons."""
+    rows = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("mutant", [])
+    return {Mutant(row["function"], row["removed"], row["added"]): row["reason"] for row in rows}
+
+
+def judge(name: str, folder: Path) -> bool:
+    """Prints the result of a target; whether enough is killed, of all that was to be tested."""
+    mutmut(folder, "export-cicd-stats")
+    figures = json.loads((folder / "mutants" / "mutmut-cicd-stats.json").read_text())
+    left, listed = [describe(folder, one) for one in survivor_names(folder)], equivalent_mutants()
+    real = [mutant for mutant in left if mutant not in listed]
+    for mutant in real:
+        print(f"{mutant.function}\n  - {mutant.removed}\n  + {mutant.added}")
+    num_tested = figures["killed"] + figures["timeout"] + len(left)
+    num_equivalent = len(left) - len(real)
+    share = (num_tested - len(left)) / max(num_tested - num_equivalent, 1)
+    print(
+        f"{name}: {num_tested - len(left)} killed ({figures['timeout']} by time), {len(real)} not, {num_equivalent} "
+        f"equivalent, {figures['total'] - num_tested} not tested: {share:.1%}"
+    )
+    return bool(share >= MIN_KILLED and num_tested == figures["total"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all by default")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--judge", action="store_true", help="print the results that are there, and test nothing")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.targets) - set(TARGETS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    results = []
+    for name in options.targets or TARGETS:
+        folder = ROOT / ".mutants" / name if options.judge else test(name, TARGETS[name], options.workers)
+        results.append(judge(name, folder))
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
