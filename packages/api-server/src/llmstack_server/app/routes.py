@@ -12,6 +12,7 @@ from llmstack_server.apis.anthropic.routes import add_anthropic_routes
 from llmstack_server.apis.openai.routes import add_openai_routes
 from llmstack_server.apis.pooling.routes import add_pooling_routes
 from llmstack_server.apis.responses.routes import add_responses_routes
+from llmstack_server.app.chat_page import add_chat_page
 from llmstack_server.app.docs_page import add_docs_routes
 from llmstack_server.app.invocations import add_invocations_route
 from llmstack_server.app.server_info import server_info
@@ -43,6 +44,8 @@ def build_router(state: ServerState) -> APIRouter:
     add_steps_routes(router, state)
     if state.config.http.has_docs:
         add_docs_routes(router)
+    if state.config.http.has_chat_page:
+        add_chat_page(router)
     for name in state.config.http.extra_routes:
         load_named("--extra-routes", name)(router, state)
     if state.config.http.enable_control_routes:

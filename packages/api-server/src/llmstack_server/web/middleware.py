@@ -29,9 +29,11 @@ REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
 # Probes of liveness and readiness have no key.
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+# The chat page asks for the key itself.
+KEY_ASKING_PATH = "/"
 # Routes about the server itself, which are answered in every state of the engine.
 UNGATED_PATHS = OPEN_PATHS | {
-    "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
+    KEY_ASKING_PATH, "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
 }  # fmt: skip
 UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/docs/")
 # Routes that a sleeping engine can answer.
@@ -154,13 +156,18 @@ class AuthenticationMiddleware:
         self._keys = state.config.http.api_keys
         self._clients = clients_of(state.config)
         self._open_paths = OPEN_PATHS | ({"/metrics"} if state.config.http.has_open_metrics else set())
+        self._asking_path = KEY_ASKING_PATH if state.config.http.has_chat_page else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             client = NO_CLIENT if self._keys else EVERYONE
             if self._keys and route_path(scope) not in self._open_paths:
-                index = self._key_index(Headers(scope=scope))
-                scope["state"]["api_key_index"], client = index, self._clients[index]
+                headers = Headers(scope=scope)
+                if route_path(scope) == self._asking_path and not _has_key(headers):
+                    scope["state"]["needs_key"] = True
+                else:
+                    index = self._key_index(headers)
+                    scope["state"]["api_key_index"], client = index, self._clients[index]
             current_client.set(client)
         await self._app(scope, receive, send)
 
@@ -175,6 +182,10 @@ class AuthenticationMiddleware:
         if index is None:
             raise HTTPError(invalid_api_key())
         return index
+
+
+def _has_key(headers: Headers) -> bool:
+    return "authorization" in headers or "x-api-key" in headers
 
 
 class GateMiddleware:

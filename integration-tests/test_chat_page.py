@@ -1,0 +1,189 @@
+"""The chat page in a real browser: it talks, stops, shows probabilities, asks for a key, and is accessible."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.full  # a browser takes seconds to start
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+if not CHROMIUM or not DRIVER:
+    pytest.skip("Chromium and its driver are not installed", allow_module_level=True)
+
+By = pytest.importorskip("selenium.webdriver.common.by").By
+Keys, ActionChains = webdriver.Keys, webdriver.ActionChains
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
+
+KEY = "key-of-the-browser-test"
+ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+             "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage")  # fmt: skip
+
+
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    with tempfile.TemporaryDirectory() as folder:
+        for argument in (*ARGUMENTS, f"--user-data-dir={folder}", "--window-size=1200,900"):
+            options.add_argument(argument)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+        try:
+            yield driver
+        finally:
+            driver.quit()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as driver:
+        yield driver
+
+
+def wait(browser: Any, condition: Callable[[Any], Any]) -> Any:
+    return WebDriverWait(browser, 60).until(condition)
+
+
+def text_of(browser: Any, selector: str) -> str:
+    found = browser.find_elements(By.CSS_SELECTOR, selector)
+    return str(found[-1].text) if found else ""
+
+
+def open_page(browser: Any, url: str) -> None:
+    browser.get_log("browser")
+    browser.get(url)
+    wait(browser, lambda driver: driver.find_elements(By.CSS_SELECTOR, "#model option"))
+
+
+def send(browser: Any, text: str, **settings: str) -> None:
+    browser.execute_script("document.getElementById('settings').open = true")
+    for name, value in settings.items():
+        field = browser.find_element(By.ID, name)
+        field.clear()
+        field.send_keys(value)
+    browser.find_element(By.ID, "prompt").send_keys(text, Keys.ENTER)
+
+
+def set_scheme(browser: Any, scheme: str) -> None:
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def violations(browser: Any) -> list[str]:
+    browser.execute_script((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+    found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
+    return [f"{entry['id']}: {entry['nodes'][0]['html'][:200]}" for entry in found["violations"]]
+
+
+def test_a_conversation_streams_and_can_be_continued(browser: Any, demo_server: Any) -> None:
+    open_page(browser, demo_server.url)
+    assert text_of(browser, "#model option") == demo_server.client.models.list().data[0].id
+    send(browser, "Tell me of a king.", temperature="0", max_tokens="24", seed="1")
+    wait(browser, lambda driver: "tokens per second" in text_of(driver, ".assistant .facts"))
+    first = text_of(browser, ".assistant .text")
+    messages = [{"role": "user", "content": "Tell me of a king."}]
+    model = text_of(browser, "#model option")
+    expected = demo_server.client.chat.completions.create(
+        model=model, messages=messages, temperature=0, max_tokens=24, seed=1
+    )
+    assert " ".join(first.split()) == " ".join((expected.choices[0].message.content or "").split())
+    send(browser, "And then?")
+    wait(browser, lambda driver: len(driver.find_elements(By.CSS_SELECTOR, ".assistant .facts:not(:empty)")) == 2)
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".message.user")) == 2
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_an_answer_can_be_stopped(browser: Any, demo_server: Any) -> None:
+    open_page(browser, demo_server.url)
+    limits = {"offline": False, "latency": 0, "downloadThroughput": 2000, "uploadThroughput": -1}  # bytes per second
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", limits)
+    try:
+        send(browser, "A long story.", max_tokens="400")
+        wait(browser, lambda driver: text_of(driver, ".assistant .text"))
+        browser.find_element(By.ID, "stop").click()
+        wait(browser, lambda driver: "stopped" in text_of(driver, ".assistant .facts"))
+    finally:
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", limits | {"downloadThroughput": -1})
+    assert browser.find_element(By.ID, "send").is_displayed()
+
+
+def test_probabilities_of_tokens_are_shown_for_the_mouse_and_the_keyboard(browser: Any, demo_server: Any) -> None:
+    open_page(browser, demo_server.url)
+    browser.execute_script("document.getElementById('settings').open = true")
+    browser.find_element(By.ID, "logprobs").click()
+    send(browser, "Tell me of a king.", max_tokens="6")
+    wait(browser, lambda driver: text_of(driver, ".assistant .facts"))
+    group = browser.find_element(By.CSS_SELECTOR, ".tokens")
+    assert len(group.find_elements(By.TAG_NAME, "span")) == 6
+    ActionChains(browser).move_to_element(group.find_elements(By.TAG_NAME, "span")[2]).perform()
+    assert text_of(browser, "#alternatives li").endswith("%") or "(chosen)" in text_of(browser, "#alternatives")
+    shown = text_of(browser, "#alternatives")
+    group.send_keys(Keys.ARROW_RIGHT)
+    assert text_of(browser, "#alternatives") != shown
+
+
+def test_text_of_the_model_is_never_html(browser: Any, demo_server: Any) -> None:
+    open_page(browser, demo_server.url)
+    evil = (
+        "<img src=x onerror='document.title=1'> **bold** `<b>` [link](javascript:alert(1))\n\n- item\n\n```\n<i>\n```"
+    )
+    made = browser.execute_script(
+        "const root = document.createElement('div');root.append(...markdownNodes(arguments[0])); return root.innerHTML",
+        evil,
+    )
+    assert "&lt;img src=x" in made
+    assert "<strong>bold</strong>" in made
+    assert "<code>&lt;b&gt;</code>" in made
+    assert "<a" not in made
+    assert "<li>item</li>" in made
+    assert "<code>&lt;i&gt;</code>" in made
+
+
+def test_the_load_is_shown(browser: Any, demo_server: Any) -> None:
+    open_page(browser, demo_server.url)
+    browser.find_element(By.CSS_SELECTOR, "#load summary").click()
+    wait(browser, lambda driver: text_of(driver, "#running") == "0")
+    wait(browser, lambda driver: text_of(driver, "#speed") not in ("", "–"))
+    assert text_of(browser, "#cache").endswith("%")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser: Any, demo_server: Any, scheme: str) -> None:
+    set_scheme(browser, scheme)
+    open_page(browser, demo_server.url)
+    browser.execute_script("for (const part of document.querySelectorAll('details')) part.open = true")
+    browser.find_element(By.ID, "logprobs").click()
+    send(browser, "Tell me of a king.", max_tokens="8")
+    wait(browser, lambda driver: text_of(driver, ".assistant .facts"))
+    group = browser.find_element(By.CSS_SELECTOR, ".tokens")
+    group.send_keys(Keys.ARROW_RIGHT)
+    assert violations(browser) == []
+    set_scheme(browser, "light")
+
+
+def test_a_server_with_a_key_is_asked_with_it_and_nothing_keeps_it(browser: Any, serve: Callable[..., Any]) -> None:
+    with serve("--api-key", KEY) as server:
+        browser.get(server.url)
+        field = wait(browser, lambda driver: driver.find_element(By.ID, "key"))
+        wait(browser, lambda driver: field.is_displayed())
+        assert violations(browser) == []
+        field.send_keys("wrong", Keys.ENTER)
+        wait(browser, lambda driver: "API key" in text_of(driver, "#status"))
+        wait(browser, lambda driver: field.is_displayed())
+        field.send_keys(KEY, Keys.ENTER)
+        wait(browser, lambda driver: driver.find_elements(By.CSS_SELECTOR, "#model option"))
+        kept = browser.execute_script(
+            "return JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
+            " + document.documentElement.innerHTML"
+        )
+        assert KEY not in kept
