@@ -25,6 +25,10 @@ from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
             {"num_lookahead_slots": 1, "speculative": SpeculativeConfig("ngram", 2)},
             ["num_lookahead_slots", "speculative"],
         ),
+        (
+            {"pipeline_parallel_size": 2, "speculative": SpeculativeConfig("ngram", 2)},
+            ["pipeline_parallel_size 2", "drafts"],
+        ),
     ],
 )
 def test_an_error_names_the_fields(fields, names):

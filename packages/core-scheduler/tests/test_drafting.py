@@ -116,6 +116,14 @@ def test_drafts_take_no_block_from_other_requests_and_no_token_from_waiting_ones
     assert len(scheduler.schedule(0.0).scheduled_requests) == 1
 
 
+def test_the_first_rows_take_the_budget_for_drafts():
+    scheduler = make_scheduler(Guesses(5, 6, 7), max_num_batched_tokens=8)
+    scheduler.add_request(request_of("a", 3, 20))
+    scheduler.add_request(request_of("b", 3, 20))
+    rows = scheduler.schedule(0.0).scheduled_requests
+    assert [list(row.draft_token_ids) for row in rows] == [[5, 6], []]
+
+
 def test_a_row_of_a_beam_search_gets_no_drafts():
     scheduler = make_scheduler(Guesses(5, 6, 7))
     scheduler.add_request(request_of("a", 6, 9, use_beam_search=True))

@@ -6,13 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmstack_engine_core.client.journal import Journal, model_identity
-from llmstack_types import EngineCoreOutput, EngineCoreRequest, EngineReady, FinishReason, SamplingParams
-
-READY = EngineReady(
-    model_path="model", vocab_size=97, dtype="float32", device="cpu", kv_cache_dtype="float16",
-    max_model_len=64, num_blocks=8, block_size=8, backends={"prefill": "cpu", "decode": "graph"},
-)  # fmt: skip
+from llmstack_engine_core.client.journal import Journal
+from llmstack_types import EngineCoreOutput, EngineCoreRequest, FinishReason, SamplingParams
 
 
 def request(
@@ -56,6 +51,7 @@ def test_a_fork_goes_on_as_a_request_of_its_own() -> None:
     journal = journal_of(request("a"), request("b", fork_of="a"))
     assert journal.resumed("b") == request("b")
     assert journal.followers("a") == []
+    assert journal.group("b") == ["b"]
     assert not journal.is_follower("b")
 
 
@@ -80,6 +76,8 @@ def test_a_whole_beam_search_starts_again() -> None:
     assert [journal.resumed(one.request_id) for one in beams] == beams
     assert [journal.is_follower(name) for name in ("a", "b", "c", "gone")] == [False, True, True, False]
     assert journal.resumed("other") is None, "its second beam is not there"
+    assert [journal.group(one.request_id) for one in beams] == [["a", "b", "c"]] * 3
+    assert journal.group("other") == ["other"]
 
 
 @pytest.mark.parametrize("gone", ["a", "b"])
@@ -88,24 +86,5 @@ def test_a_beam_search_that_lost_a_beam_does_not_go_on(gone: str) -> None:
     journal.forget([gone])
     left = "b" if gone == "a" else "a"
     assert journal.resumed(left) is None
+    assert journal.group(left) == [left]
     assert not journal.is_follower(left)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model_path": "other"},
-        {"vocab_size": 98},
-        {"dtype": "bfloat16"},
-        {"kv_cache_dtype": "int8"},
-        {"backends": {"prefill": "reference", "decode": "graph"}},
-        {"backends": {"decode": "graph"}},
-    ],
-)
-def test_weights_and_kernels_are_the_identity_of_a_model(change: dict[str, object]) -> None:
-    assert model_identity(replace(READY, **change)) != model_identity(READY)  # type: ignore[arg-type]
-
-
-def test_how_decodes_run_and_how_much_memory_there_is_are_no_part_of_the_identity() -> None:
-    other = replace(READY, backends={"prefill": "cpu", "decode": "eager"}, num_blocks=9)
-    assert model_identity(other) == model_identity(READY)

@@ -33,3 +33,16 @@ def test_sizes_that_make_no_sense_are_refused_by_name():
 
     with pytest.raises(ValueError, match="num_kv_heads"):
         allocate_kv_storage(2, 5, 0, 4, 8, torch.float32, "cpu")
+
+    with pytest.raises(ValueError, match="num_layers must be at least 0, got -1"):
+        allocate_kv_storage(-1, 5, 3, 4, 8, torch.float32, "cpu")
+    assert allocate_kv_storage(0, 5, 3, 4, 8, torch.float32, "cpu") == []
+
+
+def test_storage_of_a_device_is_made_there():
+    torch = pytest.importorskip("torch")
+    from llmstack_kv_cache.storage import allocate_kv_storage
+
+    ((key_cache, value_cache),) = allocate_kv_storage(1, 5, 3, 4, 8, torch.float32, "meta")
+    assert key_cache.device.type == value_cache.device.type == "meta"
+    assert key_cache.shape == (5, 3, 4, 8)

@@ -47,12 +47,6 @@ def build_pooled(request: Request, output: ModelRunnerOutput) -> EngineCoreOutpu
     )
 
 
-def collect_prompt_logprobs(request: Request, output: ModelRunnerOutput) -> None:
-    """Keeps a chunk's prompt log-probabilities until the first token; a prompt that is recomputed later adds none."""
-    if request.prompt_logprobs is not None:
-        request.prompt_logprobs.extend(output.prompt_logprobs.get(request.request_id, ()))
-
-
 def _logprobs(request: Request, num_tokens: int, output: ModelRunnerOutput) -> list[TokenLogprobs] | None:
     if not request.wants_logprobs:
         return None

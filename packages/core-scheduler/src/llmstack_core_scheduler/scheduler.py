@@ -12,7 +12,7 @@ from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.drafting import Drafting
 from llmstack_core_scheduler.fair_queue import make_waiting_queue
 from llmstack_core_scheduler.forking import Forking
-from llmstack_core_scheduler.output_builder import build_error, build_output, build_pooled, collect_prompt_logprobs
+from llmstack_core_scheduler.output_builder import build_error, build_output, build_pooled
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.preemptor import Preemptor
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
@@ -351,8 +351,8 @@ class Scheduler:
             num_hits = min(max(request.num_cached_tokens, 0), row.num_computed_tokens)  # the rest it wrote itself
             self._kv_cache_manager.forget_prefix(request.token_ids, num_hits, request.arrival.cache_salt)
             return self._fail(request, error)
-        if request.prompt_logprobs is not None and step > request.recompute_step:
-            collect_prompt_logprobs(request, output)
+        if request.prompt_logprobs is not None and step > request.recompute_step:  # what is computed again adds none
+            request.prompt_logprobs.extend(output.prompt_logprobs.get(request.request_id, ()))
         draft_token_ids = row.draft_token_ids
         num_known_tokens = row.num_computed_tokens + row.num_scheduled_tokens - len(draft_token_ids)
         if num_known_tokens != len(request.token_ids):
