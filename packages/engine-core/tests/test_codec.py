@@ -37,6 +37,7 @@ from llmstack_types import (
     PoolingParams,
     PoolingTask,
     PoolingType,
+    RepetitionDetectionParams,
     RequestEvent,
     RequestOutputKind,
     RequestStatus,
@@ -121,6 +122,7 @@ PARAMS = st.builds(
         )
     ),
     kept_special_tokens=tuples(TEXT),
+    repetition_detection=st.none() | st.builds(RepetitionDetectionParams, *[st.integers(0, 1024)] * 3),
 )
 REQUESTS = st.builds(
     EngineCoreRequest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from llmstack_core_scheduler.repetition import RepetitionDetector
 from llmstack_types import EngineCoreRequest, RequestStatus, TokenLogprobs
 
 Rank = tuple[float, ...]
@@ -30,6 +31,7 @@ class Request:
         is_constrained: Whether it has structured output: then an end-of-sequence id ends it at any length, since one
             is drawn early only where nothing else may follow.
         stop_token_ids: Further ids that end it.
+        repetition: Ends it when it repeats itself; None where that was not asked for.
         ending_token_ids: Both together.
         num_computed_tokens: Tokens whose KV exists, or will once the steps already scheduled have run.
         num_slots: Tokens that its block table has room for.
@@ -72,6 +74,7 @@ class Request:
         "prompt_logprobs",
         "rank",
         "recompute_step",
+        "repetition",
         "request_id",
         "status",
         "stop_token_ids",
@@ -105,6 +108,8 @@ class Request:
         self.eos_token_ids = frozenset(() if ignores_eos else arrival.eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.ending_token_ids = self.eos_token_ids | self.stop_token_ids
+        detection = params.repetition_detection
+        self.repetition = None if detection is None else RepetitionDetector(detection, self.num_prompt_tokens)
         self.num_computed_tokens = 0
         self.num_slots = 0
         self.next_passed_token = 0

@@ -24,6 +24,7 @@ class Stop:
 
 
 _END_OF_SEQUENCE = Stop(RequestStatus.FINISHED_STOPPED, FinishReason.STOP)
+_REPETITION = Stop(RequestStatus.FINISHED_REPETITION, FinishReason.REPETITION)
 _LENGTH = Stop(RequestStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH)
 
 
@@ -35,7 +36,11 @@ def append_until_stop(request: Request, sampled_token_ids: list[int]) -> tuple[l
         return [], _LENGTH
     for token_id in sampled_token_ids:
         token_ids.append(token_id)
-        if token_id in request.ending_token_ids or len(token_ids) >= request.max_num_tokens:
+        if (
+            token_id in request.ending_token_ids
+            or len(token_ids) >= request.max_num_tokens
+            or request.repetition is not None
+        ):
             stop = check_stop(request)
             if stop is not None:
                 return token_ids[num_known_tokens:], stop
@@ -45,11 +50,17 @@ def append_until_stop(request: Request, sampled_token_ids: list[int]) -> tuple[l
 
 
 def check_stop(request: Request) -> Stop | None:
-    """Whether the request ends with its last token: an ending token, not before `min_tokens`, or else the length."""
+    """Whether the request ends with its last token, in this order: an ending token, its length, or a repetition.
+
+    Only the length ends it before `min_tokens`.
+    """
     num_tokens, token_id = len(request.token_ids), request.token_ids[-1]
     is_long_enough = num_tokens >= request.min_num_tokens
     if token_id in request.eos_token_ids and (is_long_enough or request.is_constrained):
         return _END_OF_SEQUENCE
     if token_id in request.stop_token_ids and is_long_enough:
         return Stop(RequestStatus.FINISHED_STOPPED, FinishReason.STOP, token_id)
-    return _LENGTH if num_tokens >= request.max_num_tokens else None
+    if num_tokens >= request.max_num_tokens:
+        return _LENGTH
+    is_repeating = request.repetition is not None and request.repetition.is_repeating(request.token_ids)
+    return _REPETITION if is_repeating and is_long_enough else None

@@ -42,7 +42,11 @@ if TYPE_CHECKING:
     from llmstack_types.model_runner import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig
     from llmstack_types.model_runner_output import ModelRunnerOutput
     from llmstack_types.pooling_params import PoolingParams, PoolingTask, PoolingType
-    from llmstack_types.sampling_params import RequestOutputKind, SamplingParams
+    from llmstack_types.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+    )
     from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
     from llmstack_types.stats import SchedulerStats
     from llmstack_types.structured_outputs_params import StructuredOutputsParams
@@ -76,6 +80,7 @@ _MODULES = {
     "QuarantinedError": "errors",
     "RequestEvent": "events",
     "RequestFailedError": "errors",
+    "RepetitionDetectionParams": "sampling_params",
     "RequestOutputKind": "sampling_params",
     "RequestStatus": "events",
     "SamplingParams": "sampling_params",
@@ -117,6 +122,7 @@ __all__ = [
     "PoolingTask",
     "PoolingType",
     "QuarantinedError",
+    "RepetitionDetectionParams",
     "RequestEvent",
     "RequestFailedError",
     "RequestOutputKind",

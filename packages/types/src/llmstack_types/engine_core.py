@@ -20,6 +20,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REPETITION = "repetition"
 
 
 @dataclass(frozen=True, slots=True)

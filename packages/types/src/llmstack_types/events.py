@@ -21,6 +21,7 @@ class RequestStatus(StrEnum):
     SWAPPED = "swapped"
     FINISHED_STOPPED = "finished_stopped"
     FINISHED_LENGTH_CAPPED = "finished_length_capped"
+    FINISHED_REPETITION = "finished_repetition"
     FINISHED_ABORTED = "finished_aborted"
     FINISHED_ERROR = "finished_error"
 

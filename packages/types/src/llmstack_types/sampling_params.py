@@ -22,6 +22,21 @@ class RequestOutputKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionDetectionParams:
+    """When a completion ends because it repeats itself.
+
+    Attributes:
+        max_pattern_size: Tokens of the longest pattern that is looked for; 0 looks for none.
+        min_pattern_size: Tokens of the shortest one; 0 counts as 1.
+        min_count: How often a pattern must follow itself.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of one request.
 
@@ -52,6 +67,7 @@ class SamplingParams:
         kept_special_tokens: Special tokens that show even where `skip_special_tokens` leaves out the others.
         structured_outputs: What the completion must conform to. The end of the constraint ends the completion, under
             `ignore_eos` and before `min_tokens` too, which only keep it from ending while more could follow.
+        repetition_detection: Ends a completion whose last tokens are one pattern, repeated; not before `min_tokens`.
         stream_interval: Tokens of a completion between two outputs of a stream, after the first.
         truncate_prompt_tokens: Tokens of the prompt that are kept; -1 keeps what leaves room for `max_tokens`.
         truncation_side: The side on which tokens are dropped, `left` or `right`.
@@ -90,6 +106,7 @@ class SamplingParams:
     extra_args: Mapping[str, Any] | None = None
     structured_outputs: StructuredOutputsParams | None = None
     kept_special_tokens: tuple[str, ...] = ()
+    repetition_detection: RepetitionDetectionParams | None = None
     stream_interval: int = 1
     truncate_prompt_tokens: int | None = None
     truncation_side: str = "left"

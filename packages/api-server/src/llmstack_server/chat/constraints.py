@@ -15,6 +15,7 @@ from llmstack_types.vocabulary import StructuredOutputKind, words_of
 
 # Texts before and after a call, in templates of this form.
 _CALL_BEGIN, _CALL_END = "<tool_call>\n", "\n</tool_call>"
+_FORMATS_OF_TEXT = ("response_format", "text.format", "output_config.format")
 _NO_NAMES: Mapping[str, str] = {}
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
@@ -24,13 +25,17 @@ def with_tool_constraint(
 ) -> CheckedSampling:
     """The sampling fields with the constraint that the tools require.
 
+    A demanded call replaces a format of the text, since the answer has no text then.
+
     Raises:
-        InvalidRequestError: The request has its own constraint and requires a call.
+        InvalidRequestError: The request has a constraint on the whole output, and requires a call.
     """
     own = sampling.values.get("structured_outputs")
     if tool_use.is_forced and own is not None:
-        reason = "a demanded call cannot be combined with another constraint on the output"
-        raise request_errors.invalid_value("tool_choice", reason)
+        if sampling.names.get("structured_outputs") not in _FORMATS_OF_TEXT:
+            reason = "a demanded call cannot be combined with another constraint on the output"
+            raise request_errors.invalid_value("tool_choice", reason)
+        own = None
     constraint = None if own is not None else _constraint(tool_use, tool_parser)
     if constraint is None:
         return sampling

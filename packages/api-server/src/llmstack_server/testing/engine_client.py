@@ -67,6 +67,10 @@ class ByteTokenizer:
         """One byte as text."""
         return self.decode([token_id])
 
+    def token_to_id(self, token: str) -> int | None:
+        """The byte of a text of one byte."""
+        return token.encode()[0] if len(token.encode()) == 1 else None
+
 
 class FakeStream:
     """Outputs of prompts that were submitted together."""

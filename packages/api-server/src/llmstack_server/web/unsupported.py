@@ -87,7 +87,6 @@ COMMON: Mapping[str, Predicate] = {
     "kv_transfer_params": _NEVER,
     "lora_request": _NEVER,
     "thinking_token_budget": _NEVER,
-    "repetition_detection": _NEVER,
 }
 
 _PREFIXES = "cached prefixes are found by their tokens alone"

@@ -16,6 +16,7 @@ from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.http_options import AnswerConfig
 from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
+from llmstack_types import RepetitionDetectionParams
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -98,6 +99,32 @@ async def test_chunks_may_hold_several_tokens_and_say_the_same(llm_app: Any, pat
     by_four = texts((await call(llm_app, "POST", path, {**body, "stream_interval": 4})).events())
     assert "".join(by_four) == "".join(one_by_one)
     assert [len(text) for text in by_four] == [1, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"max_pattern_size": 2, "min_count": 1}, "repetition_detection.min_count"),
+        ({"max_pattern_size": 1, "min_pattern_size": 2, "min_count": 2}, "repetition_detection.min_pattern_size"),
+        ({"max_pattern_size": 257, "min_count": 2}, "repetition_detection.max_pattern_size"),
+        ({"max_pattern_size": True, "min_count": 2}, "repetition_detection.max_pattern_size"),
+        ({"max_size": 2}, "repetition_detection.max_size"),
+        ([], "repetition_detection"),
+    ],
+)
+async def test_what_counts_as_a_repetition_is_checked(given: Any, param: str):
+    answer = await call(fake_app(), "POST", COMPLETIONS, {"prompt": "Hi", "repetition_detection": given})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_repetition_detection_reaches_the_engine():
+    engine = FakeEngineClient()
+    body = {"max_tokens": 1, "repetition_detection": {"max_pattern_size": 3, "min_count": 2}}
+    app = build_app(ready_state(engine))
+    assert (await call(app, "POST", CHAT, {**body, "messages": HELLO})).status == 200
+    assert engine.admitted[-1].sampling_params.repetition_detection == RepetitionDetectionParams(3, 0, 2)
+    assert (await call(app, "POST", COMPLETIONS, {"prompt": "Hi", "repetition_detection": {}})).status == 200
+    assert engine.admitted[-1].sampling_params.repetition_detection is None
 
 
 async def test_a_prompt_may_be_cut(llm_app: Any):

@@ -147,6 +147,20 @@ async def test_a_required_call_is_an_array_under_a_schema():
     assert items[1]["properties"]["parameters"] == {"type": "object"}
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}], ids=str)
+async def test_a_demanded_call_is_made_and_the_format_is_for_texts(choice: Any):
+    server = Server()
+    named = {"name": "x", "schema": {"type": "object", "properties": {"z": {"type": "string"}}}}
+    fields = {"tools": [tool("look")], "response_format": {"type": "json_schema", "json_schema": named}}
+    script = '[{"name": "look", "parameters": {}}]' if choice == "required" else "{}"
+    message = await server.both(script, tool_choice=choice, **fields)
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
+    assert "z" not in json.dumps(server.engine.admitted[-1].sampling_params.structured_outputs.json)
+    # Without a call the format holds.
+    await server.both('{"z": ""}', tool_choice="none", **fields)
+    assert "z" in json.dumps(server.engine.admitted[-1].sampling_params.structured_outputs.json)
+
+
 async def test_a_required_call_without_parallel_ones_is_one():
     server = Server()
     fields = {"tools": [tool()], "tool_choice": "required", "parallel_tool_calls": False}

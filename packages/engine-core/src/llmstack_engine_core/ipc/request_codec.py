@@ -14,7 +14,15 @@ from typing import Any, Final, TypeVar
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.structured_outputs_codec import decode_structured_outputs, encode_structured_outputs
-from llmstack_types import EngineCoreRequest, PoolingParams, PoolingTask, PoolingType, RequestOutputKind, SamplingParams
+from llmstack_types import (
+    EngineCoreRequest,
+    PoolingParams,
+    PoolingTask,
+    PoolingType,
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 
 _Member = TypeVar("_Member")
 MAX_REQUEST_ID_LENGTH: Final = 512
@@ -24,6 +32,7 @@ MAX_TIME_S: Final = 1e10  # three centuries; the log of steps counts microsecond
 MAX_EOS_TOKEN_IDS: Final = 4096
 MAX_BAD_WORD_SEQUENCES: Final = 4096
 MAX_EXTRA_ARG_ITEMS: Final = 4096
+MAX_PATTERN_SIZE: Final = 1024
 
 _INT32 = 2**31 - 1
 _REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
@@ -157,6 +166,14 @@ def _early_stopping(value: Any, name: str) -> bool | str:
     return value  # type: ignore[no-any-return]  # one of the three values
 
 
+def _repetition_detection(value: Any, name: str) -> RepetitionDetectionParams | None:
+    """From the longest pattern, the shortest one and the number of times."""
+    if value is None:
+        return None
+    longest, shortest, count = (_PATTERN_SIZE(item, name) for item in fields.row(value, name, 3))
+    return RepetitionDetectionParams(longest, shortest, count)
+
+
 _MAX_BIAS = 1e6
 _MAX_PENALTY = 100.0
 _TINY = 5e-324  # above 0
@@ -170,6 +187,7 @@ _SECOND_TEXT_START = fields.optional(fields.integer(0, _INT32))
 _STOP_STRING = fields.text()
 _STOP_STRINGS = fields.texts(max_items=MAX_STOP_STRINGS)
 _COUNT = fields.integer(0, _INT32)
+_PATTERN_SIZE = fields.integer(0, MAX_PATTERN_SIZE)
 _OPTIONAL_COUNT = fields.optional(_COUNT)
 _NUM_LOGPROBS = fields.optional(fields.integer(0, _INT32))
 
@@ -209,6 +227,7 @@ _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "extra_args": fields.optional(_extra_args),
     "structured_outputs": fields.optional(decode_structured_outputs),
     "kept_special_tokens": _texts,
+    "repetition_detection": _repetition_detection,
 }
 _NAMES: Final = tuple(_SAMPLING_CHECKS)
 _CHECKS: Final = tuple(_SAMPLING_CHECKS.values())
@@ -219,6 +238,7 @@ _ALLOWED_TOKEN_IDS: Final = _NAMES.index("allowed_token_ids")
 _BAD_WORDS_TOKEN_IDS: Final = _NAMES.index("bad_words_token_ids")
 _EXTRA_ARGS: Final = _NAMES.index("extra_args")
 _STRUCTURED_OUTPUTS: Final = _NAMES.index("structured_outputs")
+_REPETITION_DETECTION: Final = _NAMES.index("repetition_detection")
 
 
 def encode_sampling_params(params: SamplingParams) -> list[Any]:
@@ -236,6 +256,9 @@ def encode_sampling_params(params: SamplingParams) -> list[Any]:
         values[_EXTRA_ARGS] = [[key, value] for key, value in params.extra_args.items()]
     if params.structured_outputs is not None:
         values[_STRUCTURED_OUTPUTS] = encode_structured_outputs(params.structured_outputs)
+    detection = params.repetition_detection
+    if detection is not None:
+        values[_REPETITION_DETECTION] = [detection.max_pattern_size, detection.min_pattern_size, detection.min_count]
     bias = params.logit_bias
     if bias is not None:
         packed_ids = fields.pack_uint32(bias.keys(), "logit_bias")

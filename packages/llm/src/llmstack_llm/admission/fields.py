@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from llmstack_llm.admission.rules import (
     check_truncation_side,
     normal_logit_bias,
 )
-from llmstack_types import RequestOutputKind
+from llmstack_types import RepetitionDetectionParams, RequestOutputKind
 
 FieldCheck = Callable[[str, Any, AdmissionLimits], Any]
 """From the user's name of a field, its value and the limits to the normal form; raises InvalidRequestError."""
@@ -31,6 +32,7 @@ MAX_BEST_OF = 20
 MAX_LENGTH_PENALTY = 10.0  # ten thousand tokens to the tenth power is still a float
 MAX_STREAM_INTERVAL = 1 << 20
 MAX_STOP_TOKEN_IDS = 1024
+MAX_PATTERN_SIZE = 256  # a token costs as many comparisons, 10 µs
 GREEDY_BELOW_TEMPERATURE = 1e-5
 LOWEST_TEMPERATURE = 0.01
 
@@ -105,6 +107,29 @@ def _logit_bias(param: str, value: Any, limits: AdmissionLimits) -> dict[int, fl
     return normal_logit_bias(param, value, limits.vocab_size)
 
 
+def _repetition_detection(param: str, value: Any, limits: AdmissionLimits) -> RepetitionDetectionParams | None:
+    """The object of a request, or the parameters themselves; None where no pattern is looked for."""
+    if isinstance(value, RepetitionDetectionParams):
+        value = dataclasses.asdict(value)
+    if not isinstance(value, Mapping):
+        raise request_errors.invalid_type(param, "an object", value)
+    numbers = {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0}
+    for name, number in value.items():
+        shown = f"{param}.{request_errors.echo(name)}"
+        if name not in numbers:
+            raise request_errors.unsupported_parameter(shown, f"'{shown}' is not supported by this server")
+        numbers[name] = _PATTERN_SIZE.check(shown, number) or 0
+    found = RepetitionDetectionParams(**numbers)
+    if found.min_pattern_size > found.max_pattern_size:
+        raise request_errors.invalid_value(f"{param}.min_pattern_size", "must not be above 'max_pattern_size'")
+    if not found.max_pattern_size:
+        return None
+    if found.min_count < 2:
+        raise request_errors.below_min(f"{param}.min_count", 2, found.min_count, is_integer=True)
+    return found
+
+
+_PATTERN_SIZE = IntegerRule(0, MAX_PATTERN_SIZE, is_optional=True)
 _TEMPERATURE = DecimalRule(0.0, 2.0)
 _TOP_K = IntegerRule(-1, INT64_MAX)
 _SEED = IntegerRule(
@@ -149,5 +174,6 @@ FIELD_CHECKS: Mapping[str, FieldCheck] = {
     "bad_words_token_ids": _bad_words_token_ids,
     "logit_bias": _logit_bias,
     "truncate_prompt_tokens": _truncate_prompt_tokens,
+    "repetition_detection": _repetition_detection,
 }
 """The order is that of the errors: of several bad fields the first one here is named."""

@@ -67,6 +67,7 @@ _NEVER = one_of()
 # Field to the values that have no effect.
 KNOWN: Mapping[str, Predicate] = {
     **COMMON,
+    "repetition_detection": _NEVER,
     "add_special_tokens": one_of(False),
     "response_format": _NEVER,
     "betas": _always,

@@ -8,6 +8,7 @@ from typing import Any
 from llmstack_llm import GenerationRequest, GivenSampling
 from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.chunks import ChunkEncoder
+from llmstack_server.apis.openai.infilling import check_echo, with_suffix
 from llmstack_server.apis.openai.protocol import COMPLETIONS, CompletionRequest
 from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
@@ -33,6 +34,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     fields = parse(CompletionRequest, body)
     values, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)
+    check_echo(fields.suffix, fields.echo)
     ids = answer_ids("cmpl", fields.request_id)
     if fields.request_id is not None:
         await state.request_ids.claim(current_client.get().tenant, fields.request_id)
@@ -42,6 +44,9 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         if fields.echo:  # the log-probabilities include the prompt
             given.setdefault("prompt_logprobs", fields.logprobs)
     sampling = GivenSampling(given, names, is_echo=bool(fields.echo))
+    if fields.suffix:
+        add_special_tokens = fields.add_special_tokens is not False
+        values = [*await with_suffix(state, values, fields.suffix, add_special_tokens=add_special_tokens)]
     tokenizer = await state.engine.get_tokenizer("echo") if fields.echo else None
     client = current_client.get()
     requests = [

@@ -16,6 +16,7 @@ class AnswerFields(GenerationFields):
 
     request_id: str | None = Field(None, description="what the answer's id ends in")
     return_tokens_as_token_ids: bool | None = Field(None, description="tokens of log-probabilities as token_id:N")
+    repetition_detection: dict[str, Any] | None = Field(None, description="ends an answer that repeats a pattern")
 
 
 class CompletionRequest(AnswerFields):
@@ -24,7 +25,7 @@ class CompletionRequest(AnswerFields):
     prompt: Any = Field(None, description="a string, strings, token ids, or lists of token ids")
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: str | None = None
+    suffix: str | None = Field(None, description="text after what is generated, for fill-in-the-middle models")
 
 
 class ChatCompletionRequest(AnswerFields):
@@ -77,7 +78,7 @@ class DetokenizeRequest(BaseModel):
 _NEVER = one_of()
 
 # Field to the values that have no effect.
-COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": one_of([]), "suffix": one_of("")}
+COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": one_of([])}
 CHAT: Mapping[str, Predicate] = {
     **COMMON,
     "add_special_tokens": one_of(False),

@@ -81,6 +81,7 @@ _NEVER = one_of()
 
 UNSUPPORTED: Mapping[str, Predicate] = {
     **COMMON,
+    "repetition_detection": _NEVER,
     "add_special_tokens": one_of(False),
     "enable_response_messages": one_of(False),
     "previous_input_messages": _NEVER,
