@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,17 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error), {k.lower(): v for k, v in error.headers.items()}
 
-    def engine_pid(self) -> int:
+    def engine_pids(self) -> list[int]:
         children = psutil.Process(self.process.pid).children(recursive=True)
-        engines = [p.pid for p in children if any("llmstack_engine_core.process" in part for part in p.cmdline())]
+        found = []
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                if any("llmstack_engine_core.process" in part for part in child.cmdline()):
+                    found.append(child.pid)
+        return found
+
+    def engine_pid(self) -> int:
+        engines = self.engine_pids()
         assert len(engines) == 1, engines
         return engines[0]
 

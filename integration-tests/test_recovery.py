@@ -107,6 +107,25 @@ def test_each_of_several_engine_cores_is_replaced_by_itself(serve: Callable[...,
         assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("processes", [(), ("--api-server-count", "2")])
+def test_a_warm_spare_goes_on_with_the_streams(processes: tuple[str, ...], serve: Callable[..., Any]) -> None:
+    with serve("--warm-spare", *processes) as server:
+        model = str(server.client.models.list().data[0].id)
+        undisturbed = read_all(server, model, lambda _: None)
+        first_pid = server.get_json("/server_info")["engine"]["pid"]
+        (spare_pid,) = server.wait_for(lambda: set(server.engine_pids()) - {first_pid}, "spare")
+
+        def kill(streams: list[Stream]) -> None:
+            server.wait_for(lambda: all(len(stream.chunks) > 3 for stream in streams), "running streams")
+            os.kill(first_pid, signal.SIGKILL)
+
+        disturbed = read_all(server, model, kill)
+        assert [stream.text for stream in disturbed.values()] == [stream.text for stream in undisturbed.values()]
+        server.wait_for(lambda: server.get_json("/server_info")["engine"]["pid"] == spare_pid, "spare that serves")
+        server.wait_for(lambda: len(server.engine_pids()) == 2, "next spare")
+
+
 def rank_pids(engine_pid: int) -> list[int]:
     """Processes of the other ranks, which an engine core has started."""
     found = []

@@ -44,6 +44,7 @@ class EngineConfig:
         shutdown_grace_s: How long a client waits for the process to end by itself before it kills it.
         max_restarts: How often within a minute a client for an event loop starts another process for one that died,
             and goes on with its requests; 0 ends them.
+        warm_spare: Keep a process with its model loaded, which replaces the next one that ends.
         key_file: Path of the keys that a TCP address needs; both ends read it.
         hang_timeout_s: A process that makes no progress for so long, and for 20 times of what its step should take, is
             killed; 0 lets it hang.
@@ -63,6 +64,7 @@ class EngineConfig:
     shutdown_grace_s: float = 5.0
     max_restarts: int = 0
     hang_timeout_s: float = 60.0
+    warm_spare: bool = False
     key_file: str | None = None
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20

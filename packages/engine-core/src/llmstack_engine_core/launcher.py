@@ -16,14 +16,17 @@ from pathlib import Path
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.sockets import check_private_directory, make_private_directory, private_address
 from llmstack_engine_core.progress import HangWatch, SharedProgress, make_progress_file
+from llmstack_engine_core.spare import Spares, StartedProcess
 from llmstack_engine_core.start_order import StartOrder, send_start_order
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import EngineStartError
 from llmstack_types.child_environment import without_secrets
 
 
-def relaunch_engine_process(config: EngineConfig, ended: EngineProcess) -> EngineProcess:
+def relaunch_engine_process(config: EngineConfig, ended: EngineProcess, spares: Spares | None = None) -> EngineProcess:
     """Starts another process where one that has ended listened: its clients find it there.
+
+    `spares`: May have one that has loaded the model already.
 
     Raises:
         EngineStartError: No process can be started, or its directory belongs to another program by now.
@@ -34,38 +37,60 @@ def relaunch_engine_process(config: EngineConfig, ended: EngineProcess) -> Engin
     except OSError as error:
         raise EngineStartError(f"{ended.directory} cannot be made again: {error.strerror}") from error
     check_private_directory(ended.directory)
-    return _launch(config, ended.directory, ended.address)
+    return _launch(config, ended.directory, ended.address, spares)
 
 
-def launch_engine_process(config: EngineConfig, address: str | None = None) -> EngineProcess:
+def launch_engine_process(
+    config: EngineConfig, address: str | None = None, spares: Spares | None = None
+) -> EngineProcess:
     """Starts the process and returns at once; it then loads the model and answers its clients.
 
     `address`: Where it listens, checked before (`prepare_address`); None is a socket in a private directory.
+    `spares`: May have one that has loaded the model already.
 
     Raises:
         EngineStartError: No process or no directory could be made.
     """
     directory = make_private_directory()
-    return _launch(config, directory, address or private_address(directory))
+    return _launch(config, directory, address or private_address(directory), spares)
 
 
-def _launch(config: EngineConfig, directory: Path, address: str) -> EngineProcess:
+def make_spares(config: EngineConfig) -> Spares | None:
+    """Engine cores in reserve, where the configuration asks for one."""
+    return Spares(config, _start_waiting) if config.warm_spare else None
+
+
+def _launch(config: EngineConfig, directory: Path, address: str, spares: Spares | None) -> EngineProcess:
+    spare = None if spares is None else spares.take(directory, address)
+    if spare is not None:
+        return spare
+    try:
+        started = _start_waiting()
+    except EngineStartError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    send_start_order(started.lifeline, StartOrder(config, directory, os.getpid(), address))
+    watch = HangWatch(started.progress, config.hang_timeout_s)
+    return EngineProcess(started.popen, started.lifeline, directory, config.shutdown_grace_s, address, watch)
+
+
+def _start_waiting() -> StartedProcess:
+    """Starts a process that waits for its start order.
+
+    Raises:
+        EngineStartError: There can be no further process.
+    """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             progress_fd = make_progress_file()
             try:
-                progress = SharedProgress(progress_fd)
-                popen = _start_process(theirs.fileno(), progress_fd)
+                return StartedProcess(_start_process(theirs.fileno(), progress_fd), ours, SharedProgress(progress_fd))
             finally:
                 os.close(progress_fd)
     except OSError as error:
         ours.close()
-        shutil.rmtree(directory, ignore_errors=True)
         raise EngineStartError(f"the engine core's process cannot be started: {error.strerror}") from error
-    send_start_order(ours, StartOrder(config, directory, os.getpid(), address))
-    watch = HangWatch(progress, config.hang_timeout_s)
-    return EngineProcess(popen, ours, directory, config.shutdown_grace_s, address, watch)
 
 
 def _start_process(lifeline_fd: int, progress_fd: int) -> subprocess.Popen[bytes]:

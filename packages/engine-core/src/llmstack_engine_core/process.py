@@ -25,6 +25,7 @@ from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
 from llmstack_engine_core.ipc.sockets import bind_engine_socket, remove_places
 from llmstack_engine_core.progress import SLOWDOWN, ProgressHook, SharedProgress
+from llmstack_engine_core.spare import LOADED, lower_priority, restore_priority
 from llmstack_engine_core.start_order import StartOrder, receive_start_order
 from llmstack_engine_core.supervisor import STACKS_SIGNAL
 from llmstack_types import EngineStartError, LLMStackError
@@ -54,10 +55,44 @@ def main(arguments: list[str]) -> int:
     except EngineStartError:  # the launcher has ended in the meantime
         return 1
     _configure_logging(order.config.log_level)
+    _end_with_parent_process(order.parent_pid)
+    core = None
+    if order.is_spare:
+        core = _load_in_reserve(lifeline, order, progress)
+        if core is None:
+            return 1
+        order = _wait_for_use(lifeline, core)
     # Not in a `finally`, which a signal of its own could leave before it is done.
     atexit.register(remove_places, order.directory, order.address)
-    _end_with_parent(lifeline, order)
-    return _serve(order, progress)
+    threading.Thread(target=_follow_parent, args=(lifeline, order), name="lifeline", daemon=True).start()
+    return _serve(order, progress, core)
+
+
+def _load_in_reserve(lifeline: socket.socket, order: StartOrder, progress: SharedProgress) -> EngineCore | None:
+    """Loads the model with low priority, and tells the parent; None where that failed."""
+    lower_priority()
+    core, reason = _start(order, progress)
+    if core is None:
+        logger.error("a spare engine core cannot be prepared: %s", reason)
+    elif core.ready.device != "cpu":
+        core.shutdown()
+        logger.error("a spare engine core cannot be prepared: its weights would take the memory of the device twice")
+        core = None
+    else:
+        lifeline.sendall(LOADED)
+    return core
+
+
+def _wait_for_use(lifeline: socket.socket, core: EngineCore) -> StartOrder:
+    """Waits for the second order; ends the process where none comes."""
+    priority = os.getpriority(os.PRIO_PROCESS, os.getppid())
+    try:
+        order = receive_start_order(lifeline)
+    except BaseException as error:  # also a signal
+        core.shutdown()
+        raise SystemExit(0) from error
+    restore_priority(os.getpid(), priority)
+    return order
 
 
 def _map_progress(fd: int) -> SharedProgress:
@@ -67,11 +102,14 @@ def _map_progress(fd: int) -> SharedProgress:
         os.close(fd)
 
 
-def _serve(order: StartOrder, progress: SharedProgress) -> int:
+def _serve(order: StartOrder, progress: SharedProgress, core: EngineCore | None = None) -> int:
+    """Serves an engine core, which is built here unless it is given."""
     context = zmq.Context()
     bound = bind_engine_socket(context, order.address, order.config.key_file)
     try:
-        core, reason = _start(order, progress)
+        reason = ""
+        if core is None:
+            core, reason = _start(order, progress)
         if core is None:
             refuse_clients(bound, reason, REFUSAL_WAIT_MS)
             return 1
@@ -126,23 +164,22 @@ def _exit_once() -> None:
         raise SystemExit(0)
 
 
-def _end_with_parent(lifeline: socket.socket, order: StartOrder) -> None:
-    """Ends this process when its parent is gone.
+def _end_with_parent_process(parent_pid: int) -> None:
+    """Ends this process when its parent is gone, by the kernel's signal.
 
-    Two ways, since either can fail: the lifeline stays open where the parent has forked, and the kernel's signal comes
-    too when only the thread that started this process has ended (hence the check).
+    The lifeline is a second way, since either can fail: the lifeline stays open where the parent has forked, and the
+    signal comes too when only the thread that started this process has ended (hence the check).
     """
 
     def on_parent_signal(signum: int, frame: FrameType | None) -> None:
-        if os.getppid() != order.parent_pid:
+        if os.getppid() != parent_pid:
             _exit_once()
 
     signal.signal(signal.SIGUSR1, on_parent_signal)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
-    if os.getppid() != order.parent_pid:
+    if os.getppid() != parent_pid:
         raise SystemExit(0)
-    threading.Thread(target=_follow_parent, args=(lifeline, order), name="lifeline", daemon=True).start()
 
 
 def _follow_parent(lifeline: socket.socket, order: StartOrder) -> None:

@@ -28,17 +28,21 @@ class StartOrder:
         directory: A private one of its own; removed at its end.
         parent_pid: The process to end with.
         address: Where it listens.
+        is_spare: It loads its model and waits for a second order; directory and address are only in that.
     """
 
     config: EngineConfig
     directory: Path
     parent_pid: int
     address: str
+    is_spare: bool = False
 
 
 def send_start_order(lifeline: socket.socket, order: StartOrder) -> None:
     """Sends the order; a receiver that has died already is not an error here."""
-    body = msgpack.packb([order.config.to_plain(), str(order.directory), order.parent_pid, order.address])
+    body = msgpack.packb(
+        [order.config.to_plain(), str(order.directory), order.parent_pid, order.address, order.is_spare]
+    )
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         lifeline.sendall(_LENGTH.pack(len(body)) + body)
 
@@ -53,8 +57,8 @@ def receive_start_order(lifeline: socket.socket) -> StartOrder:
     if num_bytes > MAX_ORDER_BYTES:
         raise EngineStartError(f"the start order has {num_bytes} bytes; {MAX_ORDER_BYTES} is the limit")
     match msgpack.unpackb(_receive_exactly(lifeline, num_bytes)):
-        case [config, str(directory), int(parent_pid), str(address)]:
-            return StartOrder(EngineConfig.from_plain(config), Path(directory), parent_pid, address)
+        case [config, str(directory), int(parent_pid), str(address), bool(is_spare)]:
+            return StartOrder(EngineConfig.from_plain(config), Path(directory), parent_pid, address, is_spare)
         case _:
             raise EngineStartError("the start order is malformed")
 

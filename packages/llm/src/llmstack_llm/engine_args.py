@@ -154,6 +154,7 @@ class EngineArgs(
             "block_metrics_sample": self.kv_cache_metrics_sample if self.kv_cache_metrics else 0.0,
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
+            "warm_spare": self.warm_spare,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "key_file": None if self.engine_key_file is None else os.path.abspath(self.engine_key_file),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
@@ -166,6 +167,10 @@ class EngineArgs(
     def conflicts(self) -> Iterator[Problem]:
         """Adds what stages of a model cannot do."""
         yield from super().conflicts()
+        if self.warm_spare and self.record_steps is not None:
+            yield Problem("{warm_spare} and {record_steps} exclude each other: two processes would write one file")
+        if self.warm_spare and self.device == "cuda":
+            yield Problem("{warm_spare} and {device} cuda exclude each other: the weights would be there twice")
         if self.pipeline_parallel_size == 1:
             return
         size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"

@@ -118,7 +118,7 @@ def config_from(settings: Settings) -> ServeConfig:
     settings.build(AccessOptions)
     settings.build(SourceOptions)
     if engine is not None and processes is not None and observability is not None:
-        settings.add_problems(processes.conflicts_with_engines(engine.data_parallel_size))
+        settings.add_problems(processes.conflicts_with_engines(engine.data_parallel_size, has_spare=engine.warm_spare))
         settings.add_problems(_statistics_conflicts(engine, observability))
     if (
         settings.problems

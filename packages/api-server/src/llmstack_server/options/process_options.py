@@ -72,8 +72,12 @@ class ProcessConfig(OptionGroup):
         if self.engine_addresses:
             yield _exclusive(alone, "{engine_addresses}", "the engine core runs elsewhere already")
 
-    def conflicts_with_engines(self, num_engines: int) -> Iterator[Problem]:
-        """What contradicts the number of engine cores, which is an option of the engine."""
+    def conflicts_with_engines(self, num_engines: int, *, has_spare: bool = False) -> Iterator[Problem]:
+        """What contradicts options of the engine: the number of engine cores, and one in reserve."""
+        if has_spare and self.is_attached:
+            yield _exclusive("{warm_spare}", "{engine_addresses}", "what runs the engine cores replaces them")
+        if has_spare and not self.is_multiprocess:
+            yield _exclusive("{warm_spare}", "{is_multiprocess}", "the engine core has no process of its own")
         if num_engines > 1 and not self.is_multiprocess:
             size = f"{{data_parallel_size}} {num_engines}"
             yield _exclusive("{is_multiprocess}", size, "one process holds one engine core")

@@ -15,6 +15,7 @@ from llmstack_types import LLMStackError
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
     from llmstack_engine_core.client.restarts import RestartLimits
+    from llmstack_engine_core.spare import Spares
     from llmstack_engine_core.supervisor import EngineProcess
     from llmstack_llm import EngineArgs
 
@@ -30,12 +31,14 @@ class EngineProcesses:
         addresses: Addresses of the engine cores, in their order.
         processes: Processes started here; none where the engine cores run elsewhere.
         configs: What each of them was started with.
+        spares: Engine cores in reserve; None without.
     """
 
     model_path: str
     addresses: list[str]
     processes: list[EngineProcess] = field(default_factory=list)
     configs: list[EngineConfig] = field(default_factory=list)
+    spares: Spares | None = None
     _is_stopping: bool = False
     _limits: dict[int, RestartLimits] = field(default_factory=dict)
     _replacements: set[asyncio.Task[None]] = field(default_factory=set)
@@ -70,6 +73,8 @@ class EngineProcesses:
 
         def look() -> None:
             process.look()
+            if self.spares is not None and process.has_been_ready:
+                self.spares.prepare()
             if process.is_alive:
                 loop.call_later(process.look_interval_s, look)
 
@@ -88,7 +93,9 @@ class EngineProcesses:
         from llmstack_engine_core.launcher import relaunch_engine_process
 
         try:
-            process = await asyncio.to_thread(relaunch_engine_process, self.configs[index], self.processes[index])
+            process = await asyncio.to_thread(
+                relaunch_engine_process, self.configs[index], self.processes[index], self.spares
+            )
         except LLMStackError as error:
             on_death(f"engine core {index} cannot be replaced: {error}", False)
             return
@@ -103,6 +110,8 @@ class EngineProcesses:
         self._is_stopping = True
         if self._replacements:
             await asyncio.wait(self._replacements)
+        if self.spares is not None:
+            self.spares.close()
         for process in self.processes:
             asyncio.get_running_loop().remove_reader(process.death_fd)
             process.terminate()
@@ -130,7 +139,7 @@ def start_engine_processes(config: ServeConfig, timer: StageTimer) -> EngineProc
 
 def _launch(arguments: EngineArgs, addresses: Sequence[str]) -> EngineProcesses:
     from llmstack_engine_core.client.factory import engine_configs
-    from llmstack_engine_core.launcher import launch_engine_process
+    from llmstack_engine_core.launcher import launch_engine_process, make_spares
     from llmstack_llm.model.preflight import check_model_runs
 
     _, engine_config = arguments.create_engine_config()
@@ -141,5 +150,6 @@ def _launch(arguments: EngineArgs, addresses: Sequence[str]) -> EngineProcesses:
     engines.configs = configs
     for config, address in zip(configs, places, strict=True):
         engines.processes.append(launch_engine_process(config, address or None))
+    engines.spares = make_spares(engine_config)
     engines.addresses = [process.address for process in engines.processes]
     return engines

@@ -19,6 +19,7 @@ from llmstack_engine_core.ipc.frames import ClientMessage, Goodbye, Hello
 from llmstack_engine_core.ipc.keys import keys_for
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
 from llmstack_engine_core.launcher import launch_engine_process
+from llmstack_engine_core.spare import Spares
 
 # A message on its way through ZeroMQ's thread when the process ends; it may carry the reason.
 LAST_WORDS_S = 0.05
@@ -110,8 +111,10 @@ class AsyncSocketClient(AsyncClient):
 class AsyncMPClient(AsyncSocketClient):
     """Starts the process at once, and ends it."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._process = launch_engine_process(config)
+    def __init__(self, config: EngineConfig, spares: Spares | None = None) -> None:
+        """`spares`: May have one that has loaded the model already; kept in stock while the engine core serves."""
+        self._process = launch_engine_process(config, spares=spares)
+        self._spares = spares
         self._watch: asyncio.TimerHandle | None = None
         super().__init__(self._process.address, 0, config.start_timeout_s)
 
@@ -132,6 +135,8 @@ class AsyncMPClient(AsyncSocketClient):
     def _look(self) -> None:
         """Ends a process that hangs: it then counts as one that has died."""
         self._process.look()
+        if self._spares is not None and self._process.has_been_ready:
+            self._spares.prepare()
         if self._loop is not None and self._process.is_alive:
             self._watch = self._loop.call_later(self._process.look_interval_s, self._look)
 

@@ -13,6 +13,8 @@ from llmstack_engine_core.client.inproc import InprocClient
 from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.launcher import make_spares
+from llmstack_engine_core.spare import Spares
 
 AnyAsyncClient = AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | RecoveringClient | BalancedClient
 
@@ -34,14 +36,15 @@ def make_async_client(config: EngineConfig, *, multiprocess: bool = True) -> Any
         if len(configs) > 1:
             raise ValueError("one process holds one engine core; several need processes of their own")
         return AsyncInprocClient(config)
-    clients = [_start(one) for one in configs]
+    spares = make_spares(config)
+    clients = [_start(one, spares) for one in configs]
     return clients[0] if len(clients) == 1 else BalancedClient(clients)
 
 
-def _start(config: EngineConfig) -> AsyncMPClient | RecoveringClient:
+def _start(config: EngineConfig, spares: Spares | None) -> AsyncMPClient | RecoveringClient:
     if not config.max_restarts:
         return AsyncMPClient(config)
-    return RecoveringClient(partial(AsyncMPClient, config), config.max_restarts)
+    return RecoveringClient(partial(AsyncMPClient, config, spares), config.max_restarts, spares=spares)
 
 
 def attach_async_client(

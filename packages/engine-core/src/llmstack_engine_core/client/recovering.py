@@ -13,6 +13,7 @@ from llmstack_engine_core.client.restarts import MAX_SEARCH_RESTARTS, RestartLim
 from llmstack_engine_core.client.resuming import ResumingClient
 from llmstack_engine_core.client.suspects import AfterCrash
 from llmstack_engine_core.ipc.frames import ENGINE_STOPPED
+from llmstack_engine_core.spare import Spares
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -48,12 +49,14 @@ class RecoveringClient(ResumingClient):
         start: Callable[[], AsyncClient],
         max_restarts: int,
         shared_turn: int | None = None,
+        spares: Spares | None = None,
     ) -> None:
         """Starts the first engine core, or attaches to it.
 
         Args:
             start: Starts one, or attaches to the one that its supervisor starts.
             shared_turn: The place of this client among those that share the engine core; None for one that does not.
+            spares: Engine cores in reserve, which end with this client.
             max_restarts: Within a minute; after more of them it is dead. Those that narrow a search are counted apart.
 
         Raises:
@@ -63,6 +66,7 @@ class RecoveringClient(ResumingClient):
         self.num_restarts = 0
         self._start = start
         self._shared_turn = shared_turn
+        self._spares = spares
         # The searches of other clients end engine cores too.
         self._limits = RestartLimits(max_restarts if shared_turn is None else max_restarts + MAX_SEARCH_RESTARTS)
         self._was_ready = False
@@ -193,6 +197,8 @@ class RecoveringClient(ResumingClient):
     async def shutdown(self) -> None:
         """Stops the engine core, or the attempt to start one. Idempotent."""
         self._give_up("the engine core has been shut down", is_asked=True)
+        if self._spares is not None:
+            self._spares.close()
         if self._recovery is not None and self._recovery is not asyncio.current_task():
             self._recovery.cancel()
             await asyncio.gather(self._recovery, return_exceptions=True)

@@ -69,6 +69,12 @@ class EngineProcessOptions(OptionGroup):
         metavar="N",
         help="how often within a minute a crashed engine core is replaced and its requests resume; 0 stops the server",
     )
+    warm_spare: bool = option(
+        False,
+        flag="--warm-spare",
+        help="keep one more process with the model loaded, on CPUs, which replaces an engine core that ends within a "
+        "second; it takes the memory of the weights again",
+    )
     engine_key_file: str | None = option(
         None,
         flag="--engine-key-file",
@@ -92,6 +98,11 @@ class EngineProcessOptions(OptionGroup):
     def conflicts(self) -> Iterator[Problem]:
         """Adds several ranks in one process."""
         yield from super().conflicts()
+        if self.warm_spare and not self.max_engine_restarts:
+            yield Problem("{warm_spare} needs {max_engine_restarts} of at least 1: nothing is replaced without")
+        if self.warm_spare and self.num_ranks > 1:
+            yield Problem("{warm_spare} and {tensor_parallel_size} or {pipeline_parallel_size} exclude each other: the "
+                          "ranks of a spare would take the place of those that serve")  # fmt: skip
         if self.distributed_executor_backend == "uni" and self.num_ranks > 1:
             sizes = f"{{tensor_parallel_size}} {self.tensor_parallel_size}, {{pipeline_parallel_size}} "
             yield Problem(

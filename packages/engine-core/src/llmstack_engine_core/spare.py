@@ -1,0 +1,188 @@
+"""A process in reserve that has its model loaded, and replaces an engine core."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.progress import HangWatch, SharedProgress
+from llmstack_engine_core.start_order import StartOrder, send_start_order
+from llmstack_engine_core.supervisor import EngineProcess
+from llmstack_types import EngineStartError
+
+logger = logging.getLogger(__name__)
+
+# The byte that a spare sends when its model is loaded.
+LOADED: Final = b"\x01"
+# One that cannot be prepared, for want of memory say, would otherwise load for ever.
+MAX_FAILURES: Final = 3
+LOWEST_PRIORITY: Final = 19
+_CAP_SYS_NICE: Final = 23
+
+
+@dataclass(frozen=True, slots=True)
+class StartedProcess:
+    """A process that waits for its start order.
+
+    Attributes:
+        lifeline: Our end of the socket by which each notices the end of the other.
+        progress: Shared with the process.
+    """
+
+    popen: subprocess.Popen[bytes]
+    lifeline: socket.socket
+    progress: SharedProgress
+
+
+class Spares:
+    """At most one engine core in reserve, and those after it; for any thread."""
+
+    def __init__(self, config: EngineConfig, start: Callable[[], StartedProcess]) -> None:
+        """`start`: Starts a process that waits for its start order."""
+        self._config = config
+        self._start = start
+        self._lock = threading.Lock()
+        self._spare: _Spare | None = None
+        self._num_failures = 0
+        self._is_closed = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is one that has its model loaded."""
+        return self._spare is not None and self._spare.is_loaded
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process in reserve."""
+        return None if self._spare is None else self._spare.process.popen.pid
+
+    def prepare(self) -> None:
+        """Starts one if there is none; it loads with low priority. To be called again from time to time."""
+        with self._lock:
+            if self._spare is not None and not self._spare.is_alive:
+                self._spare.end()
+                self._spare = None
+                self._note_failure("it has ended")
+            if self._spare is not None or self._is_closed or self._num_failures >= MAX_FAILURES:
+                return
+            try:
+                self._spare = _Spare(self._config, self._start())
+            except (OSError, EngineStartError) as error:
+                self._note_failure(str(error))
+
+    def take(self, directory: Path, address: str) -> EngineProcess | None:
+        """Lets the spare serve at an address; None if there is none. One that still loads serves when it has loaded."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        if not spare.is_alive:
+            spare.end()
+            self._note_failure("it has ended")
+            return None
+        self._num_failures = 0
+        return spare.serve(directory, address)
+
+    def close(self) -> None:
+        """Ends the spare; there will be no other."""
+        with self._lock:
+            self._is_closed = True
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.end()
+
+    def _note_failure(self, reason: str) -> None:
+        self._num_failures += 1
+        rest = "" if self._num_failures < MAX_FAILURES else "; the server goes on without one"
+        logger.warning("no warm spare: %s%s", reason, rest)
+
+
+class _Spare:
+    def __init__(self, config: EngineConfig, process: StartedProcess) -> None:
+        self.process = process
+        self._config = config
+        self._is_loaded = False
+        self._finalizer = weakref.finalize(self, _end, process, os.getpid())
+        send_start_order(process.lifeline, StartOrder(config, Path(), os.getpid(), "", is_spare=True))
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.popen.poll() is None
+
+    @property
+    def is_loaded(self) -> bool:
+        if not self._is_loaded and self.is_alive:
+            with contextlib.suppress(BlockingIOError):
+                self._is_loaded = self.process.lifeline.recv(1, socket.MSG_DONTWAIT) == LOADED
+        return self._is_loaded and self.is_alive
+
+    def serve(self, directory: Path, address: str) -> EngineProcess:
+        process, config = self.process, self._config
+        self._finalizer.detach()
+        restore_priority(process.popen.pid, os.getpriority(os.PRIO_PROCESS, 0))
+        send_start_order(process.lifeline, StartOrder(config, directory, os.getpid(), address))
+        watch = HangWatch(process.progress, config.hang_timeout_s)
+        return EngineProcess(process.popen, process.lifeline, directory, config.shutdown_grace_s, address, watch)
+
+    def end(self) -> None:
+        self._finalizer()
+
+
+def _end(process: StartedProcess, owner_pid: int) -> None:
+    """Ends a spare without asking: it has nothing to lose."""
+    if os.getpid() != owner_pid:  # a fork of the owner exits
+        return
+    process.popen.kill()
+    process.popen.wait()
+    process.lifeline.close()
+
+
+def lower_priority() -> None:
+    """Lets all others compute first, as far as that can be undone without privileges.
+
+    The calling thread gets the lowest priority, and those that it starts inherit it. Where only an administrator may
+    raise it again, the priority of the session is lowered instead; the kernel knows it where it groups by sessions.
+    """
+    if _may_raise_priority():
+        os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+    else:
+        _set_session_priority(os.getpid(), LOWEST_PRIORITY)
+
+
+def restore_priority(pid: int, priority: int) -> None:
+    """Undoes `lower_priority` for all threads of a process; does nothing for one that is gone."""
+    for _ in range(2):  # a thread may start another meanwhile
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    if os.getpriority(os.PRIO_PROCESS, int(task)) == LOWEST_PRIORITY:
+                        os.setpriority(os.PRIO_PROCESS, int(task), priority)
+    _set_session_priority(pid, 0)
+
+
+def _set_session_priority(pid: int, priority: int) -> None:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/autogroup", "w") as file:
+        file.write(str(priority))
+
+
+def _may_raise_priority() -> bool:
+    try:
+        import resource
+
+        if resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20:
+            return True
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except (ImportError, AttributeError, OSError):
+        return False
+    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) >> _CAP_SYS_NICE & 1)
