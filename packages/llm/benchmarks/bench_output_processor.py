@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
@@ -25,7 +26,7 @@ def test_step(benchmark, kind: RequestOutputKind, is_taken: bool) -> None:
     outputs = OutputProcessor(tokenizer)
     collectors = []
     for index in range(NUM_REQUESTS):
-        admitted = inputs.admit("Hello", inputs.check_sampling({"output_kind": kind}))
+        admitted = inputs.admit("Hello", inputs.check_sampling(GivenSampling({"output_kind": kind})))
         collectors.append(outputs.new_collector(kind))
         outputs.add_request(str(index), admitted, inputs.process_inputs(str(index), admitted), collectors[-1])
     tokens = itertools.cycle(range(33, 120))

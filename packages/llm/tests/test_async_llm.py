@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_llm import input_processor
 from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.async_llm import AsyncLLM
 from llmstack_llm.model.config import load_model_config
@@ -365,13 +366,13 @@ async def test_sampling_fields_are_checked_once_although_two_calls_take_them(
 ):
     await llm.wait_until_ready()
     checked: list[Any] = []
-    check = llm.input_processor.check_sampling
+    check = input_processor.check_sampling
 
     def count(given: Any, *arguments: Any, **options: Any) -> Any:
         checked.append(given)
         return check(given, *arguments, **options)
 
-    monkeypatch.setattr(llm.input_processor, "check_sampling", count)
+    monkeypatch.setattr(input_processor, "check_sampling", count)
     given = GivenSampling({"max_tokens": 3})
     prompt = await llm.render(ChatPrompt([{"role": "user", "content": "Hello"}]), given)
     async with await llm.submit(GenerationRequest("r", prompt, prompt.sampling)) as stream:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_llm.admission.sampling import GivenSampling
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.pooling.admission import AdmittedPooling
@@ -132,7 +133,7 @@ def test_a_long_text_is_not_tokenized_on_the_loop():
 
         ticking = asyncio.create_task(tick())
         long = InputProcessor(ModelConfig("m", Path(), "A", "a", 2**21, 257), Tokenizer(byte_tokenizer()))
-        sampling = long.check_sampling({})
+        sampling = long.check_sampling(GivenSampling({}))
         await long.admit_async(GenerationRequest("r", "hello " * 50_000, sampling), sampling)
         ticking.cancel()
         return num_ticks

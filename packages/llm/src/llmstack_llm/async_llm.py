@@ -139,7 +139,7 @@ class AsyncLLM(EngineFrontEnd):
         Raises:
             InvalidRequestError: Names the first field at fault.
         """
-        return self.input_processor.check_sampling(given, names, is_echo=is_echo)
+        return self.input_processor.check_sampling(GivenSampling(given, names, is_echo))
 
     async def render(self, chat: ChatPrompt, sampling: GivenSampling | CheckedSampling = NO_SAMPLING) -> RenderedPrompt:
         """Checks the sampling fields, then renders and tokenizes a conversation; long ones in a thread.
@@ -148,7 +148,7 @@ class AsyncLLM(EngineFrontEnd):
             InvalidRequestError: Names the first sampling field at fault, or the message and its field.
             ServerOverloadedError: Too many long texts are waiting.
         """
-        checked = self.input_processor.checked(sampling)
+        checked = self.input_processor.check_sampling(sampling)
         if self._renderers is None:
             raise request_errors.unsupported_value("messages", "this server has no tokenizer")
         if checked.values.get("truncate_prompt_tokens") is not None:
@@ -185,12 +185,13 @@ class AsyncLLM(EngineFrontEnd):
         given = requests[0].sampling
         if any(request.sampling is not given for request in requests):
             raise ValueError("requests that are submitted together share their sampling fields")
-        sampling = self.input_processor.checked(given)
-        check_fan_out(len(requests), sampling.num_generated, self.input_processor.limits)
+        sampling = self.input_processor.check_sampling(given)
+        num_generated = sampling.num_generated
+        check_fan_out(len(requests), num_generated, self.input_processor.limits)
         admitted = [await self.input_processor.admit_async(request, sampling) for request in requests]
         self._check_alive()
         num_prompt_tokens = sum([len(one.prompt_token_ids) for one in admitted])
-        self.check_room(len(requests) * sampling.num_generated, num_prompt_tokens, requests[0].tenant)
+        self.check_room(len(requests) * num_generated, num_prompt_tokens, requests[0].tenant)
         # Registered first: an output can never arrive for a request that is not known here.
         collector, engine_requests = self._register(requests, admitted)
         request_ids = [request.request_id for request in requests]
@@ -219,7 +220,7 @@ class AsyncLLM(EngineFrontEnd):
         """
         await self.wait_until_ready()
         processor = self.input_processor
-        sampling = processor.check_sampling({}) if sampling_params is None else processor.check_params(sampling_params)
+        sampling = GivenSampling({}) if sampling_params is None else processor.check_params(sampling_params)
         request = GenerationRequest(
             request_id, prompt, sampling, priority=priority, cache_salt=cache_salt, tenant=tenant
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from llmstack_llm.engine_clients import check_model
@@ -180,24 +180,21 @@ class EngineFrontEnd:
             ServerOverloadedError: The queue is full, or the tenant's share of it is.
         """
         outputs, limit = self.output_processor, self._max_num_queued_reqs
-        num_unfinished = outputs.num_unfinished_completions
-        if limit is not None and (
-            num_unfinished + num_completions > limit
-            or _exceeds_share(num_completions, limit - num_unfinished, tenant, outputs.num_unfinished_of)
-        ):
-            raise ServerOverloadedError("too many requests are in flight")
+        if limit is not None:
+            num_free = limit - outputs.num_unfinished_completions
+            if num_completions > num_free or (
+                tenant and _exceeds_share(num_completions, num_free, outputs.num_unfinished_of(tenant))
+            ):
+                raise ServerOverloadedError("too many requests are in flight")
         limit = self._max_num_queued_tokens
         num_waiting = 0 if limit is None else outputs.num_waiting_prompt_tokens()
         # With no request waiting, any length is accepted: otherwise the longest would never run.
-        if (
-            limit is not None
-            and num_waiting
-            and (
-                num_waiting + num_prompt_tokens > limit
-                or _exceeds_share(num_prompt_tokens, limit - num_waiting, tenant, outputs.num_waiting_prompt_tokens)
-            )
-        ):
-            raise ServerOverloadedError("too many prompt tokens are waiting", reason="max_num_queued_tokens")
+        if limit is not None and num_waiting:
+            num_free = limit - num_waiting
+            if num_prompt_tokens > num_free or (
+                tenant and _exceeds_share(num_prompt_tokens, num_free, outputs.num_waiting_prompt_tokens(tenant))
+            ):
+                raise ServerOverloadedError("too many prompt tokens are waiting", reason="max_num_queued_tokens")
 
     async def shutdown(self) -> None:
         """Ends every stream, the output loop and the engine core. Idempotent."""
@@ -289,11 +286,8 @@ class EngineFrontEnd:
         task.add_done_callback(self._background.discard)
 
 
-def _exceeds_share(num_new: int, num_free: int, tenant: str, used_by: Callable[[str], int]) -> bool:
+def _exceeds_share(num_new: int, num_free: int, num_used: int) -> bool:
     """Whether a tenant would use more than its share of a queue, so that too little is left to the others."""
-    if not tenant:
-        return False
-    num_used = used_by(tenant)
     return num_used > 0 and num_used + num_new > MAX_SHARE_OF_FREE * num_free
 
 

@@ -110,28 +110,23 @@ class InputProcessor:
             else:
                 self._has_good_defaults = True
 
-    def check_sampling(
-        self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False
-    ) -> CheckedSampling:
+    def check_sampling(self, sampling: GivenSampling | CheckedSampling) -> CheckedSampling:
         """Checks the sampling fields of a request, over the model's defaults; see `sampling.check_sampling`.
 
-        Of the defaults a beam search takes the length alone: the others change what it ranks.
+        Fields that are checked already do not pass again. Of the defaults a beam search takes the length alone: the
+        others change what it ranks.
 
         Raises:
             InvalidRequestError: Names the first field at fault.
         """
-        defaults = self._default_sampling
+        if isinstance(sampling, CheckedSampling):
+            return sampling
+        given, defaults = sampling.values, self._default_sampling
         if given.get("use_beam_search"):
             defaults = {name: value for name, value in defaults.items() if name == "max_tokens"}
         if not self._has_good_defaults:
             given, defaults = {**defaults, **given}, {}
-        return check_sampling(given, self.limits, names, is_echo=is_echo, defaults=defaults)
-
-    def checked(self, sampling: GivenSampling | CheckedSampling) -> CheckedSampling:
-        """The fields after `check_sampling`, which fields that are checked already do not pass again."""
-        if isinstance(sampling, CheckedSampling):
-            return sampling
-        return self.check_sampling(sampling.values, sampling.names, is_echo=sampling.is_echo)
+        return check_sampling(given, self.limits, sampling.names, is_echo=sampling.is_echo, defaults=defaults)
 
     def check_params(
         self, params: SamplingParams, names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False

@@ -75,7 +75,7 @@ class OutputProcessor:
         """Those of one tenant; linear in the requests in flight."""
         states = self.request_id_to_state.values()
         num_completions = sum(state.num_unfinished for state in states if state.tenant == tenant)
-        return num_completions + sum(request.tenant == tenant for request in self.pooling.requests())
+        return num_completions + sum(one.request.tenant == tenant for one in self.pooling.request_id_to_state.values())
 
     def num_waiting_prompt_tokens(self, tenant: str | None = None) -> int:
         """Prompt tokens of requests that have no output yet, of one tenant or of all; linear in the requests."""
@@ -85,8 +85,9 @@ class OutputProcessor:
             for state in states
             if state.metrics.first_token_time_s is None and tenant in (None, state.tenant)
         ]
-        pooling = [len(one.prompt_token_ids) for one in self.pooling.requests() if tenant in (None, one.tenant)]
-        return sum(waiting) + sum(pooling)
+        pooling = [one.request for one in self.pooling.request_id_to_state.values()]
+        waiting += [len(one.prompt_token_ids) for one in pooling if tenant in (None, one.tenant)]
+        return sum(waiting)
 
     def new_collector(self, output_kind: RequestOutputKind) -> RequestOutputCollector:
         """A collector for the requests of one consumer."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm.admission.limits import AdmissionLimits
-from llmstack_llm.admission.sampling import check_sampling
+from llmstack_llm.admission.sampling import GivenSampling, check_sampling
 from llmstack_llm.admission.structured_outputs import (
     ConstraintAdmission,
     StructuredOutputsConfig,
@@ -141,7 +141,8 @@ async def test_a_constraint_is_compiled_on_the_account_of_its_tenant(
     monkeypatch.setattr(ConstraintChecker, "check", check)
     model = ModelConfig("m", tmp_path, "GPT2LMHeadModel", "gpt2", 100, BYTE_VOCAB_SIZE, tokenizer_path=tmp_path)
     processor = InputProcessor(model, None)
-    sampling = processor.check_sampling({"structured_outputs": StructuredOutputsParams(regex="a"), "max_tokens": 1})
+    given = {"structured_outputs": StructuredOutputsParams(regex="a"), "max_tokens": 1}
+    sampling = processor.check_sampling(GivenSampling(given))
     with pytest.raises(TenantLimitError):
         await processor.admit_async(GenerationRequest("r", [1, 2], sampling, tenant="greedy"), sampling)
     await processor.admit_async(GenerationRequest("r", [1, 2], sampling, tenant="other"), sampling)

@@ -19,6 +19,7 @@ from llmstack_server.options.errors import ServeError
 from llmstack_server.options.http_options import RateLimits
 from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.direct_routes import DirectRoutes
 from llmstack_server.web.errors import HTTPError, method_not_supported, unknown_url
 from llmstack_server.web.middleware import (
     AuthenticationMiddleware,
@@ -41,8 +42,10 @@ def build_app(state: ServerState) -> FastAPI:
         openapi_url="/openapi.json" if http.has_docs else None,
         redirect_slashes=False,
     )
-    app.include_router(build_router(state))
+    router = build_router(state)
+    app.include_router(router)
     app.add_exception_handler(HTTPException, _translate)
+    app.add_middleware(DirectRoutes, routes=router.routes)
     _add_middleware(app, state)
     return app
 

@@ -11,35 +11,37 @@ class InFlight:
     """The number of requests in flight, and whether they are to end at once."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._is_cut = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._cut = asyncio.Event()
-
-    @contextmanager
-    def track(self) -> Iterator[None]:
-        """Counts one request until the block ends."""
-        self.count += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.count -= 1
-            if self.count == 0:
-                self._idle.set()
+        self._cuts: set[asyncio.Future[None]] = set()
 
     @property
-    def is_cut(self) -> bool:
-        """True once the remaining requests have to end at once."""
-        return self._cut.is_set()
+    def count(self) -> int:
+        """The number of requests in flight."""
+        return len(self._cuts)
+
+    @contextmanager
+    def track(self) -> Iterator[asyncio.Future[None]]:
+        """Counts one request until the block ends; the future is done once the request has to end at once."""
+        cut = asyncio.get_running_loop().create_future()
+        if self._is_cut:
+            cut.set_result(None)
+        self._cuts.add(cut)
+        self._idle.clear()
+        try:
+            yield cut
+        finally:
+            self._cuts.discard(cut)
+            if not self._cuts:
+                self._idle.set()
 
     def cut(self) -> None:
         """Ends the remaining requests at once."""
-        self._cut.set()
-
-    async def wait_until_cut(self) -> None:
-        """Returns when `cut` was called."""
-        await self._cut.wait()
+        self._is_cut = True
+        for cut in self._cuts:
+            if not cut.done():
+                cut.set_result(None)
 
     async def wait_until_idle(self, timeout_s: float) -> bool:
         """Waits until no request is in flight; False if that took longer than `timeout_s`."""

@@ -28,21 +28,22 @@ _FIRST_OUTPUT_TOKENS = 256.0
 
 
 class DrainRate:
-    """Tokens per second that one engine core admits while requests wait."""
+    """Tokens per second that one engine core admits while requests wait.
+
+    Attributes:
+        last: The last report.
+        reported_s: When it came.
+        tokens_per_s: The rate; None until it was measured for long enough.
+    """
 
     def __init__(self) -> None:
+        self.tokens_per_s: float | None = None
         self.last = SchedulerStats()
         self.reported_s = 0.0
         self._last_s: float | None = None
         self._num_tokens = 0.0
         self._measured_s = 0.0
         self._num_admissions = 0
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """None until it was measured for long enough."""
-        is_known = self._measured_s >= MIN_MEASURED_S and self._num_admissions >= MIN_NUM_ADMISSIONS
-        return self._num_tokens / self._measured_s if is_known else None
 
     def observe(self, stats: SchedulerStats, time_s: float, memory_s: float) -> None:
         """Takes in a report; what is older than `memory_s` counts less and less."""
@@ -58,6 +59,8 @@ class DrainRate:
         self._num_tokens = self._num_tokens * kept + num_tokens
         self._measured_s = self._measured_s * kept + duration_s
         self._num_admissions += num_tokens > 0
+        is_known = self._measured_s >= MIN_MEASURED_S and self._num_admissions >= MIN_NUM_ADMISSIONS
+        self.tokens_per_s = self._num_tokens / self._measured_s if is_known else None
 
 
 @dataclass(slots=True)
@@ -104,11 +107,14 @@ class QueueMonitor:
                 self._service_s += _SMOOTHING * (finished.inference_time_s - self._service_s)
         if scheduler_stats is None:
             return
-        engine = self._engines.setdefault(iteration_stats.engine_index, DrainRate())
+        engine = self._engines.get(iteration_stats.engine_index)
+        if engine is None:
+            engine = self._engines[iteration_stats.engine_index] = DrainRate()
         engine.observe(scheduler_stats, iteration_stats.timestamp_s, max(MIN_MEMORY_S, SERVICE_TIMES * self._service_s))
         engine.reported_s = self._clock()
-        phases = iteration_stats.phases
-        self._forget_reported(iteration_stats.timestamp_s - (0.0 if phases is None else sum(phases)))
+        if self._coming:
+            phases = iteration_stats.phases
+            self._forget_reported(iteration_stats.timestamp_s - (0.0 if phases is None else sum(phases)))
 
     def state(self) -> QueueState:
         """The state of all queues together, with the requests that are on their way."""
@@ -137,7 +143,9 @@ class QueueMonitor:
         return QueueState(per_s, num_waiting, tenant_to_tokens, self._quantum, max(age_s, 0.0))
 
     def predict_wait(self, tokens: int, tenant: str) -> float | None:
-        """`predict_wait` on the current state."""
+        """`predict_wait` on the current state; None while nothing has waited long enough for a rate."""
+        if all(engine.tokens_per_s is None for engine in self._engines.values()):
+            return None
         return predict_wait(self.state(), tokens, tenant)
 
     def estimate_tokens(self, num_bytes: int | None) -> int:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 from llmstack_server.state.peers import Peers
 from llmstack_types import InvalidRequestError
 
 TOPIC = "request_id"
 MAX_REMEMBERED = 65_536
-
-_held: ContextVar[list[str]] = ContextVar("held_request_ids")
-"""What the current request has claimed."""
 
 
 class RequestIds:
@@ -38,19 +33,8 @@ class RequestIds:
         if peers is not None:
             peers.add_topic(TOPIC, self._answer)
 
-    @contextmanager
-    def freed_at_end(self) -> Iterator[None]:
-        """What is claimed in the block is free after it."""
-        held: list[str] = []
-        token = _held.set(held)
-        try:
-            yield
-        finally:
-            _held.reset(token)
-            self._in_use.difference_update(held)
-
     async def claim(self, tenant: str, request_id: str) -> None:
-        """Claims an id until the block of `freed_at_end` ends.
+        """Claims an id until the current task ends: the one that answers the request.
 
         Raises:
             InvalidRequestError: Another request of the tenant uses it.
@@ -60,7 +44,9 @@ class RequestIds:
         if key in self._in_use:
             raise _duplicate()
         self._in_use.add(key)
-        _held.get().append(key)
+        task = asyncio.current_task()
+        if task is not None:
+            task.add_done_callback(lambda _: self._in_use.discard(key))
         if self._peers is not None and not await self._claim_in_server(self._peers, key):
             raise _duplicate()
 

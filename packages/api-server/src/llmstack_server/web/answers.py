@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
@@ -40,7 +40,11 @@ class WholeAnswer(Protocol):
 
 
 class Answer(WholeAnswer, Protocol):
-    """An answer that can be streamed."""
+    """An answer that can be streamed.
+
+    Where its API has no `[DONE]`, `end` has the bytes after the last event, and `error_event` makes the last event of
+    a stream that failed after its start of an `ErrorAnswer`.
+    """
 
     @property
     def is_stream(self) -> bool:
@@ -49,19 +53,6 @@ class Answer(WholeAnswer, Protocol):
 
     def events(self) -> AsyncIterator[bytes]:
         """The answer as framed events, without the last `[DONE]`."""
-        ...
-
-
-class HasOwnEnd(Protocol):
-    """An answer of an API whose streams end without `[DONE]`."""
-
-    @property
-    def end(self) -> bytes:
-        """The bytes after the last event, in place of `[DONE]`."""
-        ...
-
-    def error_event(self, error: ErrorAnswer) -> bytes:
-        """The last event of a stream that failed after its start."""
         ...
 
 
@@ -80,7 +71,7 @@ class GenerationResponse(Response):
         self._state = state
         self._prepare = prepare
         self._sender: EventSender | None = None
-        self._own_end: HasOwnEnd | None = None
+        self._prepared: WholeAnswer | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; its errors before the first byte are raised.
@@ -90,9 +81,9 @@ class GenerationResponse(Response):
         """
         limits = BodyLimits(self._state.config.http.max_body_bytes, self._state.config.http.receive_timeout_s)
         body = await read_json_object(Headers(scope=scope), receive, limits, self._state.decoding)
-        with self._state.in_flight.track(), self._state.request_ids.freed_at_end():
+        with self._state.in_flight.track() as cut:
             try:
-                await self._run_beside_client(self._answer(body, send), receive)
+                await _run_beside_client(self._answer(body, send), receive, cut)
             except ClientDisconnected:
                 raise
             except Exception as error:  # any error becomes the last event of a started stream
@@ -105,9 +96,8 @@ class GenerationResponse(Response):
                 await self._end_with_error(error, scope["state"]["request_id"], self._sender)
 
     async def _answer(self, body: dict[str, Any], send: Send) -> None:
-        answer = await self._prepare(self._state, body)
-        self._own_end = answer if _has_own_end(answer) else None
-        if _can_stream(answer) and answer.is_stream:
+        answer = self._prepared = await self._prepare(self._state, body)
+        if _is_streamed(answer):
             await self._send_events(answer.events(), send)
         else:
             whole = await answer.whole()
@@ -128,41 +118,36 @@ class GenerationResponse(Response):
         finally:
             await sender.stop()
             await close(events)
-        await sender.end(DONE if self._own_end is None else self._own_end.end)
+        await sender.end(getattr(self._prepared, "end", DONE))
 
     async def _end_with_error(self, error: Exception, request_id: str, sender: EventSender) -> None:
         """Sends the error as the last event without `[DONE]`, so that the answer is visibly incomplete."""
         answer = answer_to(error, request_id)
-        own = self._own_end
-        event = frame(encode_json(answer.body())) if own is None else own.error_event(answer)
-        await sender.end(event)
+        own_event: Callable[[ErrorAnswer], bytes] | None = getattr(self._prepared, "error_event", None)
+        await sender.end(frame(encode_json(answer.body())) if own_event is None else own_event(answer))
 
-    async def _run_beside_client(self, work: Awaitable[None], receive: Receive) -> None:
-        """Runs `work` until it is done, its client disconnects, or the server cuts requests in flight."""
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(_wait_until_disconnected(receive))
-        cutting = asyncio.ensure_future(self._state.in_flight.wait_until_cut())
-        try:
-            await asyncio.wait((working, leaving, cutting), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-            elif leaving.done():
-                raise ClientDisconnected
-            else:
-                raise HTTPError(server_shutting_down())
-        finally:
-            for task in (working, leaving, cutting):
-                task.cancel()
-            await asyncio.gather(working, leaving, cutting, return_exceptions=True)
+
+async def _run_beside_client(work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Future[None]) -> None:
+    """Runs `work` until it is done, its client disconnects, or the server cuts requests in flight."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_wait_until_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving, cut), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        elif leaving.done():
+            raise ClientDisconnected
+        else:
+            raise HTTPError(server_shutting_down())
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 # One attribute tells them apart; `isinstance` of a Protocol looks for every member, on each request.
-def _can_stream(answer: WholeAnswer) -> TypeGuard[Answer]:
-    return hasattr(answer, "events")
-
-
-def _has_own_end(answer: WholeAnswer) -> TypeGuard[HasOwnEnd]:
-    return hasattr(answer, "error_event")
+def _is_streamed(answer: WholeAnswer) -> TypeGuard[Answer]:
+    return getattr(answer, "is_stream", False)
 
 
 async def _wait_until_disconnected(receive: Receive) -> None:

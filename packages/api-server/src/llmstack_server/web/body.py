@@ -76,24 +76,20 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limits: BodyLi
     declared = headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.max_bytes):
         raise HTTPError(request_too_large(limits.max_bytes))
+    body, has_more = bytearray(), True
     try:
         async with asyncio.timeout(limits.timeout_s):
-            return await _read_all(receive, limits.max_bytes)
+            while has_more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnected
+                body += message.get("body", b"")
+                if len(body) > limits.max_bytes:
+                    raise HTTPError(request_too_large(limits.max_bytes))
+                has_more = message.get("more_body", False)
     except TimeoutError:
         raise HTTPError(request_timeout()) from None
-
-
-async def _read_all(receive: Receive, max_bytes: int) -> bytearray:
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise HTTPError(request_too_large(max_bytes))
-        if not message.get("more_body", False):
-            return body
+    return body
 
 
 async def discard_body(receive: Receive) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from llmstack_server.web import json_pieces
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, body_not_an_object, invalid_json
 from llmstack_server.web.json_pieces import DuplicateKeyError, PiecewiseDecoder
 from llmstack_server.web.json_structure import JSONLimits, check_structure, without_escapes
@@ -15,6 +16,7 @@ from llmstack_server.web.json_structure import JSONLimits, check_structure, with
 # Longer than any 64-bit integer: a number that is cut here stays out of every field's range.
 _MAX_INTEGER_DIGITS = 40
 _DUPLICATE_KEY = "a key occurs twice in one object"
+_DEFAULT_LIMITS = JSONLimits()
 # The first half of a pair without the second, or the second without the first.
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD](?:"
@@ -37,9 +39,18 @@ def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> 
         HTTPError: 400; not UTF-8, not JSON, NaN or Infinity, a key twice, half a surrogate pair, nested deeper than
             64, over a limit, or not an object.
     """
-    for _ in (decoder := decoding(body, limits)).run():
-        pass
-    return decoder.value
+    if len(body) > json_pieces.PIECE_BYTES:
+        for _ in (document := decoding(body, limits)).run():
+            pass
+        return document.value
+    decoder = _checked_decoder(without_escapes(body), limits)
+    try:
+        value = decoder.decode(body.decode("utf-8"))
+    except ValueError as error:
+        raise _refusal(error) from None
+    if not isinstance(value, dict):
+        _refuse(body_not_an_object())
+    return value
 
 
 @dataclass(slots=True)
@@ -57,12 +68,8 @@ class Decoding:
         """Decodes; other work may be done after each step. Raises as `decode_object`."""
         try:
             yield from self.pieces.run()
-        except UnicodeDecodeError:
-            _refuse(invalid_json("it is not UTF-8"))
-        except DuplicateKeyError:
-            _refuse(invalid_json(_DUPLICATE_KEY))
-        except ValueError:
-            _refuse(invalid_json("it is not valid JSON"))
+        except ValueError as error:
+            raise _refusal(error) from None
         if not isinstance(self.pieces.value, dict):
             _refuse(body_not_an_object())
         self.value = self.pieces.value
@@ -71,11 +78,23 @@ class Decoding:
 def decoding(body: bytes | bytearray, limits: JSONLimits | None = None) -> Decoding:
     """The decoding of an object, its structure checked; arguments and errors as `decode_object`."""
     unescaped = without_escapes(body)
-    has_long_number = check_structure(unescaped, limits or JSONLimits())
+    return Decoding(PiecewiseDecoder(body, unescaped, _checked_decoder(unescaped, limits).decode))
+
+
+def _checked_decoder(unescaped: bytes | bytearray, limits: JSONLimits | None) -> json.JSONDecoder:
+    """The decoder for a document whose structure is within the limits."""
+    has_long_number = check_structure(unescaped, limits or _DEFAULT_LIMITS)
     if b"\\u" in unescaped and _LONE_SURROGATE.search(unescaped):
         _refuse(invalid_json("it holds half a surrogate pair"))
-    decoder = _SATURATING_DECODER if has_long_number else _DECODER
-    return Decoding(PiecewiseDecoder(body, unescaped, decoder.decode))
+    return _SATURATING_DECODER if has_long_number else _DECODER
+
+
+def _refusal(error: ValueError) -> HTTPError:
+    """The answer to a document that cannot be decoded."""
+    if isinstance(error, UnicodeDecodeError):
+        return HTTPError(invalid_json("it is not UTF-8"))
+    is_duplicate = isinstance(error, DuplicateKeyError)
+    return HTTPError(invalid_json(_DUPLICATE_KEY if is_duplicate else "it is not valid JSON"))
 
 
 def _refuse(answer: ErrorAnswer) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -36,6 +37,7 @@ class JSONLimits:
     max_values: int = 1 << 20
 
     @classmethod
+    @functools.cache
     def of_body(cls, max_bytes: int) -> JSONLimits:
         """The defaults, which suit 4 MiB, or more where the largest body in bytes is larger."""
         scale = max(1, -(-max_bytes // (4 << 20)))

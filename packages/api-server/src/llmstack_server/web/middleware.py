@@ -196,12 +196,11 @@ class GateMiddleware:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_ungated(route_path(scope)):
-            self._check(route_path(scope))
+        if scope["type"] == "http":
+            path = route_path(scope)
+            if path not in UNGATED_PATHS and not path.startswith(UNGATED_FOLDERS):
+                self._check(path)
         await self._app(scope, receive, send)
-
-    def _is_ungated(self, path: str) -> bool:
-        return path in UNGATED_PATHS or path.startswith(UNGATED_FOLDERS)
 
     def _check(self, path: str) -> None:
         lifecycle = self._state.lifecycle

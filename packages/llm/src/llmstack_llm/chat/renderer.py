@@ -108,7 +108,6 @@ class _Guard:
         self.hidden: list[str] = []
         self._special = special
         self._head = f"{_OPEN}{secrets.randbits(64):020d}"
-        self._placeholder = re.compile(f"{self._head}([0-9]+){_CLOSE}")
 
     def hide(self, value: Any) -> Any:
         """The same value with placeholders in all its strings, keys apart."""
@@ -126,7 +125,7 @@ class _Guard:
 
     def show(self, text: str) -> str:
         """The text as the user meant it."""
-        return self._placeholder.sub(lambda match: self.hidden[int(match.group(1))], text)
+        return re.sub(f"{self._head}([0-9]+){_CLOSE}", lambda match: self.hidden[int(match.group(1))], text)
 
     def _replace(self, match: re.Match[str]) -> str:
         self.hidden.append(match.group())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmstack_llm.outputs.collector import OutputCollector
@@ -58,10 +57,6 @@ class PoolingStates:
 
     def __len__(self) -> int:
         return len(self.request_id_to_state)
-
-    def requests(self) -> Iterator[EngineCoreRequest]:
-        """The requests as the engine core got them."""
-        return (state.request for state in self.request_id_to_state.values())
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.request_id_to_state

@@ -58,9 +58,9 @@ class BackgroundResponse:
             await asyncio.wait((self._task,))
 
     async def _drive(self) -> None:
-        with self._state.in_flight.track():
+        with self._state.in_flight.track() as cut:
             try:
-                await self._generate_until_cut()
+                await self._generate_until(cut)
             except asyncio.CancelledError:
                 self.run.cancel()
             except OtherTextError:
@@ -73,18 +73,16 @@ class BackgroundResponse:
                 self._fail(answer)
             self._end()
 
-    async def _generate_until_cut(self) -> None:
+    async def _generate_until(self, cut: asyncio.Future[None]) -> None:
         generating = asyncio.create_task(self._generate())
-        cutting = asyncio.create_task(self._state.in_flight.wait_until_cut())
         try:
-            await asyncio.wait((generating, cutting), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((generating, cut), return_when=asyncio.FIRST_COMPLETED)
             if not generating.done():
                 raise HTTPError(server_shutting_down())
             generating.result()
         finally:
             generating.cancel()
-            cutting.cancel()
-            await asyncio.gather(generating, cutting, return_exceptions=True)
+            await asyncio.gather(generating, return_exceptions=True)
 
     async def _generate(self) -> None:
         async with aclosing(self.run.events()) as events:
