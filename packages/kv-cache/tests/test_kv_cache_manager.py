@@ -304,7 +304,7 @@ def test_a_pool_grows_and_shrinks_as_far_as_its_blocks_are_free():
     assert manager.num_blocks == 5
 
 
-def test_events_tell_what_can_be_found_with_tokens_and_parents_and_without_the_salt():
+def test_events_tell_what_can_be_found_with_tokens_and_parents_and_do_not_show_the_salt():
     manager = KVCacheManager(num_blocks=3, block_size=2, max_events=10)
     manager.allocate_slots("a", 6, salt="secret")
     manager.cache_blocks("a", [1, 2, 3, 4, 5, 6], 2)
@@ -317,6 +317,8 @@ def test_events_tell_what_can_be_found_with_tokens_and_parents_and_without_the_s
     assert (more.token_ids, more.parent_identity) == ((3, 4, 5, 6), first.identities[0])
     assert removed == BlockRemoved(more.identities[1:])
     assert num_dropped == 0
+    assert (first.salt, more.salt) == ("secret", "")
+    assert "secret" not in repr(first)
     manager.reset_prefix_cache()
     assert manager.fetch_events() == ([AllCleared()], 0)
 

@@ -9,6 +9,7 @@ from llmstack_kv_cache.events import AllCleared, BlockRemoved, BlockStored, KVCa
 from llmstack_kv_cache.groups import NULL_BLOCK_ID, KVCacheGroup
 from llmstack_kv_cache.hybrid import HybridKVCacheManager
 from llmstack_kv_cache.kv_cache_manager import KVCacheManager
+from llmstack_kv_cache.segments import CachedSegments, segment_blocks, segment_keys
 from llmstack_kv_cache.stats import KVCacheStats
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "AllCleared",
     "BlockRemoved",
     "BlockStored",
+    "CachedSegments",
     "DuplicateRequestError",
     "HybridKVCacheManager",
     "KVCacheError",
@@ -26,4 +28,6 @@ __all__ = [
     "KVCacheStats",
     "UnknownRequestError",
     "num_blocks_for",
+    "segment_blocks",
+    "segment_keys",
 ]

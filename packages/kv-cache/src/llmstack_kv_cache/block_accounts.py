@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from llmstack_kv_cache.block import BlockTable, check_sizes, num_blocks_for
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError
-from llmstack_kv_cache.events import EventLog, KVCacheEvent
+from llmstack_kv_cache.events import BlockStored, EventLog, KVCacheEvent
 from llmstack_kv_cache.stats import KVCacheStats
 from llmstack_kv_cache.swap import HostBlockPool
 
@@ -146,6 +146,21 @@ class BlockAccounts(ABC):
         parents it does not know.
         """
         return self._events.fetch() if self._events is not None else ([], 0)
+
+    def start_events(self, max_events: int) -> None:
+        """Begins to note events, unless it does already; `stored` is what can be found at this moment.
+
+        Raises:
+            ValueError: `max_events` is not positive.
+        """
+        if max_events < 1:
+            raise ValueError(f"max_events must be at least 1, got {max_events}")
+        if self._events is None:
+            self._events = self._prefix_index.events = EventLog(max_events)
+
+    def stored(self) -> Iterator[BlockStored]:
+        """Everything that can be found, or is chained to what could be, as events; parents come first."""
+        return self._prefix_index.stored()
 
     def stats(self) -> KVCacheStats:
         """The cache at this moment."""

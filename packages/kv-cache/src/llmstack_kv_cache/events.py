@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +13,16 @@ class BlockStored:
     Attributes:
         identities: Content identity of each; never used twice in the life of a cache.
         parent_identity: Of the content before the first of them; 0 if the prefix begins here.
-        token_ids: Of all of them, `block_size` each. The salt is left out: it may be a secret of the tenant.
+        token_ids: Of all of them, `block_size` each.
+        salt: Of a prefix that begins here, empty for what continues one. It may be a secret of the tenant, so it
+            stays in this process.
     """
 
     identities: tuple[int, ...]
     parent_identity: int
     token_ids: tuple[int, ...]
     block_size: int
+    salt: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

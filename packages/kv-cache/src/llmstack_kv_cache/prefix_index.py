@@ -11,13 +11,14 @@ chained to it can never be found again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from llmstack_kv_cache.events import BlockRemoved, BlockStored, EventLog
 
 MAX_BLOCKS_PER_RUN = 64  # bounds what it costs to lengthen a run, or to find a block in it
-_pack_identity = struct.Struct("<q").pack
+_pack_identity, _unpack_identity = struct.Struct("<q").pack, struct.Struct("<q").unpack
+_IDENTITY_BYTES = 8
 _COMPANION_KEY_LENGTH = 9  # an identity and a group: shorter than any key with tokens
 
 
@@ -150,7 +151,7 @@ class PrefixIndex:
         """Makes a block of another layer group findable by the content it belongs to, unless one is known."""
         key = _companion_key(identity, group)
         if not self.runs[block_id] and key not in self._key_to_run:
-            self._enter(self._new_run(key, b"", [block_id]), [block_id], ROOT, b"")
+            self._enter(self._new_run(key, b"", [block_id]), [block_id], ROOT, b"", b"")
 
     def evict(self, block_ids: list[int]) -> int:
         """Forgets what the blocks hold, and what is chained to them in their runs; how many could be found."""
@@ -176,6 +177,15 @@ class PrefixIndex:
         self.num_findable = 0
         if self.events is not None:
             self.events.clear()
+
+    def stored(self) -> Iterator[BlockStored]:
+        """Everything that is in the index, parents before what is chained to them."""
+        for run in self._key_to_run.values():  # in the order of their identities
+            if len(run.key) != _COMPANION_KEY_LENGTH:
+                head = _IDENTITY_BYTES + self._num_bytes
+                (parent,) = _unpack_identity(run.key[:_IDENTITY_BYTES])
+                contents, suffix = run.key[_IDENTITY_BYTES:head] + run.contents, run.key[head:]
+                yield self._stored(run.start, len(run.block_ids), parent, contents, suffix)
 
     def inconsistencies(self) -> list[str]:
         """What does not hold although it always should; O(number of blocks)."""
@@ -221,13 +231,13 @@ class PrefixIndex:
             done = min(run.max_blocks - len(run.block_ids), len(block_ids))
             run.contents += contents[: done * size]
             run.block_ids += block_ids[:done]
-            parent = self._enter(run, block_ids[:done], parent, contents[: done * size])
+            parent = self._enter(run, block_ids[:done], parent, contents[: done * size], b"")
         while done < len(block_ids):
             end = min(done + MAX_BLOCKS_PER_RUN, len(block_ids))
             head, start = (done + 1) * size, done * size
             key = _pack_identity(parent.identity) + contents[start:head] + suffix
             run = self._new_run(key, contents[head : end * size], block_ids[done:end])
-            parent = self._enter(run, run.block_ids, parent, contents[start : end * size])
+            parent = self._enter(run, run.block_ids, parent, contents[start : end * size], suffix)
             suffix, done = b"", end
         return parent
 
@@ -236,7 +246,7 @@ class PrefixIndex:
         self._next_start += MAX_BLOCKS_PER_RUN
         return run
 
-    def _enter(self, run: Run, block_ids: list[int], parent: Prefix, contents: bytes) -> Prefix:
+    def _enter(self, run: Run, block_ids: list[int], parent: Prefix, contents: bytes, suffix: bytes) -> Prefix:
         """Notes the last blocks of a run, which have come after `parent`; the prefix that ends with them."""
         runs = self.runs
         for block_id in block_ids:
@@ -244,10 +254,14 @@ class PrefixIndex:
         self.num_findable += len(block_ids)
         end = len(run.block_ids)
         if self.events is not None and contents:
-            identities = tuple(range(run.start + end - len(block_ids), run.start + end))
-            token_ids = struct.unpack(f"<{len(contents) // 4}i", contents)
-            self.events.add(BlockStored(identities, parent.identity, token_ids, self._block_size))
+            first = run.start + end - len(block_ids)
+            self.events.add(self._stored(first, len(block_ids), parent.identity, contents, suffix))
         return Prefix(run, end - 1)
+
+    def _stored(self, first: int, num_blocks: int, parent: int, contents: bytes, suffix: bytes) -> BlockStored:
+        identities = tuple(range(first, first + num_blocks))
+        token_ids = struct.unpack(f"<{len(contents) // 4}i", contents)
+        return BlockStored(identities, parent, token_ids, self._block_size, suffix.decode("utf-8", "surrogatepass"))
 
     def _cut(self, run: Run, num_left: int) -> None:
         """Leaves a run its first blocks; it never grows again, since the identities of the others are used up."""
