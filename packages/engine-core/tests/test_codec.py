@@ -17,9 +17,11 @@ from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import (
     PROTOCOL_VERSION,
     AbortRequests,
+    CacheUpdate,
     ControlCall,
     ControlResult,
     EngineFailed,
+    FollowCache,
     Goodbye,
     Hello,
     StartFailed,
@@ -159,6 +161,7 @@ CLIENT_MESSAGES = (
     REQUESTS
     | st.just(Hello())
     | st.just(Goodbye())
+    | st.just(FollowCache())
     | st.builds(AbortRequests, tuples(NAME))
     | st.builds(lambda call_id, call: ControlCall(call_id, *call), COUNT, CONTROL_CALLS)
 )
@@ -227,6 +230,7 @@ RESULTS = {
 CONTROL_RESULTS = st.one_of(
     [st.builds(ControlResult, COUNT, st.just(operation), values) for operation, values in RESULTS.items()]
 )
+KEYS = st.binary(max_size=3).map(lambda chunk: 8 * chunk)
 ENGINE_MESSAGES = (
     st.builds(
         EngineCoreOutputs,
@@ -240,6 +244,7 @@ ENGINE_MESSAGES = (
     )
     | READY
     | st.builds(StartFailed, TEXT)
+    | st.builds(CacheUpdate, COUNT, st.booleans(), KEYS, KEYS)
     | st.builds(EngineFailed, TEXT)
     | CONTROL_RESULTS
 )

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmstack_types.vocabulary import SchedulingPolicyName, words_of
+from llmstack_types.vocabulary import RoutingPolicyName, SchedulingPolicyName, words_of
 
 if TYPE_CHECKING:
     from llmstack_engine_core.simulate.simulation import SimulationConfig
@@ -52,6 +52,14 @@ class SimulateCommand:
             "prefill_token_s, decode_row_s and context_token_s, or with steps to fit, each of them "
             "[prefill tokens, decode rows, context tokens, seconds] (default: an 8B model on a large GPU)",
         )
+        add("--replicas", type=_positive, default=1, metavar="N", help="engine cores, each with a cache (default: 1)")
+        add(
+            "--routing",
+            choices=words_of(RoutingPolicyName),
+            default="exact",
+            help="how one of several is chosen; they are compared with one cache as large as all together and with "
+            "round robin, which takes as long again (default: exact)",
+        )
         add("--json", action="store_true", help="print one JSON object")
         _add_scheduler_arguments(parser)
 
@@ -60,13 +68,13 @@ class SimulateCommand:
         from llmstack_engine_core.simulate.calibration import load_cost_model
         from llmstack_engine_core.simulate.cost_model import LinearCostModel
         from llmstack_engine_core.simulate.errors import SimulationError
-        from llmstack_engine_core.simulate.simulation import simulate
+        from llmstack_engine_core.simulate.replicas import simulate_replicas
         from llmstack_engine_core.simulate.traces import TraceFormat, read_trace
 
         try:
             cost_model = LinearCostModel() if namespace.cost_model is None else load_cost_model(namespace.cost_model)
             trace = read_trace(namespace.trace, TraceFormat(namespace.format), namespace.limit)
-            report = simulate(trace, _config(namespace), cost_model)
+            report = simulate_replicas(trace, _config(namespace), cost_model)
         except SimulationError as error:
             sys.stderr.write(f"llmstack simulate: error: {error}\n")
             return 1
@@ -99,6 +107,7 @@ def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _config(namespace: argparse.Namespace) -> SimulationConfig:
     from llmstack_core_scheduler import SchedulerConfig
+    from llmstack_engine_core.routing import RoutingPolicy
     from llmstack_engine_core.simulate.errors import SimulationError
     from llmstack_engine_core.simulate.simulation import Arrivals, SimulationConfig
 
@@ -119,6 +128,8 @@ def _config(namespace: argparse.Namespace) -> SimulationConfig:
         namespace.enable_prefix_caching,
         Arrivals(namespace.arrivals),
         namespace.ttft_target,
+        namespace.replicas,
+        RoutingPolicy(namespace.routing),
     )
 
 

@@ -21,11 +21,13 @@ from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import (
     PROTOCOL_VERSION,
     AbortRequests,
+    CacheUpdate,
     ClientMessage,
     ControlCall,
     ControlResult,
     EngineFailed,
     EngineMessage,
+    FollowCache,
     Goodbye,
     Hello,
     SleepChanged,
@@ -134,6 +136,21 @@ def _encode_ready(ready: EngineReady) -> list[Any]:
     return [*scalars, *(_pairs(getattr(ready, name)) for name in _READY_MAPPINGS)]
 
 
+def _encode_cache_update(update: CacheUpdate) -> list[Any]:
+    return [update.number, update.is_whole, update.added, update.removed]
+
+
+def _decode_cache_update(values: list[Any]) -> CacheUpdate:
+    number, is_whole = fields.integer()(values[0], "number"), fields.boolean(values[1], "is_whole")
+    return CacheUpdate(number, is_whole, _segment_keys(values[2], "added"), _segment_keys(values[3], "removed"))
+
+
+def _segment_keys(value: Any, name: str) -> bytes:
+    if type(value) is not bytes or len(value) % _SEGMENT_KEY_BYTES:
+        raise CodecError(f"{name} must hold keys of {_SEGMENT_KEY_BYTES} bytes")
+    return value
+
+
 def _pairs(mapping: Mapping[str, Any]) -> list[list[Any]]:
     return [[key, value] for key, value in mapping.items()]
 
@@ -157,6 +174,7 @@ def _mapping(check_value: fields.Check) -> fields.Check:
     return check
 
 
+_SEGMENT_KEY_BYTES: Final = 8
 _POSITIVE = fields.integer(1)
 _LINE = fields.text(4096)
 _READY_SCALARS: Final[dict[str, fields.Check]] = {
@@ -176,6 +194,7 @@ _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
 _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
     Hello: (Tag.HELLO, lambda _: [], MAX_CLIENT_FRAME_BYTES),
     Goodbye: (Tag.GOODBYE, lambda _: [], MAX_CLIENT_FRAME_BYTES),
+    FollowCache: (Tag.FOLLOW_CACHE, lambda _: [], MAX_CLIENT_FRAME_BYTES),
     EngineCoreRequest: (Tag.ADD_REQUEST, encode_request, MAX_CLIENT_FRAME_BYTES),
     AbortRequests: (Tag.ABORT_REQUESTS, lambda message: [list(message.request_ids)], MAX_CLIENT_FRAME_BYTES),
     ControlCall: (Tag.CONTROL_CALL, encode_control_call, MAX_CLIENT_FRAME_BYTES),
@@ -185,11 +204,13 @@ _ENCODERS: Final[dict[type, tuple[Tag, Callable[[Any], list[Any]], int]]] = {
     ControlResult: (Tag.CONTROL_RESULT, encode_control_result, MAX_ENGINE_FRAME_BYTES),
     EngineFailed: (Tag.ENGINE_FAILED, lambda message: [message.reason], MAX_ENGINE_FRAME_BYTES),
     SleepChanged: (Tag.SLEEP_CHANGED, lambda message: [message.level], MAX_ENGINE_FRAME_BYTES),
+    CacheUpdate: (Tag.CACHE_UPDATE, _encode_cache_update, MAX_ENGINE_FRAME_BYTES),
 }
 
 _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage]]]] = {
     Tag.HELLO: (0, lambda _: Hello()),
     Tag.GOODBYE: (0, lambda _: Goodbye()),
+    Tag.FOLLOW_CACHE: (0, lambda _: FollowCache()),
     Tag.ADD_REQUEST: (13, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
     Tag.CONTROL_CALL: (3, decode_control_call),
@@ -202,4 +223,5 @@ _ENGINE_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], EngineMessage
     Tag.CONTROL_RESULT: (3, decode_control_result),
     Tag.ENGINE_FAILED: (1, lambda values: EngineFailed(_LINE(values[0], "reason"))),
     Tag.SLEEP_CHANGED: (1, lambda values: SleepChanged(_SLEEP_LEVEL(values[0], "level"))),
+    Tag.CACHE_UPDATE: (4, _decode_cache_update),
 }

@@ -19,12 +19,14 @@ class Tag(IntEnum):
     ABORT_REQUESTS = 3
     CONTROL_CALL = 4
     GOODBYE = 5
+    FOLLOW_CACHE = 6
     READY = 16
     START_FAILED = 17
     OUTPUTS = 18
     CONTROL_RESULT = 19
     ENGINE_FAILED = 20
     SLEEP_CHANGED = 21
+    CACHE_UPDATE = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,11 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Goodbye:
     """A client's last message: its requests end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowCache:
+    """Asks for the content of the prefix cache: a whole `CacheUpdate`, then one for each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +94,22 @@ class SleepChanged:
     level: int
 
 
-ClientMessage = Hello | Goodbye | EngineCoreRequest | AbortRequests | ControlCall
-EngineMessage = EngineReady | StartFailed | EngineCoreOutputs | ControlResult | EngineFailed | SleepChanged
+@dataclass(frozen=True, slots=True)
+class CacheUpdate:
+    """Segments of prefixes that became findable or ceased to be.
+
+    Attributes:
+        number: One more than that of the engine core's update before.
+        is_whole: Whether `added` is everything that is cached; else it is what came.
+        added: The keys of `llmstack_kv_cache.segment_keys`, 8 bytes each.
+        removed: The keys of those that went, before the others came.
+    """
+
+    number: int
+    is_whole: bool
+    added: bytes = b""
+    removed: bytes = b""
+
+
+ClientMessage = Hello | Goodbye | FollowCache | EngineCoreRequest | AbortRequests | ControlCall
+EngineMessage = EngineReady | StartFailed | EngineCoreOutputs | ControlResult | EngineFailed | SleepChanged | CacheUpdate

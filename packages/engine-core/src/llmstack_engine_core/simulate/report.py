@@ -18,6 +18,21 @@ def percentiles(values: Iterable[float]) -> dict[str, float | None]:
     return {f"p{percent}": ordered[-(-len(ordered) * percent // 100) - 1] for percent in PERCENTILES}
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same trace with one cache, and with replicas that take turns.
+
+    Attributes:
+        num_one_cache_hit_tokens: Found in one cache as large as all together, each prompt after the one before.
+        round_robin_p99_ttft_s: Of replicas that take turns.
+        round_robin_hit_tokens: What those found.
+    """
+
+    num_one_cache_hit_tokens: int
+    round_robin_p99_ttft_s: float | None
+    round_robin_hit_tokens: int
+
+
 @dataclass(slots=True)
 class Report:
     """Counters and samples of one simulation.
@@ -29,6 +44,8 @@ class Report:
         queue_s: Per request, from its arrival to its first step.
         ttft_s: Per request, from its arrival to its first token.
         itl_s: Per token but the first, since the one before.
+        num_computed_tokens: By replica, the tokens of prompts that it did not find in its cache.
+        compared: What other ways did with the same trace; None where there is one replica.
     """
 
     num_requests: int = 0
@@ -50,11 +67,29 @@ class Report:
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     itl_s: array[float] = field(default_factory=lambda: array("d"))
     cost_model: Any = None
+    num_replicas: int = 1
+    routing: str = ""
+    num_computed_tokens: list[int] = field(default_factory=list)
+    compared: Comparison | None = None
 
     @property
     def hit_rate(self) -> float:
         """Share of the prompt tokens that were found in the cache."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    @property
+    def imbalance(self) -> float:
+        """The most that a replica computed of the prompts, over the mean of all."""
+        total = sum(self.num_computed_tokens)
+        return max(self.num_computed_tokens) * len(self.num_computed_tokens) / total if total else 1.0
+
+    @property
+    def share_of_one_cache(self) -> float | None:
+        """Hit tokens over those of one cache as large as all together; None where that is unknown or finds none."""
+        compared = self.compared
+        if compared is None or not compared.num_one_cache_hit_tokens:
+            return None
+        return self.num_hit_tokens / compared.num_one_cache_hit_tokens
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; times in seconds."""
@@ -86,7 +121,31 @@ class Report:
             "wall_s": self.wall_s,
             "simulated_s_per_wall_s": self.simulated_s / self.wall_s if self.wall_s else 0.0,
             "cost_model": asdict(self.cost_model) if self.cost_model is not None else None,
+            "replicas": self._replicas_to_json() if self.num_replicas > 1 else None,
         }
+
+    def _replicas_to_json(self) -> dict[str, Any]:
+        compared = self.compared
+        return {
+            "count": self.num_replicas,
+            "routing": str(self.routing),
+            "computed_tokens": self.num_computed_tokens,
+            "imbalance": self.imbalance,
+            "one_cache_hit_tokens": compared and compared.num_one_cache_hit_tokens,
+            "share_of_one_cache": self.share_of_one_cache,
+            "round_robin_hit_tokens": compared and compared.round_robin_hit_tokens,
+            "round_robin_p99_ttft_s": compared and compared.round_robin_p99_ttft_s,
+        }
+
+    def _replicas_to_text(self) -> str:
+        text = f"{self.num_replicas} by {self.routing}, the busiest computed {self.imbalance:.2f} times the mean"
+        share, compared = self.share_of_one_cache, self.compared
+        if share is not None:
+            text += f", {100 * share:.1f} % of the hits of one cache as large"
+        if compared is not None:
+            text += f"; round robin: {compared.round_robin_hit_tokens} tokens hit, "
+            text += f"TTFT p99 {_seconds(compared.round_robin_p99_ttft_s)}"
+        return text
 
     def to_text(self) -> str:
         """Lines for a reader."""
@@ -105,7 +164,13 @@ class Report:
             "goodput": f"{goodput_text} have their first token within {self.ttft_target_s:g} s",
             "time": f"{self.simulated_s:.1f} s simulated in {self.wall_s:.1f} s",
         }
+        if self.num_replicas > 1:
+            lines["replicas"] = self._replicas_to_text()
         return "\n".join(f"{name:<13} {text}" for name, text in lines.items())
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g} s"
 
 
 def _spread(values: dict[str, float | None]) -> str:

@@ -1,0 +1,146 @@
+"""The routing index: which replica has which segments of prompts cached."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_kv_cache.segments import KEY_BYTES
+
+# An entry takes 110 bytes with the growth of its map, so that the index stays below 64 MiB.
+MAX_SEGMENTS: Final = 524_288
+# Segments that prompts under way will probably leave.
+MAX_EXPECTED_SEGMENTS: Final = 65_536
+
+
+class RoutingIndex:
+    """Maps the key of a segment to the replicas that have it, as the bits of a number.
+
+    Each replica may have its share of `MAX_SEGMENTS`; what comes above it is not noted. A prompt that was sent to a
+    replica is expected there until the replica has reported twice after its end.
+
+    Attributes:
+        num_left_out: Counter of segments above a replica's share.
+        num_gaps: Counter of missing updates, each of which cleared the part of its replica.
+    """
+
+    def __init__(self, num_replicas: int, max_segments: int = MAX_SEGMENTS) -> None:
+        self.num_left_out = 0
+        self.num_gaps = 0
+        self._max_per_replica = max_segments // num_replicas
+        self._max_expected = min(MAX_EXPECTED_SEGMENTS, max_segments) // num_replicas
+        self._key_to_replicas: dict[int, int] = {}
+        self._num_segments = [0] * num_replicas
+        self._expected: list[set[int]] = [set() for _ in range(num_replicas)]
+        # Keys of prompts that ended before the last update, and since it.
+        self._settling: list[tuple[list[int], list[int]]] = [([], []) for _ in range(num_replicas)]
+        self._numbers: list[int | None] = [None] * num_replicas
+
+    def __len__(self) -> int:
+        return len(self._key_to_replicas)
+
+    def find(self, keys: Sequence[int]) -> list[int]:
+        """By replica, how many of the leading segments it has."""
+        found = [0] * len(self._num_segments)
+        left = (1 << len(found)) - 1
+        for number, key in enumerate(keys):
+            still = left & self._key_to_replicas.get(key, 0)
+            gone = left ^ still
+            while gone:
+                lowest = gone & -gone
+                found[lowest.bit_length() - 1] = number
+                gone ^= lowest
+            left = still
+            if not left:
+                return found
+        while left:
+            lowest = left & -left
+            found[lowest.bit_length() - 1] = len(keys)
+            left ^= lowest
+        return found
+
+    def expect(self, replica: int, keys: Iterable[int]) -> list[int]:
+        """Notes segments that a prompt under way will leave; those that were unknown until now."""
+        expected, new = self._expected[replica], []
+        for key in keys:
+            if len(expected) >= self._max_expected:
+                break
+            if self._add(replica, key):
+                expected.add(key)
+                new.append(key)
+        return new
+
+    def settle(self, replica: int, keys: list[int]) -> None:
+        """The prompt that `expect` returned these keys for has ended: soon they are cached, or will never be."""
+        if keys:
+            self._settling[replica][1].extend(keys)
+
+    def apply(self, replica: int, update: CacheUpdate) -> bool:
+        """Takes an update of a replica; False where one before it is missing, which clears the replica's part."""
+        number, self._numbers[replica] = self._numbers[replica], update.number
+        if update.is_whole:
+            self.clear(replica)
+            self._numbers[replica] = update.number
+        elif number is None or update.number != number + 1:
+            self.clear(replica)
+            self.num_gaps += 1
+            return False
+        expected = self._expected[replica]
+        for key in _unpack(update.removed):
+            expected.discard(key)
+            self._remove(replica, key)
+        for key in _unpack(update.added):
+            if key in expected:
+                expected.discard(key)
+            else:
+                self._add(replica, key)
+        before, since = self._settling[replica]
+        for key in before:
+            if key in expected:
+                expected.discard(key)
+                self._remove(replica, key)
+        self._settling[replica] = since, []
+        return True
+
+    def clear(self, replica: int) -> None:
+        """Forgets a replica's part, what is expected there included. O(all segments)."""
+        self._numbers[replica] = None
+        self._expected[replica].clear()
+        self._settling[replica] = [], []
+        if self._num_segments[replica]:
+            bit = 1 << replica
+            left = ((key, replicas & ~bit) for key, replicas in self._key_to_replicas.items())
+            self._key_to_replicas = {key: replicas for key, replicas in left if replicas}
+            self._num_segments[replica] = 0
+
+    def _add(self, replica: int, key: int) -> bool:
+        bit, replicas = 1 << replica, self._key_to_replicas.get(key, 0)
+        if replicas & bit:
+            return False
+        if self._num_segments[replica] >= self._max_per_replica:
+            self.num_left_out += 1
+            return False
+        self._key_to_replicas[key] = replicas | bit
+        self._num_segments[replica] += 1
+        return True
+
+    def _remove(self, replica: int, key: int) -> None:
+        bit, replicas = 1 << replica, self._key_to_replicas.get(key, 0)
+        if not replicas & bit:
+            return
+        self._num_segments[replica] -= 1
+        if replicas ^ bit:
+            self._key_to_replicas[key] = replicas ^ bit
+        else:
+            del self._key_to_replicas[key]
+
+
+def pack_keys(keys: Sequence[int]) -> bytes:
+    """The keys as an update carries them."""
+    return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+def _unpack(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(packed) // KEY_BYTES}Q", packed)
