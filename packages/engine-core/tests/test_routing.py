@@ -46,7 +46,7 @@ def test_requests_in_flight_outweigh_a_hit_of_64_tokens_each() -> None:
         assert choose_replica(EXACT, 1024, [0, 512], loads, 0) == expected
 
 
-def test_idle_replicas_share_what_nobody_has_cached() -> None:
+def test_idle_replicas_share_what_no_replica_has_cached() -> None:
     router = make_router()
     for number in range(60):
         router.route(str(number), [number] * 500, "", [0, 0, 0])

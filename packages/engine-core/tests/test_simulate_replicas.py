@@ -38,7 +38,7 @@ def conversations(num_conversations: int = 12, num_turns: int = 4, seed: int = 0
 
 @pytest.mark.parametrize("routing", RoutingPolicy)
 @pytest.mark.parametrize("arrivals", Arrivals)
-def test_every_request_ends_with_all_its_tokens_whoever_computes_it(routing: RoutingPolicy, arrivals: Arrivals) -> None:
+def test_every_request_ends_with_all_its_tokens_on_any_replica(routing: RoutingPolicy, arrivals: Arrivals) -> None:
     trace = conversations()
     config = SimulationConfig(num_blocks=400, num_replicas=3, routing=routing, arrivals=arrivals)
     report = simulate(trace, config)
@@ -67,14 +67,17 @@ def test_what_the_router_knows_is_what_the_replicas_have_after_every_step() -> N
 
     simulation._tell = tell_and_compare
     report = simulation.run()
-    assert num_compared > 50 and report.num_evictions > 0 and router.index.num_gaps == 0
+    assert num_compared > 50
+    assert report.num_evictions > 0
+    assert router.index.num_gaps == 0
 
 
 def test_exact_routing_finds_what_one_cache_finds_and_round_robin_does_not() -> None:
     config = SimulationConfig(num_blocks=2000, num_replicas=4)
     report = simulate_replicas(conversations(21, 5), config, LinearCostModel())
     compared = report.compared
-    assert compared is not None and report.share_of_one_cache is not None
+    assert compared is not None
+    assert report.share_of_one_cache is not None
     assert compared.num_one_cache_hit_tokens == hits_of_one_cache(conversations(21, 5), 8000, 16) > 0
     assert report.share_of_one_cache > 0.9 > compared.round_robin_hit_tokens / compared.num_one_cache_hit_tokens
     replicas = report.to_json()["replicas"]
@@ -91,7 +94,8 @@ def test_one_cache_finds_what_one_engine_core_finds_without_load() -> None:
 def test_replicas_without_a_cache_are_balanced_by_their_requests() -> None:
     config = SimulationConfig(num_replicas=2, enable_prefix_caching=False, num_blocks=500)
     report = simulate(conversations(), config)
-    assert report.num_hit_tokens == 0 and report.imbalance < 1.35
+    assert report.num_hit_tokens == 0
+    assert report.imbalance < 1.35
 
 
 def test_no_replicas_are_refused() -> None:
@@ -106,8 +110,10 @@ def test_mooncake_at_eight_replicas_keeps_the_hits_of_one_cache_and_the_times_of
     trace = read_trace(MOONCAKE, TraceFormat.MOONCAKE, 1500)
     config = SimulationConfig(num_blocks=1_000_000 // 128, block_size=128, num_replicas=8)
     report = simulate_replicas(trace, config, LinearCostModel())
-    assert report.share_of_one_cache is not None and report.compared is not None
+    assert report.share_of_one_cache is not None
+    assert report.compared is not None
     assert report.share_of_one_cache >= 0.92
     assert report.imbalance <= 1.35
     p99_s, round_robin_s = report.to_json()["ttft_s"]["p99"], report.compared.round_robin_p99_ttft_s
-    assert round_robin_s is not None and p99_s <= round_robin_s
+    assert round_robin_s is not None
+    assert p99_s <= round_robin_s

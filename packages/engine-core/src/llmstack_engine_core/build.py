@@ -14,9 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.block_residency import BlockResidency
+from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.contract import numeric_contract_id
-from llmstack_engine_core.control_plane import CacheConfig, build_scheduler, cache_config
+from llmstack_engine_core.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
 from llmstack_engine_core.plugins import load_model_runner
@@ -90,7 +91,8 @@ def _build_with_runner(
         scheduler_config = replace(config.scheduler, max_model_len=max_model_len)
         if not spec.is_causal:
             scheduler_config = with_whole_prompts(scheduler_config)
-        scheduler = build_scheduler(scheduler_config, cache, events.on_status)
+        kv_cache = build_cache(cache)
+        scheduler = build_scheduler(scheduler_config, cache, events.on_status, kv_cache)
         step_log = open_step_log(config, LogHeader.of(scheduler_config, cache, _versions()))
     ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends())
     logger.info(
@@ -111,6 +113,7 @@ def _build_with_runner(
         events=events,
         recorder=recorder,
         residency=residency,
+        cache_news=CacheNews(kv_cache) if cache.enable_prefix_caching else None,
     )
 
 

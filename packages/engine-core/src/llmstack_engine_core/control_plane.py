@@ -61,7 +61,7 @@ def cache_config(spec: KVCacheSpec, num_blocks: int, enable_prefix_caching: bool
     return CacheConfig(num_blocks, spec.block_size, enable_prefix_caching and spec.is_causal, num_host_blocks, windows)
 
 
-def build_cache(cache: CacheConfig) -> KVCache:
+def build_cache(cache: CacheConfig) -> HybridKVCacheManager | KVCacheManager:
     """The cache as configured: the hybrid one for groups of layers."""
     sizes = (cache.num_blocks, cache.block_size, cache.enable_prefix_caching)
     if cache.sliding_windows:
@@ -70,7 +70,10 @@ def build_cache(cache: CacheConfig) -> KVCache:
 
 
 def build_scheduler(
-    scheduler: SchedulerConfig, cache: CacheConfig, on_status: StatusListener | None = None
+    scheduler: SchedulerConfig,
+    cache: CacheConfig,
+    on_status: StatusListener | None = None,
+    kv_cache: KVCache | None = None,
 ) -> Scheduler:
-    """A scheduler over a cache of its own; `on_status` is notified of the states of requests."""
-    return Scheduler(scheduler, build_cache(cache), on_status=on_status)
+    """A scheduler over `kv_cache`, or a cache of its own; `on_status` is notified of the states of requests."""
+    return Scheduler(scheduler, kv_cache or build_cache(cache), on_status=on_status)

@@ -10,6 +10,7 @@ from typing import Any
 from llmstack_engine_core.admission import check_request, error_output
 from llmstack_engine_core.beams import BeamSearches
 from llmstack_engine_core.block_residency import BlockResidency
+from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput, Scheduler
 from llmstack_engine_core.step_log import LoggedScheduler, StepLog
@@ -46,6 +47,7 @@ class EngineCore:
         ready: What the front end learns about it.
         step_log: The log of the scheduler's calls, if there is one; closed at shutdown.
         recorder: What keeps the last steps, if anything does.
+        cache_news: What follows the prefix cache, where anything is ever found in it.
         sleep_level: 0 while awake; 1 without KV storage, 2 without weights too.
         is_stopping: A client asked for the end.
     """
@@ -64,6 +66,7 @@ class EngineCore:
         events: EventBus | None = None,
         recorder: StepRecorder | None = None,
         residency: BlockResidency | None = None,
+        cache_news: CacheNews | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connects the stages.
@@ -76,6 +79,7 @@ class EngineCore:
         self.ready = ready
         self.step_log = step_log
         self.recorder = recorder
+        self.cache_news = cache_news
         self.sleep_level = 0
         self.is_stopping = False
         self._scheduler = scheduler if step_log is None else LoggedScheduler(scheduler, step_log)
@@ -224,6 +228,8 @@ class EngineCore:
         finished = [output.request_id for output in step_outputs.outputs if output.finish_reason is not None]
         if finished:
             self._forget(finished)
+        if self.cache_news is not None:
+            self.cache_news.read()
         events = self._events.take() if self._events.unsent else ()
         if not self._log_stats:
             return EngineCoreOutputs(outputs, timestamp_s)
@@ -248,14 +254,17 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
-        return self._scheduler.reset_prefix_cache()
+        has_forgotten = self._scheduler.reset_prefix_cache()
+        if self.cache_news is not None:
+            self.cache_news.read()
+        return has_forgotten
 
     def sleep(self, level: int) -> bool:
         """Frees the KV storage, at level 2 the weights too; False while requests are running.
 
         Cached prefixes are forgotten. Requests are refused until `wake_up`.
         """
-        if not self._settle() or not self._scheduler.reset_prefix_cache():
+        if not self._settle() or not self.reset_prefix_cache():
             return False
         if level > self.sleep_level:
             self._runner.sleep(level)
@@ -283,4 +292,6 @@ class EngineCore:
         """Closes the log and releases the device. Idempotent."""
         if self.step_log is not None:
             self.step_log.close()
+        if self.cache_news is not None:
+            self.cache_news.close()
         self._runner.shutdown()

@@ -20,6 +20,7 @@ from llmstack_engine_core.ipc.frames import (
     ControlResult,
     EngineFailed,
     EngineMessage,
+    FollowCache,
     Goodbye,
     Hello,
     SleepChanged,
@@ -42,6 +43,8 @@ IDLE_WAIT_MS: Final = 500
 # Clients without outputs receive the load of the engine core at this interval; `BalancedClient` needs it.
 STATS_INTERVAL_S: Final = 0.1
 MAX_CLIENTS: Final = 256
+# Changes of the cache are collected for so long, unless the engine core is about to be idle.
+CACHE_UPDATE_INTERVAL_S: Final = 0.02
 
 
 class EngineLoop(ABC):
@@ -55,6 +58,8 @@ class EngineLoop(ABC):
         # Identity to the time of the last statistics; a set would iterate in a different order each time.
         self._clients: dict[bytes, float] = {}
         self._request_id_to_client: dict[str, bytes] = {}
+        self._followers: dict[bytes, None] = {}
+        self._last_cache_update_s = 0.0
 
     def run(self) -> None:
         """Serves until a client asks for the end. An exception is sent to the clients, then raised."""
@@ -72,7 +77,12 @@ class EngineLoop(ABC):
         """Handles the messages that have come, then computes one step if there is work."""
         self._receive(0 if self._core.has_unfinished_requests() else IDLE_WAIT_MS)
         if self._core.has_unfinished_requests():
-            self._send_outputs(self._core.step())
+            step = self._core.step()
+            if self._followers:
+                self._send_cache_update(step.timestamp_s)
+            self._send_outputs(step)
+        elif self._followers:
+            self._send_cache_update()
 
     @abstractmethod
     def _receive(self, wait_ms: int) -> None:
@@ -91,6 +101,8 @@ class EngineLoop(ABC):
             self._send(client, EngineFailed("the engine core does not know this client, or does not any more"))
         elif isinstance(message, EngineCoreRequest):
             self._add_request(client, message)
+        elif isinstance(message, FollowCache):
+            self._follow_cache(client)
         elif isinstance(message, Goodbye):
             self._drop(client)
         elif isinstance(message, AbortRequests):
@@ -136,6 +148,7 @@ class EngineLoop(ABC):
     def _drop(self, client: bytes) -> None:
         """Forgets a client and ends its requests."""
         self._clients.pop(client, None)
+        self._followers.pop(client, None)
         self._abort([request_id for request_id, owner in self._request_id_to_client.items() if owner == client])
 
     def _call(self, client: bytes, call: ControlCall) -> None:
@@ -163,6 +176,27 @@ class EngineLoop(ABC):
             evictions = step.evictions if client == first else ()
             message = EngineCoreOutputs(outputs, step.timestamp_s, stats, events, phases, evictions=evictions)
             self._send(client, message)
+
+    def _follow_cache(self, client: bytes) -> None:
+        news = self._core.cache_news
+        if news is None:  # nothing is ever found in this cache
+            return
+        self._send_cache_update()
+        self._followers[client] = None
+        self._send(client, news.follow())
+
+    def _send_cache_update(self, now_s: float | None = None) -> None:
+        """Tells the followers what has changed in the cache; after a step, only if it is due."""
+        news = self._core.cache_news
+        is_due = now_s is None or now_s - self._last_cache_update_s >= CACHE_UPDATE_INTERVAL_S
+        if news is None or not (is_due or not self._core.has_unfinished_requests()):
+            return
+        update = news.take()
+        if update is None:
+            return
+        self._last_cache_update_s = now_s or self._last_cache_update_s
+        for client in list(self._followers):
+            self._send(client, update)
 
     def _forget_finished(self, outputs: Sequence[EngineCoreOutput]) -> None:
         for request_id in [output.request_id for output in outputs if output.finish_reason is not None]:

@@ -99,9 +99,9 @@ class CachedSegments:
         return was_cleared, added, [key for key, is_stored in changes.items() if not is_stored]
 
     @property
-    def num_changes(self) -> int:
-        """How many keys the next `take` will have."""
-        return len(self._changes)
+    def has_changes(self) -> bool:
+        """Whether the next `take` will say anything."""
+        return self._was_cleared or bool(self._changes)
 
     def _store(self, event: BlockStored) -> None:
         first = event.identities[0]

@@ -112,4 +112,6 @@ class CacheUpdate:
 
 
 ClientMessage = Hello | Goodbye | FollowCache | EngineCoreRequest | AbortRequests | ControlCall
-EngineMessage = EngineReady | StartFailed | EngineCoreOutputs | ControlResult | EngineFailed | SleepChanged | CacheUpdate
+EngineMessage = (
+    EngineReady | StartFailed | EngineCoreOutputs | ControlResult | EngineFailed | SleepChanged | CacheUpdate
+)

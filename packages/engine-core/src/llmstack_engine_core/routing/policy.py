@@ -48,6 +48,8 @@ def choose_replica(
     """The index of the replica that gets a prompt of `num_tokens` tokens; equally good ones take it in order.
 
     Args:
+        policy: How it is chosen.
+        num_tokens: Of the prompt.
         num_cached_tokens: By replica, the tokens of the prompt that it has cached.
         loads: By replica. If none is available, all count as available.
         turn: How many requests came before, for the policy that takes turns.

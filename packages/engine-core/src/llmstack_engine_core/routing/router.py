@@ -55,6 +55,9 @@ class Router:
         """The replica for a request, which is noted as under way there.
 
         Args:
+            request_id: By which `begin` and `end` know it.
+            token_ids: Of the prompt.
+            salt: Of the request's tenant.
             num_requests: By replica, those in flight.
             is_available: By replica; None where all are.
         """

@@ -46,7 +46,7 @@ class Replica:
     Attributes:
         now_s: Its time: the end of its last step.
         num_computed_tokens: Counter of the tokens of prompts that it did not find in its cache.
-        begun_ids: Requests that have got their first token since somebody emptied the list.
+        begun_ids: Requests that have got their first token since the list was emptied.
         ended_ids: Requests that have ended since then.
     """
 
@@ -55,7 +55,7 @@ class Replica:
         limits: SchedulerConfig,
         cache: PromptCacheManager,
         cost_model: CostModel,
-        make_prompt: Callable[[TraceRequest], Sequence[int]],
+        make_prompt: Callable[[TraceRequest], list[int]],
         max_made: int,
         report: Report,
     ) -> None:
@@ -113,7 +113,7 @@ class Replica:
             return None
         for event in self._cache.fetch_events()[0]:
             self._segments.apply(event)
-        if not self._segments.num_changes:
+        if not self._segments.has_changes:
             return None
         _, added, removed = self._segments.take()
         self._update_number += 1

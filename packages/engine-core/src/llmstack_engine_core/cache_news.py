@@ -1,0 +1,92 @@
+"""What changes in the prefix cache, for those who follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.routing.index import pack_keys
+from llmstack_kv_cache import CachedSegments, KVCacheEvent
+from llmstack_kv_cache.block_accounts import BlockAccounts
+
+# A step stores at most one run per 64 blocks and request, and removes as many.
+MAX_EVENTS_PER_STEP: Final = 65_536
+
+
+class EventPublisher(Protocol):
+    """Sends the events of a cache to other programs."""
+
+    def publish(self, events: Iterable[KVCacheEvent], *, is_whole: bool) -> None:
+        """Sends events; never waits. `is_whole`: They are everything that is cached, so what came before is void."""
+        ...
+
+    def close(self) -> None:
+        """Sends what waits, and ends."""
+        ...
+
+
+class CacheNews:
+    """Reads the events of one cache after each step. Without followers the cache notes no events.
+
+    Used by the engine core's thread.
+    """
+
+    def __init__(self, cache: BlockAccounts, publisher: EventPublisher | None = None) -> None:
+        """`publisher`: Gets the events themselves, from the beginning."""
+        self._cache = cache
+        self._publisher = publisher
+        self._segments: CachedSegments | None = None
+        self._number = 0
+        self._is_whole = False
+        if publisher is not None:
+            cache.start_events(MAX_EVENTS_PER_STEP)
+            publisher.publish((), is_whole=True)
+
+    def follow(self) -> CacheUpdate:
+        """Everything that is cached; for a follower, which gets each further `take` too.
+
+        Call `take` before it, for those who follow already.
+        """
+        if self._segments is None:
+            self._cache.start_events(MAX_EVENTS_PER_STEP)
+            self._segments = CachedSegments(self._cache.block_size)
+            for event in self._cache.stored():
+                self._segments.apply(event)
+            self._segments.take()
+        return CacheUpdate(self._number, True, pack_keys(list(self._segments.keys)))
+
+    def read(self) -> None:
+        """Reads the events since the last call; where some were given up, everything that is stored."""
+        if self._segments is None and self._publisher is None:
+            return
+        events, num_dropped = self._cache.fetch_events()
+        if num_dropped:
+            self._read_again()
+        elif events:
+            if self._publisher is not None:
+                self._publisher.publish(events, is_whole=False)
+            if self._segments is not None:
+                for event in events:
+                    self._segments.apply(event)
+
+    def _read_again(self) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(self._cache.stored(), is_whole=True)
+        if self._segments is not None:
+            self._segments.clear()
+            for event in self._cache.stored():
+                self._segments.apply(event)
+
+    def take(self) -> CacheUpdate | None:
+        """What the followers have to know since the last call."""
+        if self._segments is None or not self._segments.has_changes:
+            return None
+        self._number += 1
+        was_cleared, added, removed = self._segments.take()
+        return CacheUpdate(self._number, was_cleared, pack_keys(added), pack_keys(removed))
+
+    def close(self) -> None:
+        """Sends what waits in the publisher, and ends it."""
+        if self._publisher is not None:
+            self._publisher.close()
