@@ -38,6 +38,18 @@ def test_a_row_is_scheduled_ahead_for_the_token_that_is_being_sampled():
         assert message.new_token_ids == [7]
 
 
+def test_the_statistics_of_a_step_count_the_tokens_of_that_step():
+    scheduler = make_scheduler()
+    scheduler.add_request(request_of("a", 4, 3))
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    counts = []
+    for scheduled in (first, second, None):
+        scheduled = scheduled or scheduler.schedule(0.0)
+        stats = scheduler.update_from_output(scheduled, answer(scheduled), 0.0).scheduler_stats
+        counts.append(stats.num_scheduled_tokens)
+    assert counts == [4, 1, 1]
+
+
 def test_nothing_is_scheduled_after_a_token_that_is_sure_to_be_the_last():
     scheduler = make_scheduler()
     scheduler.add_request(request_of("a", 4, 1))

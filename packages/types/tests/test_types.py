@@ -66,6 +66,7 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "bad_words": None,
     "extra_args": None,
     "structured_outputs": None,
+    "repetition_detection": None,
 }
 # vLLM has the first four elsewhere, and the last two not in public.
 OWN_FIELDS = ("best_of", "use_beam_search", "length_penalty", "early_stopping", "typical_p", "bad_words_token_ids",
@@ -137,8 +138,8 @@ def test_only_temperature_zero_is_greedy() -> None:
     assert not SamplingParams(temperature=1e-6).is_greedy
 
 
-def test_finish_reasons_are_the_openai_apis() -> None:
-    assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort", "error"]
+def test_finish_reasons_are_those_of_openai_and_vllm() -> None:
+    assert [str(reason) for reason in FinishReason] == ["stop", "length", "abort", "error", "repetition"]
 
 
 def test_an_invalid_request_is_a_value_error_that_names_the_field() -> None:

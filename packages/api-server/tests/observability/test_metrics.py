@@ -44,10 +44,28 @@ def test_every_name_on_a_dashboard_is_there_under_both_prefixes():
         "request_generation_tokens_sum": 4,
         "iteration_tokens_total_sum": 40,
         "prompt_tokens_cached_total": 2,
+        "external_prefix_cache_hits_total": 0,
+        "external_prefix_cache_queries_total": 0,
+        "mm_cache_hits_total": 0,
+        "mm_cache_queries_total": 0,
+        "request_prefill_kv_computed_tokens_sum": 8,
+    }
+    split = {
+        ("prompt_tokens_by_source_total", "source", "local_compute"): 8,
+        ("prompt_tokens_by_source_total", "source", "local_cache_hit"): 2,
+        ("prompt_tokens_by_source_total", "source", "external_kv_transfer"): 0,
+        ("prompt_tokens_cached_by_source_total", "source", "device"): 2,
+        ("prompt_tokens_cached_by_source_total", "source", "host"): 0,
+        ("num_requests_waiting_by_reason", "reason", "capacity"): 3,
+        ("num_requests_waiting_by_reason", "reason", "deferred"): 0,
     }
     for prefix in ("llmstack:", "vllm:"):
         for name, value in expected.items():
             assert found[f"{prefix}{name}{labels}"] == value, name
+        for (name, label, part), value in split.items():
+            names = {"engine": "0", "model_name": "m", label: part}
+            shown = ",".join(f'{key}="{names[key]}"' for key in sorted(names))
+            assert found[f"{prefix}{name}{{{shown}}}"] == value, name
         assert found[f'{prefix}request_success_total{{engine="0",finished_reason="stop",model_name="m"}}'] == 1
 
 
@@ -195,6 +213,14 @@ def test_totals_of_the_engine_become_growth():
     for total in (3, 3, 8):
         metrics.record(SchedulerStats(num_preemptions=total), IterationStats())
     assert values(metrics)['llmstack:num_preemptions_total{engine="0",model_name="m"}'] == 8
+
+
+def test_without_statistics_no_engine_has_a_family():
+    metrics = ServerMetrics("m", has_engine_families=False)
+    metrics.record(SchedulerStats(1, 2, 3), IterationStats(0.0, 10))
+    names = {line.split("{")[0].split(" ")[0] for line in metrics.render().decode().splitlines() if line[0] != "#"}
+    assert names
+    assert not {name for name in names if "token" in name or "request_success" in name or "num_requests_r" in name}
 
 
 def test_aliases_can_be_switched_off():

@@ -174,6 +174,7 @@ class Scheduler:
                     outputs.append(message)
         if self._num_host_blocks:
             self._preemptor.observe(scheduled, start_s, now_s)
+        self._num_scheduled_tokens = scheduled.total_num_scheduled_tokens  # of this step, whatever runs after it
         return EngineCoreOutputs(outputs, now_s, self.stats())
 
     def stats(self) -> SchedulerStats:
@@ -337,7 +338,6 @@ class Scheduler:
         self._steps_under_way[self._step] = StepUnderWay(plan.requests, now_s)
         removed_request_ids, self._removed_request_ids = self._removed_request_ids, []
         scheduled = plan.finish(self._step, removed_request_ids)
-        self._num_scheduled_tokens = scheduled.total_num_scheduled_tokens
         self._preemptor.num_swapped_in_blocks += len(plan.swap_ins)
         self._forking.num_forks += plan.num_forks
         return scheduled

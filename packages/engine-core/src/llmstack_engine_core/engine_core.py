@@ -172,7 +172,9 @@ class EngineCore:
         if self._grammar_gate.waiting or self._refused:
             self._schedule_compiled()
             if not (self._under_way or self._scheduler.has_unfinished_requests()):
-                return self._complete(EngineCoreOutputs([], self._clock(), self.stats()))
+                return self._complete(
+                    EngineCoreOutputs([], self._clock(), self.stats()._replace(num_scheduled_tokens=0))
+                )
         start_s = self._clock()
         scheduled = self._scheduler.schedule(start_s)
         if self._events.scheduled_hooks:

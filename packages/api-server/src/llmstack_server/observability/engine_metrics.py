@@ -51,7 +51,21 @@ _COUNTERS = {
     "spec_decode_num_drafts": "Rows with draft tokens.",
     "spec_decode_num_draft_tokens": "Draft tokens computed.",
     "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
+    "external_prefix_cache_queries": "Tokens looked up in the caches of other servers; always 0, as there are none.",
+    "external_prefix_cache_hits": "Tokens found in the caches of other servers; always 0, as there are none.",
+    "mm_cache_queries": "Images and the like looked up in a cache; always 0, as prompts are text.",
+    "mm_cache_hits": "Images and the like found in a cache; always 0, as prompts are text.",
 }
+# Families with one more label; all of its values exist from the start.
+_SPLIT_COUNTERS = {
+    "prompt_tokens_by_source": (
+        "Prompt tokens by where their KV came from.", ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    ),
+    "prompt_tokens_cached_by_source": (
+        "Prompt tokens from a cache, by where it is.", ("device", "host", "disk", "p2p", "external_unspecified"),
+    ),
+}  # fmt: skip
+_WAITING_REASONS = ("capacity", "deferred")
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _TTFT_BUCKETS),
     "inter_token_latency_seconds": ("Between two tokens.", _TOKEN_TIME_BUCKETS),
@@ -66,6 +80,7 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_max_num_generation_tokens": ("Tokens of a request's longest completion.", _COUNT_BUCKETS),
     "request_params_n": ("The parameter n.", (1, 2, 5, 10, 20)),
     "request_params_max_tokens": ("The parameter max_tokens.", _COUNT_BUCKETS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens computed, without cached ones.", _COUNT_BUCKETS),
     "request_num_preemptions": ("Preemptions of a completion.", (0, 1, 2, 3, 4, 5, 10)),
     "iteration_tokens_total": ("Tokens of one step.", _STEP_BUCKETS),
 }
@@ -102,6 +117,14 @@ class EngineFamilies:
             name: HistogramFamily(PREFIX + name, text, labels(), _RESIDENCY_BUCKETS, registry)
             for name, text in _RESIDENCY.items()
         }
+        self.split_counters = {
+            name: Counter(PREFIX + name, text, labels("source"), registry=registry)
+            for name, (text, _) in _SPLIT_COUNTERS.items()
+        }
+        self.waiting_by_reason = Gauge(
+            f"{PREFIX}num_requests_waiting_by_reason", "Waiting requests; all of them wait for KV blocks or a row.",
+            labels("reason"), registry=registry,
+        )  # fmt: skip
         self.success = Counter(
             f"{PREFIX}request_success", "Completions that ended, by reason.", labels("finished_reason"),
             registry=registry,
@@ -137,6 +160,12 @@ class EngineMetrics:
         self._counters = {name: family.labels(*self._labels) for name, family in families.counters.items()}
         self._histograms = {name: family.labels(*self._labels) for name, family in families.histograms.items()}
         self._phases = [families.step_phases.labels(*self._labels, phase) for phase in PHASES]
+        self._split = {
+            source: families.split_counters[name].labels(*self._labels, source)
+            for name, (_, sources) in _SPLIT_COUNTERS.items()
+            for source in sources
+        }
+        self._waiting = [families.waiting_by_reason.labels(*self._labels, reason) for reason in _WAITING_REASONS]
         for reason in FinishReason:  # all from the start, so that rates include the first one
             families.success.labels(*self._labels, reason.value)
         self.set_sleep_level(0)
@@ -177,6 +206,7 @@ class EngineMetrics:
         gauges, counters = self._gauges, self._counters
         gauges["num_requests_running"].set(stats.num_running)
         gauges["num_requests_waiting"].set(stats.num_waiting)
+        self._waiting[0].set(stats.num_waiting)
         gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         if stats.num_scheduled_tokens:
             self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens)
@@ -196,6 +226,9 @@ class EngineMetrics:
         if stats.num_prompt_tokens:
             counters["prompt_tokens"].inc(stats.num_prompt_tokens)
             counters["prompt_tokens_cached"].inc(stats.num_cached_tokens)
+            self._split["local_compute"].inc(max(stats.num_prompt_tokens - stats.num_cached_tokens, 0))
+            self._split["local_cache_hit"].inc(stats.num_cached_tokens)
+            self._split["device"].inc(stats.num_cached_tokens)
         if not stats.num_generation_tokens:
             return
         counters["generation_tokens"].inc(stats.num_generation_tokens)
@@ -221,6 +254,7 @@ class EngineMetrics:
             ("request_prompt_tokens", finished.num_prompt_tokens),
             ("request_generation_tokens", finished.num_generation_tokens),
             ("request_params_max_tokens", finished.max_tokens),
+            ("request_prefill_kv_computed_tokens", finished.num_prompt_tokens - finished.num_cached_tokens),
             ("request_num_preemptions", finished.num_preemptions),
         ):
             if value is not None:

@@ -29,14 +29,22 @@ class ServerMetrics:
     """The metrics of one server in its own registry; a `StatLogger` of the engine front end."""
 
     def __init__(
-        self, model_name: str, *, has_aliases: bool = True, cache_facts: Mapping[str, str] | None = None
+        self,
+        model_name: str,
+        *,
+        has_aliases: bool = True,
+        has_engine_families: bool = True,
+        cache_facts: Mapping[str, str] | None = None,
     ) -> None:
-        """`cache_facts`: Labels of `cache_config_info` that only the configuration knows."""
+        """`cache_facts`: Labels of `cache_config_info` that only the configuration knows.
+
+        `has_engine_families`: False leaves out all families about engines, for engines without statistics.
+        """
         self._registry = CollectorRegistry()
         self._has_aliases = has_aliases
         self._model_name = model_name
         self._cache_facts = cache_facts or {}
-        self._families = EngineFamilies(self._registry)
+        self._families = EngineFamilies(self._registry if has_engine_families else CollectorRegistry())
         self._engines: dict[int, EngineMetrics] = {}
         self.engine(0)
         self._make_server_metrics()

@@ -175,7 +175,7 @@ class AnswerConfig(OptionGroup):
     title = "Answers"
 
     forces_usage: bool = option(
-        False, flag="--enable-force-include-usage", help="end every stream with its token usage"
+        False, flag="--enable-force-include-usage", help="put the token usage into every chunk of every stream"
     )
     shows_tokens_as_ids: bool = option(
         False, flag="--return-tokens-as-token-ids", help="show the tokens of log-probabilities as token_id:N"

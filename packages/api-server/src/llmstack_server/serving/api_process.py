@@ -125,6 +125,7 @@ class ApiProcess:
         return ServerMetrics(
             self.config.served_model_names[0],
             has_aliases=self.config.http.has_metrics_aliases,
+            has_engine_families=not engine.disable_log_stats,
             cache_facts={
                 "enable_prefix_caching": str(engine.enable_prefix_caching),
                 "gpu_memory_utilization": str(engine.gpu_memory_utilization),
@@ -141,8 +142,7 @@ class ApiProcess:
     def _stat_loggers(self, metrics: ServerMetrics) -> list[object]:
         from llmstack_llm.outputs.stats import LoggingStatLogger
 
-        # With statistics disabled the engine sends none; the front end still counts what it sees itself.
-        return [metrics] if self.config.engine.disable_log_stats else [metrics, LoggingStatLogger()]
+        return [] if self.config.engine.disable_log_stats else [metrics, LoggingStatLogger()]
 
 
 async def _shut_down(opening: asyncio.Future[AsyncLLM]) -> None:

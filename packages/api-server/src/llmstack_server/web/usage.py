@@ -22,6 +22,7 @@ class UsageCounter:
         self.num_completion_tokens = 0
         self.num_reasoning_tokens: int | None = None
         self._prompt_index_to_num_cached = [0] * len(prompts)
+        self._num_sent_tokens = 0
 
     def add(self, output: PromptOutput) -> None:
         """Counts the tokens of `output`, which has only new tokens, or is the only output.
@@ -34,6 +35,14 @@ class UsageCounter:
         self.timings = output.metrics
         if output.num_cached_tokens is not None:
             self._prompt_index_to_num_cached[output.prompt_index] = output.num_cached_tokens
+
+    def sent_object(self, num_new_tokens: int) -> dict[str, Any]:
+        """The object with the completion tokens sent so far, after so many more; for chunks of a stream."""
+        self._num_sent_tokens += num_new_tokens
+        usage = self.as_object()
+        usage["completion_tokens"] = self._num_sent_tokens
+        usage["total_tokens"] = self.num_prompt_tokens + self._num_sent_tokens
+        return usage
 
     def as_object(self) -> dict[str, Any]:
         """The object of the API; a prompt counts once, whatever `n`."""

@@ -80,11 +80,13 @@ async def test_a_chat_may_show_its_prompt():
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": HELLO})])
-async def test_a_flag_ends_every_stream_with_its_usage(path: str, body: dict[str, Any]):
+async def test_a_flag_puts_the_usage_into_every_chunk(path: str, body: dict[str, Any]):
     body = {**body, "max_tokens": 2, "stream": True}
     app = fake_app(HTTPConfig(answers=AnswerConfig(forces_usage=True)))
-    *_, last, done = (await call(app, "POST", path, body)).events()
-    assert (last["choices"], last["usage"]["completion_tokens"], done) == ([], 2, "[DONE]")
+    *chunks, done = (await call(app, "POST", path, body)).events()
+    assert (chunks[-1]["choices"], done) == ([], "[DONE]")
+    role = [0] if path == CHAT else []
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [*role, 1, 2, 2]
     assert (await call(fake_app(), "POST", path, body)).events()[-2]["choices"] != []
 
 
@@ -125,6 +127,16 @@ async def test_repetition_detection_reaches_the_engine():
     assert engine.admitted[-1].sampling_params.repetition_detection == RepetitionDetectionParams(3, 0, 2)
     assert (await call(app, "POST", COMPLETIONS, {"prompt": "Hi", "repetition_detection": {}})).status == 200
     assert engine.admitted[-1].sampling_params.repetition_detection is None
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": HELLO})])
+async def test_the_usage_of_a_chunk_counts_what_has_been_sent(path: str, body: dict[str, Any]):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**body, "max_tokens": 2, "n": 2, "seed": 1, "stream": True, "stream_options": options}
+    *chunks, _ = (await call(fake_app(), "POST", path, body)).events()
+    roles = [0, 0] if path == CHAT else []
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [*roles, 1, 2, 3, 4, 4]
+    assert all(chunk["usage"]["total_tokens"] - chunk["usage"]["completion_tokens"] > 0 for chunk in chunks)
 
 
 async def test_a_prompt_may_be_cut(llm_app: Any):

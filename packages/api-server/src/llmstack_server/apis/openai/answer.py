@@ -35,7 +35,7 @@ class OpenAIAnswer:
         self.n = outputs.prompts[0].sampling_params.n
         self.is_stream = bool(fields.stream)
         self.includes_usage = answers.forces_usage or (options is not None and bool(options.include_usage))
-        self.includes_continuous_usage = (
+        self.includes_continuous_usage = answers.forces_usage or (
             self.includes_usage and options is not None and bool(options.continuous_usage_stats)
         )
         asked = fields.return_tokens_as_token_ids

@@ -140,13 +140,14 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
             self.prompt_logprobs = output.prompt_logprobs
         extra = self._prompt_extras() if self._wants_prompt else {}
         if self.includes_continuous_usage:
-            extra["usage"] = self.usage.as_object()
+            extra["usage"] = self.usage.sent_object(0)
         delta = {"role": self._role, "content": "", "refusal": None}
         choices = [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for index in range(self.n)]
         return b"".join([encoder.encode([choice], extra) for choice in choices])
 
     def _events_of(self, delta: ChatDelta, encoder: ChunkEncoder) -> Iterator[bytes]:
-        extra = {"usage": self.usage.as_object()} if self.includes_continuous_usage else {}
+        counts_sent = self.includes_continuous_usage
+        extra = {"usage": self.usage.sent_object(len(delta.token_ids))} if counts_sent else {}
         if delta.tool_calls and delta.finish_reason is not None:
             # The official client expects the end of a call in a later chunk than its start.
             yield encoder.encode([self._chunk_choice(replace(delta, finish_reason=None))], extra)

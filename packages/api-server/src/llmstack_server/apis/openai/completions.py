@@ -196,9 +196,10 @@ class CompletionAnswer(OpenAIAnswer):
     def _encode(self, output: PromptOutput, encoder: ChunkEncoder, builders: Sequence[_ChoiceBuilder]) -> bytes:
         """The chunks of one output."""
         self._note(output)
-        extra = {"usage": self.usage.as_object()} if self.includes_continuous_usage else {}
         events = []
         for new in output.outputs:
+            counts_sent = self.includes_continuous_usage
+            extra = {"usage": self.usage.sent_object(len(new.token_ids))} if counts_sent else {}
             index = output.prompt_index * self.n + new.index
             if self._is_plain and new.text and new.finish_reason is None:
                 events.append(encoder.encode_text(index, new.text))
