@@ -279,7 +279,7 @@ def test_what_an_engine_core_sends_arrives_unchanged(message: Any) -> None:
 )
 def test_a_control_result_of_another_type_is_refused(fields: list[Any]) -> None:
     with pytest.raises(CodecError):
-        decode_engine_message(msgpack.packb([PROTOCOL_VERSION, Tag.CONTROL_RESULT, *fields]))
+        decode_engine_message(msgpack.packb([PROTOCOL_VERSION, Tag.CONTROL_RESULT, 0, *fields]))
 
 
 def test_every_control_operation_can_be_carried_and_has_a_number_of_its_own() -> None:

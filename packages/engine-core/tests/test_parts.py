@@ -12,8 +12,8 @@ from llmstack_types import EngineCoreOutput, EngineCoreOutputs, FinishReason, Sc
 
 @pytest.fixture(autouse=True)
 def _small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode_small(message: object) -> bytes:
-        frame = encode(message)  # type: ignore[arg-type]
+    def encode_small(message: object, epoch: int) -> bytes:
+        frame = encode(message, epoch)  # type: ignore[arg-type]
         if len(frame) > 400:
             raise FrameTooLargeError("too large")
         return frame

@@ -175,17 +175,19 @@ def test_each_client_gets_its_own_outputs_and_cannot_touch_another_ones() -> Non
     process.stop()
 
 
-def test_requests_of_a_client_that_goes_away_are_aborted(process: EngineProcess, peer: Peer) -> None:
+def test_the_blocks_of_a_client_that_goes_away_are_free_at_once(process: EngineProcess, peer: Peer) -> None:
     peer.hello()
     gone = Peer(process, index=1)
-    gone.hello()
-    gone.send(request("r", max_tokens=2000))
+    num_blocks = gone.hello().num_blocks
+    for index in range(40):  # some of them only wait
+        gone.send(request(f"r{index}", max_tokens=2000))
     gone.receive(EngineCoreOutputs)
-    gone.close()
+    gone.close()  # as the system closes it when its process is killed
 
     def is_idle() -> bool:
         peer.send(ControlCall(1, Control.STATS))
-        return peer.receive(ControlResult).value.num_running == 0
+        stats = peer.receive(ControlResult).value
+        return (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, num_blocks)
 
     assert eventually(is_idle)
 

@@ -60,6 +60,7 @@ class Reader:
     def __init__(self, client: RecoveringClient) -> None:
         self.tokens: dict[str, list[int]] = {}
         self.num_logprobs: dict[str, int] = {}
+        self.num_cached: dict[str, int] = {}
         self.num_firsts: dict[str, int] = {}
         self.ends: dict[str, tuple[FinishReason, str | None]] = {}
         self.stats: list[SchedulerStats] = []
@@ -89,6 +90,7 @@ class Reader:
             name = output.request_id
             self.tokens.setdefault(name, []).extend(output.new_token_ids)
             self.num_logprobs[name] = self.num_logprobs.get(name, 0) + len(output.logprobs or ())
+            self.num_cached[name] = max(self.num_cached.get(name, -1), output.num_cached_tokens)
             self.num_firsts[name] = self.num_firsts.get(name, 0) + (output.prompt_logprobs is not None)
             if output.finish_reason is not None:
                 assert name not in self.ends
@@ -186,6 +188,25 @@ async def test_after_a_quarantine_the_statistics_say_that_nothing_is_running() -
     assert reader.ends["bad"] == (FinishReason.ERROR, QuarantinedError.KILLS_ENGINES)
     await reader.read_stats(0)
     assert reader.stats[-1].kv_cache_usage == 0
+    await client.shutdown()
+
+
+async def test_salts_separate_prefixes_after_a_crash_as_before() -> None:
+    client = recovering("step_delay_s=0.02")
+    await client.wait_until_ready()
+    prompt = tuple(range(1, 50))
+    await client.add_request(replace(request("first", 30, prompt), cache_salt="one"))
+    reader = Reader(client)
+    await reader.read_tokens(3)
+    os.kill(client.pid, signal.SIGKILL)
+    await reader.read(1)
+    for name, salt in (("same", "one"), ("other", "two"), ("none", "")):
+        # Log-probabilities of the prompt would need it computed again.
+        plain = replace(request(name, 2, prompt), sampling_params=SamplingParams(max_tokens=2, seed=0))
+        await client.add_request(replace(plain, cache_salt=salt))
+    await reader.read(4)
+    assert reader.num_cached["same"] > 0
+    assert (reader.num_cached["other"], reader.num_cached["none"]) == (0, 0)
     await client.shutdown()
 
 

@@ -71,6 +71,14 @@ def test_what_the_engine_tells_every_process_counts_once():
         assert both["llmstack:step_phase_seconds_total phase=execute"] == pytest.approx(0.4)
 
 
+def test_a_restart_that_every_process_saw_counts_once():
+    processes = [metrics() for _ in range(3)]
+    for process in processes:
+        process.note_engine_restarts(2)
+    replaced = metrics()  # has begun later, and saw none
+    assert merged(*processes, replaced)["llmstack:engine_restarts_total"] == 2
+
+
 def test_a_gauge_is_that_of_the_process_that_answers():
     busy = metrics((SchedulerStats(num_running=3, num_waiting=2), IterationStats()))
     idle = metrics((SchedulerStats(), IterationStats()))

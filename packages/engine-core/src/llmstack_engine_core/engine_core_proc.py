@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 
 import zmq
 
@@ -37,6 +38,7 @@ class EngineCoreProc(EngineLoop):
         super().__init__(core)
         self._progress = progress
         self._socket = socket
+        self._epoch = secrets.randbits(32)
         self._num_refused = 0
         self._poller = zmq.Poller()  # `socket.poll` would make one each time
         self._poller.register(socket, zmq.POLLIN)
@@ -75,7 +77,7 @@ class EngineCoreProc(EngineLoop):
 
     def _send(self, client: bytes, message: EngineMessage) -> None:
         try:
-            frames = encode_in_parts(message)
+            frames = encode_in_parts(message, self._epoch)
         except CodecError as error:
             if not isinstance(message, EngineCoreOutputs):
                 raise

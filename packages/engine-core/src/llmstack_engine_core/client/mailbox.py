@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from llmstack_engine_core.ipc.codec import decode_engine_message
+from llmstack_engine_core.ipc.codec import decode_engine_frame
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.frames import ControlResult, EngineFailed, EngineMessage, SleepChanged, StartFailed
 from llmstack_types import (
@@ -31,6 +31,7 @@ class Mailbox:
         death: Why it is gone.
         outputs: Outputs that have not been read yet.
         results: Call id to the answer that has not been read yet.
+        num_stale: Messages of other engine cores than the one that answered first; none of them is taken.
         sleep_level: The engine core's; 0 while it is awake.
     """
 
@@ -41,6 +42,8 @@ class Mailbox:
         self.outputs: deque[EngineCoreOutputs] = deque()
         self.results: dict[int, Any] = {}
         self.sleep_level = 0
+        self.num_stale = 0
+        self._epoch: int | None = None
         self._request_ids: set[str] = set()
         self._num_calls = 0
         self._calls: dict[int, Operation[Any, *tuple[Any, ...]]] = {}
@@ -48,9 +51,14 @@ class Mailbox:
     def put(self, frame: bytes) -> None:
         """Takes one frame; one that is no message counts as the engine core's end, since nothing can be relied on."""
         try:
-            message = decode_engine_message(frame)
+            epoch, message = decode_engine_frame(frame)
         except CodecError as error:
             self.set_dead(f"the engine core sent what is no message: {error}")
+            return
+        if self._epoch is None:
+            self._epoch = epoch
+        elif epoch != self._epoch:  # of an engine core that was given up, or of the one after this
+            self.num_stale += 1
             return
         self.take(message)
 

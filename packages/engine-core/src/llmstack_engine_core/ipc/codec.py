@@ -1,5 +1,6 @@
 """Encoding of messages: one msgpack array of version, tag and fields.
 
+Between tag and fields, a message of an engine core has its epoch, a number of its own for each that is started.
 Nothing in a message can execute or name code.
 """
 
@@ -58,15 +59,16 @@ class FrameTooLargeError(CodecError):
     """A message whose fields can be carried, but not in one frame."""
 
 
-def encode(message: ClientMessage | EngineMessage) -> bytes:
-    """The bytes of one message.
+def encode(message: ClientMessage | EngineMessage, epoch: int = 0) -> bytes:
+    """The bytes of one message; `epoch` is that of an engine core's message.
 
     Raises:
         CodecError: A field is outside what the protocol can carry, or all of them together are too large.
     """
     tag, encode_fields, max_bytes = _ENCODERS[type(message)]
     try:
-        frame = _pack([PROTOCOL_VERSION, tag, *encode_fields(message)])
+        header = (PROTOCOL_VERSION, tag, epoch) if tag >= Tag.READY else (PROTOCOL_VERSION, tag)
+        frame = _pack([*header, *encode_fields(message)])
     except (TypeError, OverflowError, UnicodeEncodeError, ValueError) as error:
         raise CodecError(f"a message of type {type(message).__name__} cannot be encoded: {error}") from error
     if len(frame) > max_bytes:
@@ -89,7 +91,7 @@ def decode_client_message(frame: bytes) -> ClientMessage:
             raise CodecError(f"a message must hold at most {MAX_CLIENT_VALUES} values")
         return values
 
-    message: ClientMessage = _decode(frame, _CLIENT_DECODERS, MAX_CLIENT_FRAME_BYTES, count)
+    message: ClientMessage = _decode(frame, _CLIENT_DECODERS, MAX_CLIENT_FRAME_BYTES, count)[1]
     return message
 
 
@@ -99,8 +101,13 @@ def decode_engine_message(frame: bytes) -> EngineMessage:
     Raises:
         CodecError: The bytes are no message that an engine core may send.
     """
-    message: EngineMessage = _decode(frame, _ENGINE_DECODERS, MAX_ENGINE_FRAME_BYTES)
-    return message
+    return decode_engine_frame(frame)[1]
+
+
+def decode_engine_frame(frame: bytes) -> tuple[int, EngineMessage]:
+    """The epoch of the engine core, and its message; raises as `decode_engine_message`."""
+    header, message = _decode(frame, _ENGINE_DECODERS, MAX_ENGINE_FRAME_BYTES, num_header_values=3)
+    return _EPOCH(header[2], "epoch"), message
 
 
 def _decode(
@@ -108,7 +115,9 @@ def _decode(
     decoders: Mapping[int, tuple[int, Callable[[list[Any]], Any]]],
     max_bytes: int,
     list_hook: Callable[[list[Any]], list[Any]] | None = None,
-) -> Any:
+    num_header_values: int = 2,
+) -> tuple[list[Any], Any]:
+    """The values before the fields, and the message."""
     if len(frame) > max_bytes:
         raise CodecError(f"a frame of {len(frame)} bytes is too large; {max_bytes} is the limit")
     try:
@@ -118,7 +127,7 @@ def _decode(
     # msgpack raises several kinds, all of these or subclasses; RecursionError for nesting in its pure-Python form.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise CodecError(f"a frame of {len(frame)} bytes is not a message: {type(error).__name__}") from error
-    if type(values) is not list or len(values) < 2:
+    if type(values) is not list or len(values) < num_header_values:
         raise CodecError("a message must be a list of version, tag and fields")
     version, tag = values[0], values[1]
     if type(version) is not int or version != PROTOCOL_VERSION:
@@ -126,9 +135,10 @@ def _decode(
     if type(tag) is not int or tag not in decoders:
         raise CodecError("the message has an unknown tag")
     num_fields, decode_fields = decoders[tag]
-    if len(values) != num_fields + 2:
-        raise CodecError(f"a message of tag {tag} must have {num_fields} fields, but has {len(values) - 2}")
-    return decode_fields(values[2:])
+    header, values = values[:num_header_values], values[num_header_values:]
+    if len(values) != num_fields:
+        raise CodecError(f"a message of tag {tag} must have {num_fields} fields, but has {len(values)}")
+    return header, decode_fields(values)
 
 
 def _encode_ready(ready: EngineReady) -> list[Any]:
@@ -175,6 +185,7 @@ def _mapping(check_value: fields.Check) -> fields.Check:
 
 
 _SEGMENT_KEY_BYTES: Final = 8
+_EPOCH = fields.integer(0, 2**32 - 1)
 _POSITIVE = fields.integer(1)
 _LINE = fields.text(4096)
 _READY_SCALARS: Final[dict[str, fields.Check]] = {
