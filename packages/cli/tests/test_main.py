@@ -45,7 +45,7 @@ def _greet(tmp_path: Path):
 def _alone(monkeypatch: pytest.MonkeyPatch):
     """As if no other package of the stack were installed."""
     monkeypatch.setattr(discovery, "FALLBACKS", {})
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    monkeypatch.setattr("llmstack_command.discovery.find_entry_points", lambda group: [])
 
 
 def test_version_is_one_line(capsys: pytest.CaptureFixture[str]):

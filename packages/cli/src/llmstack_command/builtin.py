@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import sys
 
 SHELLS = ("bash", "zsh", "fish")
@@ -18,6 +17,8 @@ Run this again after an update: the script lists the flags of the installed pack
 
 def command_version() -> str:
     """Version of the `llmstack-command` distribution; `source` if it runs without being installed."""
+    import importlib.metadata  # late: it takes longer than all else before a command runs
+
     try:
         return importlib.metadata.version("llmstack-command")
     except importlib.metadata.PackageNotFoundError:
@@ -26,6 +27,8 @@ def command_version() -> str:
 
 def installed_versions() -> dict[str, str]:
     """Name to version of every installed distribution of the stack, sorted by name."""
+    import importlib.metadata
+
     pairs = (
         (distribution.metadata["Name"], distribution.version) for distribution in importlib.metadata.distributions()
     )

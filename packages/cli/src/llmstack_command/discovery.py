@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from llmstack_command.entry_points import find_entry_points
 from llmstack_command.errors import CommandLineError
 from llmstack_command.protocols import Command
 
@@ -68,10 +68,8 @@ def find_commands() -> dict[str, CommandSource]:
 
 def _from_entry_points() -> Iterable[CommandSource]:
     # Sorted backwards: of two distributions with the same command, the first in the alphabet is chosen everywhere.
-    for entry_point in sorted(
-        importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.value, reverse=True
-    ):
-        yield CommandSource(entry_point.name, f"{entry_point.module}:{entry_point.attr}")
+    for name, value in sorted(find_entry_points(GROUP), key=lambda entry: entry[1], reverse=True):
+        yield CommandSource(name, value)
 
 
 def _is_importable(target: str) -> bool:

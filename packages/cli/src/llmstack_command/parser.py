@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -10,6 +11,8 @@ from llmstack_command.dotted import fold_dotted_flags
 from llmstack_command.errors import CommandLineError, did_you_mean
 
 USAGE_EXIT_CODE = 2
+# argparse makes a formatter for each flag that is declared; without a width each would look at the terminal.
+_DECLARING = functools.partial(argparse.HelpFormatter, width=80)
 Check = Callable[[argparse.Namespace], Sequence[str]]
 
 
@@ -18,7 +21,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str) -> None:
         # No abbreviations: a flag added later must not change what an old command line means.
-        super().__init__(prog=prog, description=description, allow_abbrev=False, exit_on_error=False)
+        super().__init__(
+            prog=prog, description=description, allow_abbrev=False, exit_on_error=False, formatter_class=_DECLARING
+        )
 
     def parse_line(self, arguments: Sequence[str], check: Check | None = None) -> argparse.Namespace:
         """Parses all of `arguments`.
@@ -66,6 +71,12 @@ class CommandParser(argparse.ArgumentParser):
                     self.error("\n".join(problems))
                 line = rest
 
+    def format_help(self) -> str:
+        """The help, as wide as the terminal."""
+        if self.formatter_class is _DECLARING:
+            self.formatter_class = argparse.HelpFormatter
+        return super().format_help()
+
     def help_about(self, topic: str) -> str:
         """Help about `all` flags, about one group of flags, or about the flags whose names hold `topic`.
 
@@ -76,7 +87,7 @@ class CommandParser(argparse.ArgumentParser):
         if wanted == "all":
             return self.format_help()
         titled = [group for group in self._action_groups if group.title and group._group_actions]
-        formatter = self._get_formatter()
+        formatter = argparse.HelpFormatter(self.prog)
         groups = [
             group for group in titled if (group.title or "").lower().replace(" ", "-") == wanted.replace(" ", "-")
         ]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.problem import Problem
@@ -186,7 +184,8 @@ def _keys_in_file(settings: Settings, name: str) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         settings.problems.append(f"{flag} {path}: {reason}")
@@ -227,8 +226,10 @@ def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`."""
-    if host == "localhost":
+    if host in ("localhost", "127.0.0.1", "::1"):
         return True
+    import ipaddress  # late: it takes some milliseconds of every start
+
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from llmstack_llm.options.resolve import ConfigFile
 
 MAX_FILE_BYTES = 1 << 20
@@ -18,7 +16,7 @@ def read_config_file(path: str) -> ConfigFile:
     import yaml  # late: most starts need none
 
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ValueError(error.strerror or "it cannot be read") from None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from llmstack_llm.options.foreign import ForeignFlag
 
-_FILE = Path(__file__).with_name("vllm_flags.json")
+_FILE = os.path.join(os.path.dirname(__file__), "vllm_flags.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class FlagList:
 
 def read_flag_list() -> FlagList:
     """The flags of `vllm serve`."""
-    found = json.loads(_FILE.read_text(encoding="utf-8"))
+    with open(_FILE, encoding="utf-8") as file:
+        found = json.load(file)
     kinds = {name: kind for kind in ("switch", "value", "list", "json") for name in found[kind]}
     return FlagList(found["engine"], found["version"], kinds, found["short"])
 

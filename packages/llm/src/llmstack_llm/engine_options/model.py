@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from llmstack_llm.options.option import REQUIRED, OptionGroup, option, option_mixin
@@ -23,7 +23,7 @@ from llmstack_types.vocabulary import (
 
 def check_chat_template(text: str) -> str:
     """A path to a file, or a template itself, which has braces."""
-    if "{" not in text and "\n" not in text and not Path(text).is_file():
+    if "{" not in text and "\n" not in text and not os.path.isfile(text):
         raise ValueError(f"there is no file {text[:200]!r}, and a template has braces")
     return text
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from llmstack_types import EngineReady, EngineStartError
+if TYPE_CHECKING:
+    from llmstack_types import EngineReady
 
 RUNNERS = ("auto", "generate", "pooling")
 """Any other name is that of a model runner, which says nothing of the use."""
@@ -51,6 +53,8 @@ class ModelUse:
         Raises:
             EngineStartError: Nothing would be left, or the model has no labels.
         """
+        from llmstack_types import EngineStartError
+
         can_generate = self.can_generate and ready.is_generative
         can_pool = self.can_pool and bool(ready.embedding_size) and (self.can_convert or not ready.is_generative)
         if self.needs_labels and not ready.num_labels:

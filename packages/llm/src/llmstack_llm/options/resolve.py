@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any, TypeVar
 
 from llmstack_llm.options.command_line import FOREIGN, given_in, positional_dest
@@ -244,7 +244,7 @@ def _file_values(
         return {}
     flag_to_option = {flag: option for option in options for flag in (*option.flags, *option.negative_flags)}
     found: dict[str, tuple[str, str, list[str]]] = {}
-    source = f"--config {PurePath(file.path).name}"
+    source = f"--config {os.path.basename(file.path)}"
     for flag, value in _joined(file.flag_to_value).items():
         key = flag.removeprefix("--")
         where = f"--config {file.path}: {key}"
