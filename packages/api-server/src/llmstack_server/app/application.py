@@ -47,6 +47,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(HTTPException, _translate)
     app.add_middleware(DirectRoutes, routes=router.routes)
     _add_middleware(app, state)
+    state.application = app
     return app
 
 

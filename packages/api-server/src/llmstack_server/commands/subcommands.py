@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from llmstack_server.commands.batch.errors import BatchError
+from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.options.errors import ServeError
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from llmstack_server.options.environment import ignored_variables
 from llmstack_server.options.foreign_flags import REFUSED_FLAGS
 from llmstack_server.options.http_options import (
     AnswerConfig,
+    BatchConfig,
     CORSConfig,
     RateLimits,
     RequestLogConfig,
@@ -38,6 +39,7 @@ from llmstack_server.options.vllm_flags import FlagList, read_flag_list, with_fo
 _GROUPS: Sequence[type[Any]] = (
     EngineArgs, NameOptions, HubOptions, ChatOptions, AnswerConfig,
     SourceOptions, HTTPConfig, AccessOptions, TLSConfig, CORSConfig, RequestLogConfig, RateLimits, ResponseStoreConfig,
+    BatchConfig,
     ObservabilityConfig, ProcessConfig,
 )  # fmt: skip
 SERVE_OPTIONS: Sequence[Option] = tuple(

@@ -14,6 +14,7 @@ from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.http_options import (
     AnswerConfig,
+    BatchConfig,
     CORSConfig,
     RateLimits,
     RequestLogConfig,
@@ -65,6 +66,7 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
     rate_limits: RateLimits = field(default_factory=RateLimits)
     answers: AnswerConfig = field(default_factory=AnswerConfig)
     response_store: ResponseStoreConfig = field(default_factory=ResponseStoreConfig)
+    batches: BatchConfig = field(default_factory=BatchConfig)
 
     def __post_init__(self) -> None:
         if self.uds is not None:
@@ -157,6 +159,7 @@ def _http_config(settings: Settings, keys: tuple[str, ...], operator_keys: tuple
         "rate_limits": settings.build(RateLimits),
         "answers": settings.build(AnswerConfig),
         "response_store": settings.build(ResponseStoreConfig),
+        "batches": settings.build(BatchConfig),
     }
     if tls is None or None in themes.values():
         return None

@@ -169,6 +169,38 @@ class ResponseStoreConfig(OptionGroup):
 
 
 @dataclass(frozen=True)
+class BatchConfig(OptionGroup):
+    """Limits of the Files and Batches APIs, which need `--state-dir`."""
+
+    title = "Limits"
+
+    max_file_bytes: int = option(
+        100 << 20,
+        flag="--max-file-bytes",
+        at_least=1,
+        suffixes=True,
+        metavar="BYTES",
+        help="maximum size of a file of /v1/files (default: 100M)",
+    )
+    max_storage_bytes: int = option(
+        1 << 30,
+        flag="--max-file-storage-bytes",
+        at_least=1,
+        suffixes=True,
+        metavar="BYTES",
+        help="maximum size of all files of one API key, or of all clients without keys (default: 1G)",
+    )
+    max_concurrency: int = option(
+        16,
+        flag="--max-batch-concurrency",
+        at_least=1,
+        suffixes=True,
+        metavar="N",
+        help="requests of batches that run at one time in each API process; they wait while others are queued",
+    )
+
+
+@dataclass(frozen=True)
 class AnswerConfig(OptionGroup):
     """What answers carry whatever a request says."""
 

@@ -37,8 +37,10 @@ class Schema:
     statements: tuple[str, ...]
 
 
-def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
-    """Opens a database, and makes it where there is none; nothing else may write it until it is closed.
+def open_database(path: Path, schema: Schema, *, is_shared: bool = False) -> sqlite3.Connection:
+    """Opens a database, and makes it where there is none.
+
+    Unless it `is_shared`, no other process may open it until it is closed.
 
     Raises:
         ServeError: It cannot be used; the text is one sentence that names the file.
@@ -51,7 +53,7 @@ def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise ServeError(f"{name} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
     try:
-        _set_up(connection, name, schema)
+        _set_up(connection, name, schema, is_shared)
     except sqlite3.Error as error:
         connection.close()
         if is_damage(error):
@@ -79,10 +81,10 @@ def _make_private(path: Path, name: str) -> None:
         raise ServeError(f"{name} is open to other users or belongs to one: its permissions must be 600")
 
 
-def _set_up(connection: sqlite3.Connection, name: str, schema: Schema) -> None:
+def _set_up(connection: sqlite3.Connection, name: str, schema: Schema, is_shared: bool) -> None:
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute(f"PRAGMA locking_mode = {'NORMAL' if is_shared else 'EXCLUSIVE'}")
     application_id, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
     is_new = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not is_new and application_id != schema.application_id:

@@ -21,6 +21,8 @@ from llmstack_server.state.turns import Turns
 from llmstack_types import EngineDeadError, EngineReady
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from llmstack_server.observability.metrics import ServerMetrics
     from llmstack_server.observability.telemetry.open import Telemetry
     from llmstack_server.state.peers import Answers, Peers
@@ -58,6 +60,7 @@ class ServerState:
         queue: Follows the queues of the engine cores, and predicts how long a request waits.
         decoding: The turns at decoding large bodies.
         request_ids: The ids that clients have given to running requests.
+        application: Answers requests of the server itself, such as those of a batch; None before it is built.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
     """
 
@@ -79,6 +82,7 @@ class ServerState:
     decoding: Turns = field(default_factory=Turns)
     request_ids: RequestIds = field(default_factory=RequestIds)
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
+    application: ASGIApp | None = None
 
     @property
     def engine(self) -> EngineClient:

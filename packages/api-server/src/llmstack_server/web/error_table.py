@@ -107,10 +107,11 @@ KINDS = (
     _invalid("model_not_found", "an unknown model", "`model`", 404),
     _invalid(
         "not_found",
-        "the id of a response or item that is unknown, or that belongs to another API key",
-        "`response_id`, `previous_response_id` or the reference",
+        "the id of a response, item, file or batch that is unknown, or that belongs to another API key",
+        "`response_id`, `previous_response_id`, `input_file_id` or the reference; null for an id of the path",
         404,
     ),
+    _invalid("file_quota_exceeded", "the files or batches of an API key are at their limit", None),
     _invalid("invalid_value", "a value that is not permitted, alone or together with another field"),
     _invalid("integer_above_max_value", "an integer above its maximum"),
     _invalid("integer_below_min_value", "an integer below its minimum"),

@@ -160,8 +160,9 @@ class AuthenticationMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            client = NO_CLIENT if self._keys else EVERYONE
-            if self._keys and route_path(scope) not in self._open_paths:
+            client = scope["state"].get("client") or (NO_CLIENT if self._keys else EVERYONE)
+            is_known = "client" in scope["state"]  # a request of the server itself, such as of a batch
+            if self._keys and not is_known and route_path(scope) not in self._open_paths:
                 headers = Headers(scope=scope)
                 if route_path(scope) == self._asking_path and not _has_key(headers):
                     scope["state"]["needs_key"] = True

@@ -50,7 +50,7 @@ class KeyLimiter:
 
 
 class RateLimitMiddleware:
-    """Applies the limits to every key; only POST requests count."""
+    """Applies the limits to every key; only POST requests count, and none of a batch."""
 
     def __init__(self, app: ASGIApp, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
         limits = state.config.http.rate_limits
@@ -59,7 +59,7 @@ class RateLimitMiddleware:
         self._limiters = [KeyLimiter(limits, clock) for _ in range(len(state.config.http.api_keys) + 1)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http" or scope["method"] != "POST" or "client" in scope["state"]:
             await self._app(scope, receive, send)
             return
         limiter = self._limiters[scope["state"].get("api_key_index", -1)]

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from llmstack_server.commands.batch.errors import BatchError
+from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.commands.batch.flags import SERVER_TITLES, add_batch_arguments, read_options
 from llmstack_server.options.command_line import SERVE_OPTIONS
 

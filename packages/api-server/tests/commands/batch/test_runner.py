@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from llmstack_server.commands.batch.errors import BatchError
-from llmstack_server.commands.batch.lines import BatchAnswer, BatchFault, BatchRequest
-from llmstack_server.commands.batch.output import BatchOutput
+from llmstack_server.apis.batches.errors import BatchError
+from llmstack_server.apis.batches.lines import BatchAnswer, BatchFault, BatchRequest
+from llmstack_server.apis.batches.output import BatchOutput
+from llmstack_server.apis.batches.transport import TransportError
 from llmstack_server.commands.batch.runner import BatchRunner
-from llmstack_server.commands.batch.transports import TransportError
 
 REQUESTS = [BatchRequest(number, f"id-{number}", "/x", {}) for number in range(1, 21)]
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from llmstack_server.apis.batches.errors import BatchError
+from llmstack_server.apis.batches.lines import BatchRequest
+from llmstack_server.apis.batches.transport import AppTransport, TransportError
 from llmstack_server.app import build_app
-from llmstack_server.commands.batch.errors import BatchError
-from llmstack_server.commands.batch.lines import BatchRequest
-from llmstack_server.commands.batch.transports import AppTransport, HttpTransport, TransportError
+from llmstack_server.commands.batch.transports import HttpTransport
 from llmstack_server.testing import FakeEngineClient, ready_state
 
 

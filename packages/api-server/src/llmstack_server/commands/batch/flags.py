@@ -10,7 +10,7 @@ from llmstack_llm.options.command_line import add_foreign_flags, add_options, gi
 from llmstack_llm.options.option import Option, OptionGroup, option, options_of
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.resolve import COMMAND_LINE, resolve
-from llmstack_server.commands.batch.errors import BatchError
+from llmstack_server.apis.batches.errors import BatchError
 from llmstack_server.options.command_line import ALL_FOREIGN_FLAGS, SERVE_OPTIONS, settings_from
 from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.errors import ServeError

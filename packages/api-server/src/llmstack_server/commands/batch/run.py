@@ -11,14 +11,15 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
+from llmstack_server.apis.batches.errors import BatchError
+from llmstack_server.apis.batches.lines import BatchRequest, read_lines
+from llmstack_server.apis.batches.output import Answered, BatchOutput, check_paths
+from llmstack_server.apis.batches.transport import AppTransport, Transport, UnneededTransport
 from llmstack_server.app import build_app
 from llmstack_server.chat.parsers import parsers_for
-from llmstack_server.commands.batch.errors import BatchError
 from llmstack_server.commands.batch.flags import BatchOptions
-from llmstack_server.commands.batch.lines import BatchRequest, read_lines
-from llmstack_server.commands.batch.output import Answered, BatchOutput, check_paths
 from llmstack_server.commands.batch.runner import BatchRunner, Counts
-from llmstack_server.commands.batch.transports import AppTransport, HttpTransport, Transport, UnneededTransport
+from llmstack_server.commands.batch.transports import HttpTransport
 from llmstack_server.observability.logs import set_up_logging
 from llmstack_server.observability.metrics import ServerMetrics
 from llmstack_server.options.config import ServeConfig

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from llmstack_server.commands.batch.errors import BatchError
-from llmstack_server.commands.batch.lines import BatchAnswer, BatchFault, BatchRequest
-from llmstack_server.commands.batch.output import BatchOutput
-from llmstack_server.commands.batch.transports import Transport, TransportError
+from llmstack_server.apis.batches.errors import BatchError
+from llmstack_server.apis.batches.lines import BatchAnswer, BatchFault, BatchRequest
+from llmstack_server.apis.batches.output import BatchOutput
+from llmstack_server.apis.batches.transport import Transport, TransportError
 
 # Statuses of a server that is busy; every other status is an answer.
 RETRIED_STATUSES = frozenset({429, 503})

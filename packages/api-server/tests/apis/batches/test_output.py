@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llmstack_server.commands.batch.errors import BatchError
-from llmstack_server.commands.batch.lines import BatchAnswer, BatchFault, BatchRequest
-from llmstack_server.commands.batch.output import BatchOutput, check_paths
+from llmstack_server.apis.batches.errors import BatchError
+from llmstack_server.apis.batches.lines import BatchAnswer, BatchFault, BatchRequest
+from llmstack_server.apis.batches.output import BatchOutput, check_paths
 
 A, B = BatchRequest(1, "a", "/x", {}), BatchRequest(2, "b", "/x", {})
 FAULT, OTHER_FAULT = BatchFault(3, "a", "duplicate_custom_id", "no"), BatchFault(4, None, "invalid_json_line", "no")

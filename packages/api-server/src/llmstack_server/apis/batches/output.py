@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from llmstack_server.commands.batch.errors import BatchError
-from llmstack_server.commands.batch.lines import BatchFault, BatchRequest
+from llmstack_server.apis.batches.errors import BatchError
+from llmstack_server.apis.batches.lines import BatchFault, BatchRequest
 
 
 @dataclass(slots=True)

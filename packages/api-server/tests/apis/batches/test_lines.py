@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmstack_server.commands.batch import lines
-from llmstack_server.commands.batch.lines import BatchAnswer, BatchFault, BatchRequest, read_lines
+from llmstack_server.apis.batches import lines
+from llmstack_server.apis.batches.lines import BatchAnswer, BatchFault, BatchRequest, read_lines
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 

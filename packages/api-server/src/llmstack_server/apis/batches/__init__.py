@@ -1,0 +1,1 @@
+"""The Files and Batches APIs of OpenAI."""

@@ -1,0 +1,171 @@
+"""Files and batches in a database that the API processes of a server share."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from llmstack_server.state.database import Schema, open_database
+
+SCHEMA: Final = Schema(
+    application_id=0x6C6C6D62,  # "llmb"
+    version=1,
+    statements=(
+        """CREATE TABLE files (
+            id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER,
+            num_bytes INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL
+        )""",
+        "CREATE INDEX files_of_owner ON files (owner, created_at)",
+        # `process` is the API process that runs the batch; `ended` says that it never changes again.
+        """CREATE TABLE batches (
+            id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_at INTEGER NOT NULL, process INTEGER NOT NULL,
+            ended INTEGER NOT NULL, data TEXT NOT NULL
+        )""",
+        "CREATE INDEX batches_of_owner ON batches (owner, created_at)",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A row of a file; times are seconds since 1970."""
+
+    id: str
+    owner: str
+    created_at: int
+    expires_at: int | None
+    num_bytes: int
+    filename: str
+    purpose: str
+
+    def as_object(self) -> dict[str, Any]:
+        """The `file` object of the API."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.num_bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class BatchTable:
+    """Rows in and out; used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the database, or makes it.
+
+        Raises:
+            ServeError: It cannot be used; the text is one sentence.
+        """
+        self._connection = open_database(path, SCHEMA, is_shared=True)
+
+    def close(self) -> None:
+        """Closes the database; nothing may follow."""
+        self._connection.close()
+
+    def add_file(self, file: StoredFile) -> None:
+        """Adds the row of a file."""
+        row = (file.id, file.owner, file.created_at, file.expires_at, file.num_bytes, file.filename, file.purpose)
+        with self._transaction():
+            self._connection.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def file(self, file_id: str, owner: str) -> StoredFile | None:
+        """The file, if there is one and it belongs to `owner`."""
+        query = "SELECT * FROM files WHERE id = ? AND owner = ? AND (expires_at IS NULL OR expires_at > ?)"
+        row = self._connection.execute(query, (file_id, owner, int(time.time()))).fetchone()
+        return None if row is None else StoredFile(*row)
+
+    def files(self, owner: str) -> list[StoredFile]:
+        """The files of one owner, the newest first."""
+        query = "SELECT * FROM files WHERE owner = ? ORDER BY created_at DESC, rowid DESC"
+        return [StoredFile(*row) for row in self._connection.execute(query, (owner,))]
+
+    def usage(self, owner: str) -> tuple[int, int]:
+        """Number and bytes of the files of one owner."""
+        query = "SELECT count(*), coalesce(sum(num_bytes), 0) FROM files WHERE owner = ?"
+        number, num_bytes = self._connection.execute(query, (owner,)).fetchone()
+        return number, num_bytes
+
+    def delete_file(self, file_id: str) -> None:
+        """Removes a row, if there is one."""
+        with self._transaction():
+            self._connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+    def expired_files(self, now: int) -> list[str]:
+        """Ids of the files whose time is over."""
+        query = "SELECT id FROM files WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT 1000"
+        return [row[0] for row in self._connection.execute(query, (now,))]
+
+    def add_batch(self, batch: dict[str, Any], owner: str, process: int, max_batches: int) -> None:
+        """Adds a batch, and forgets the owner's oldest that ended where there are more than `max_batches`."""
+        row = (batch["id"], owner, batch["created_at"], process, False, json.dumps(batch))
+        old = (
+            "DELETE FROM batches WHERE ended AND owner = ? AND id NOT IN "
+            "(SELECT id FROM batches WHERE owner = ? ORDER BY created_at DESC, rowid DESC LIMIT ?)"
+        )
+        with self._transaction():
+            self._connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", row)
+            self._connection.execute(old, (owner, owner, max_batches))
+
+    def batch(self, batch_id: str, owner: str) -> dict[str, Any] | None:
+        """The object of a batch, if it belongs to `owner`."""
+        query = "SELECT data FROM batches WHERE id = ? AND owner = ?"
+        row = self._connection.execute(query, (batch_id, owner)).fetchone()
+        return None if row is None else dict(json.loads(row[0]))
+
+    def batches(self, owner: str) -> list[dict[str, Any]]:
+        """The objects of one owner's batches, the newest first."""
+        query = "SELECT data FROM batches WHERE owner = ? ORDER BY created_at DESC, rowid DESC"
+        return [json.loads(row[0]) for row in self._connection.execute(query, (owner,))]
+
+    def num_unfinished(self, owner: str) -> int:
+        """How many batches of one owner have not ended."""
+        query = "SELECT count(*) FROM batches WHERE owner = ? AND NOT ended"
+        return int(self._connection.execute(query, (owner,)).fetchone()[0])
+
+    def unfinished(self, process: int, num_processes: int) -> list[tuple[str, dict[str, Any]]]:
+        """Owner and object of each batch that a process runs, the oldest first."""
+        query = "SELECT owner, data FROM batches WHERE NOT ended AND process % ? = ? ORDER BY created_at, rowid"
+        rows = self._connection.execute(query, (num_processes, process))
+        return [(owner, json.loads(data)) for owner, data in rows]
+
+    def change_batch(
+        self, batch_id: str, changes: dict[str, Any], *, statuses: Sequence[str] = (), ended: bool = False
+    ) -> dict[str, Any] | None:
+        """The object with the changes; None where there is none, or it has none of `statuses`."""
+        with self._transaction():
+            row = self._connection.execute("SELECT data FROM batches WHERE id = ?", (batch_id,)).fetchone()
+            batch = None if row is None else json.loads(row[0])
+            if batch is None or (statuses and batch["status"] not in statuses):
+                return None
+            batch.update(changes)
+            query = "UPDATE batches SET data = ?, ended = ? WHERE id = ?"
+            self._connection.execute(query, (json.dumps(batch), ended, batch_id))
+            return dict(batch)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # SQLite itself ends one where the disk is full
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """Whether the folder is at fault, and may be well again later."""
+    return isinstance(error, OSError | sqlite3.Error)
