@@ -23,7 +23,7 @@ from llmstack_types import (
     SchedulerStats,
 )
 
-logger = logging.getLogger("llmstack_engine_core.client.recovering")
+logger = logging.getLogger(__name__)
 
 MoveRequests = Callable[[Sequence[EngineCoreRequest]], bool]
 """Lets another engine core go on with requests that belong together; False where none can."""
