@@ -77,7 +77,21 @@ ODD_FLOATS = (
     -math.inf,
     math.nan,
 )
-ODD_TEXTS = ("", "r", "good-0", "good-1", "x" * 513, "\x00", "ä" * 40, "never", "delta", "embed", "classify", "lora")
+ODD_TEXTS = (
+    "",
+    "r",
+    "good-0",
+    "good-1",
+    "x" * 513,
+    "\x00",
+    "ä" * 40,
+    "never",
+    "delta",
+    "embed",
+    "classify",
+    "lora",
+    "a@d.1",
+)
 
 
 class Frames:
@@ -213,6 +227,7 @@ class Frames:
             pooling_params=self._pooling_params(odd) if is_pooling else None,
             output_token_ids=odd((), (1,), (1,) * 200, beyond),
             tenant=odd("", *ODD_TEXTS),
+            lora_path=odd("", *ODD_TEXTS),
         )
 
     def _pooling_params(self, odd: Callable[..., Any]) -> PoolingParams:

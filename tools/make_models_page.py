@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from generated_page import DOCS, write_page
 
 from llmstack_model_runner.architectures import ARCHITECTURES, ENCODERS, POOLING_DECODERS
-from llmstack_model_runner.preflight import readable_formats
+from llmstack_model_runner.preflight import adapted_layers_of, readable_formats
 from llmstack_types.vocabulary import RoundingScheme, words_of
 
 PAGE = "models.md"
 BEGIN = "<!-- model code: begin -->\n"
 END = "<!-- model code: end -->\n"
-COLUMNS = "| model code | architectures | quantized checkpoints | rounding while loading |\n|---|---|---|---|\n"
+COLUMNS = (
+    "| model code | architectures | quantized checkpoints | rounding while loading | LoRA |\n|---|---|---|---|---|\n"
+)
 SOURCES = "../packages/model-runner/src"
+_Key = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 
 def table() -> str:
@@ -26,23 +29,27 @@ def table() -> str:
     return COLUMNS + "".join(rows) + _transformers_row(rounding)
 
 
-def _by_module(targets: Mapping[str, str]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
-    """Architectures by the file of their code and the formats that they read."""
-    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+def _by_module(targets: Mapping[str, str]) -> dict[_Key, list[str]]:
+    """Architectures by the file of their code, the formats that they read and the layers that adapters change."""
+    rows: dict[_Key, list[str]] = {}
     for architecture, target in targets.items():
-        rows.setdefault((target.partition(":")[0], readable_formats(architecture)), []).append(architecture)
+        key = (target.partition(":")[0], readable_formats(architecture), adapted_layers_of(architecture))
+        rows.setdefault(key, []).append(architecture)
     return rows
 
 
-def _row(key: tuple[str, tuple[str, ...]], architectures: list[str]) -> str:
-    module, formats = key
+def _row(key: _Key, architectures: list[str]) -> str:
+    module, formats, layers = key
     path = module.replace(".", "/") + ".py"
     link = f"[{path.rpartition('/')[2]}]({SOURCES}/{path})"
-    return f"| {link} | {_words(sorted(architectures))} | {_words(formats)} | {_words(words_of(RoundingScheme))} |\n"
+    rounding = _words(words_of(RoundingScheme))
+    return (
+        f"| {link} | {_words(sorted(architectures))} | {_words(formats)} | {rounding} | {', '.join(layers) or 'no'} |\n"
+    )
 
 
 def _transformers_row(rounding: str) -> str:
-    return f"| transformers | all others | {_words(readable_formats('', 'transformers'))} | {rounding} |\n"
+    return f"| transformers | all others | {_words(readable_formats('', 'transformers'))} | {rounding} | no |\n"
 
 
 def _words(words: Sequence[str]) -> str:

@@ -139,6 +139,7 @@ REQUESTS = st.builds(
     tenant=TEXT,
     fork_of=TEXT,
     lora_name=optional(TEXT),
+    lora_path=TEXT,
     pooling_params=optional(
         st.builds(
             PoolingParams,

@@ -16,8 +16,18 @@ from llmstack_engine_core.ipc.frames import ControlResult
 from llmstack_engine_core.testing import EchoModelRunner
 from llmstack_types import Control, EngineDeadError, ModelRunnerConfig, SchedulerStats, StepRecording
 
-ARGUMENTS: dict[Any, tuple[int, ...]] = {Control.RECENT_STEPS: (0,), Control.SLEEP: (1,)}
-RESULT_TYPES = {Control.STATS: SchedulerStats, Control.RECENT_STEPS: StepRecording, Control.SLEEP_LEVEL: int}
+ARGUMENTS: dict[Any, tuple[Any, ...]] = {
+    Control.RECENT_STEPS: (0,),
+    Control.SLEEP: (1,),
+    Control.LOAD_ADAPTER: ("a@d.1", "folder"),
+    Control.UNLOAD_ADAPTER: ("a@d.1",),
+}
+RESULT_TYPES = {
+    Control.LOAD_ADAPTER: str,
+    Control.STATS: SchedulerStats,
+    Control.RECENT_STEPS: StepRecording,
+    Control.SLEEP_LEVEL: int,
+}
 
 
 def config() -> EngineConfig:
@@ -35,6 +45,12 @@ def test_an_engine_core_answers_every_operation_with_a_value_of_its_type(operati
 
 def test_the_results_of_several_engine_cores_are_combined_for_every_operation() -> None:
     assert set(COMBINE) == set(SIGNATURES)
+    load = COMBINE[Control.LOAD_ADAPTER]
+    assert [load(["loaded", other, "loaded"]) for other in ("loaded", "loading", "It is damaged.")] == [
+        "loaded",
+        "loading",
+        "It is damaged.",
+    ]
 
 
 def test_an_operation_that_fails_ends_an_engine_core_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,9 @@ from llmstack_llm import (
     RenderedPrompt,
     RequestObserver,
 )
+from llmstack_llm.adapters import AdapterRegistry
 from llmstack_llm.admission.limits import AdmissionLimits
+from llmstack_llm.requests import Adapter
 from llmstack_types import EngineReady, PoolingParams, SamplingParams, StepRecording
 
 
@@ -170,6 +172,23 @@ class EngineClient(Protocol):
     @property
     def limits(self) -> AdmissionLimits:
         """The limits of the running model."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterRegistry:
+        """LoRA adapters that requests can name."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, base_model_name: str | None = None) -> Adapter:
+        """Loads an adapter under a name; raises InvalidRequestError if it cannot be served."""
+        ...
+
+    async def unload_adapter(self, name: str) -> bool:
+        """Takes no further requests for an adapter; False if there is none of that name."""
+        ...
+
+    def adapter_use(self) -> tuple[list[str], list[str]]:
+        """Names of the adapters of requests that run, and of those that wait."""
         ...
 
     def add_observer(self, observer: RequestObserver) -> None:

@@ -309,7 +309,7 @@ def test_everything_wrong_is_reported_at_once(capsys: pytest.CaptureFixture[str]
         "x",
         "--dtype",
         "int3",
-        "--enable-lora",
+        "--enable-lora-bias",
         "--headless",
         "--api-server-count",
         "2",
@@ -319,5 +319,5 @@ def test_everything_wrong_is_reported_at_once(capsys: pytest.CaptureFixture[str]
     assert ServeCommand().run(parse(*line)) == 2
     faults = [row.removeprefix("llmstack serve: error: ") for row in capsys.readouterr().err.splitlines()]
     assert [fault.split()[0] for fault in faults] == [
-        "--enable-lora:", "--dtype:", "--port:", "--headless", "--ssl-keyfile",
+        "--enable-lora-bias:", "--dtype:", "--port:", "--headless", "--ssl-keyfile",
     ]  # fmt: skip

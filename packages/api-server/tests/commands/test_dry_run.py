@@ -27,12 +27,12 @@ def problems_of(*line: str) -> tuple[list[str], argparse.Namespace]:
 
 def test_all_that_is_missing_is_reported_together_after_the_table(capsys: pytest.CaptureFixture[str]):
     problems, namespace = problems_of(
-        "org/model", "--assume-model", "--assume-devices", "8x80GiB", "-dp", "16", "--enable-lora", "--port", "x",
+        "org/model", "--assume-model", "--assume-devices", "8x80GiB", "-dp", "16", "--enable-lora-bias", "--port", "x",
         "--tool-call-parser", "nonsense", "--logits-processors", "no_such_module.inner:Processor",
         "--moe-backend", "triton",
     )  # fmt: skip
     assert [problem.split()[0].rstrip(":") for problem in problems] == [
-        "--enable-lora", "--port", "--tool-call-parser", "--data-parallel-size", "--logits-processors",
+        "--enable-lora-bias", "--port", "--tool-call-parser", "--data-parallel-size", "--logits-processors",
     ]  # fmt: skip
     assert namespace.exit_code == 1
     written = capsys.readouterr()

@@ -20,14 +20,14 @@ def parser() -> argparse.ArgumentParser:
 
 def test_a_line_of_vllm_keeps_what_works_and_names_what_does_not():
     found = translate(
-        "VLLM_USE_V1=1 vllm serve org/m --tensor_parallel_size 2 --moe-backend triton -cc.mode 3 --enable-lora \\\n"
-        "  --no-enable-prefix-caching --load-format fastsafetensors --bogus 3"
+        "VLLM_USE_V1=1 vllm serve org/m --tensor_parallel_size 2 --moe-backend triton -cc.mode 3 \\\n"
+        "  --enable-lora-bias --no-enable-prefix-caching --load-format fastsafetensors --bogus 3"
     )
     assert shlex.join(found.words) == (
         "org/m --tensor-parallel-size 2 --no-enable-prefix-caching --load-format fastsafetensors --host 0.0.0.0"
     )
     assert [line.split()[0] for line in found.differences] == ["--moe-backend", "-cc.mode", "--load-format", "--host"]
-    assert [line.split()[0] for line in found.missing] == ["--enable-lora:", "--bogus:"]
+    assert [line.split()[0] for line in found.missing] == ["--enable-lora-bias:", "--bogus:"]
 
 
 def test_a_line_of_sglang_gets_our_names():
@@ -83,6 +83,6 @@ def test_the_command_prints_the_translation_and_ends(capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "llmstack serve org/m --host 0.0.0.0"
     assert lines[1].startswith("# --moe-backend triton has no effect")
-    namespace = parser().parse_args(["--translate", "vllm serve org/m --enable-lora"])
-    assert ServeCommand().problems(namespace) == ["--enable-lora: LoRA adapters are not supported yet"]
+    namespace = parser().parse_args(["--translate", "vllm serve org/m --enable-lora-bias"])
+    assert ServeCommand().problems(namespace) == ["--enable-lora-bias: adapters of this kind are not supported"]
     assert namespace.exit_code == 1

@@ -71,13 +71,13 @@ class _FromPrefixCache:
         self.num_computed_tokens = 0
         if not request.needs_whole_prompt:
             self._block_ids, self.num_computed_tokens = manager.get_computed_blocks(
-                request.request_id, request.token_ids, request.arrival.cache_salt
+                request.request_id, request.token_ids, request.prefix_salt
             )
         self.num_needed_blocks = needs.to_admit(request, self.num_computed_tokens, self.num_computed_tokens)
 
     def allocate(self, num_tokens: int, plan: StepPlan) -> list[int] | None:
         request = self._request
-        return self._manager.allocate_slots(request.request_id, num_tokens, self._block_ids, request.arrival.cache_salt)
+        return self._manager.allocate_slots(request.request_id, num_tokens, self._block_ids, request.prefix_salt)
 
 
 class _FromHost:

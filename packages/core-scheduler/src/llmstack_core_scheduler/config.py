@@ -29,6 +29,7 @@ class SchedulerConfig:
         pipeline_parallel_size: Stages of the model, each of which can compute another step meanwhile. With several
             a request waits while the step that samples its next token is under way, and each step takes only its
             share of the running requests, so that every stage has work.
+        max_loras: Most distinct adapters among the requests that run; 0 is no such limit.
         speculative: Which drafts the scheduler makes itself; None makes none.
 
     Raises:
@@ -47,13 +48,14 @@ class SchedulerConfig:
     max_num_preemptions: int = 4
     speculative: SpeculativeConfig | None = None
     pipeline_parallel_size: int = 1
+    max_loras: int = 0
 
     def __post_init__(self) -> None:
         limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum")
         for name in (*limits, "pipeline_parallel_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots"):
+        for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots", "max_loras"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.policy not in POLICIES:

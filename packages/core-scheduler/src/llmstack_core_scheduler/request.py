@@ -15,6 +15,16 @@ StatusListener = Callable[[str, RequestStatus], None]
 """Receives the id of a request and the state it enters."""
 
 
+def prefix_salt(cache_salt: str, lora_name: str | None) -> str:
+    """The salt of a request's cached prefixes; two requests have the same one if salt and adapter are the same.
+
+    This is the one place where the identity of an adapter becomes part of the prefix cache's key.
+    """
+    if lora_name is not None:
+        return f"\x01{lora_name}\x01{cache_salt}"
+    return f"\x01\x01{cache_salt}" if cache_salt.startswith("\x01") else cache_salt  # a client chooses its salt
+
+
 class Request:
     """A request between its arrival and its end. Mutable, and only the scheduler changes it.
 
@@ -45,6 +55,8 @@ class Request:
         has_more_to_tell: Whether its next message holds more than tokens: its first one does, and any with logprobs.
         num_cached_tokens: Prompt tokens found in the prefix cache when it was first admitted; -1 before.
         pools_whole_prompt: Whether it returns a vector that takes the hidden states of all its tokens.
+        prefix_salt: Only requests with the same one share cached prefixes: it holds salt and adapter.
+        num_overtakers: Requests of other adapters that were admitted while it waited for a place of its adapter.
         prompt_logprobs: Entries collected so far; None when not asked for, or sent.
     """
 
@@ -62,6 +74,7 @@ class Request:
         "next_passed_token",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_overtakers",
         "num_paid_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -71,6 +84,7 @@ class Request:
         "on_status",
         "parent",
         "pools_whole_prompt",
+        "prefix_salt",
         "prompt_logprobs",
         "rank",
         "recompute_step",
@@ -116,6 +130,8 @@ class Request:
         self.num_queued_tokens = 0
         self.num_paid_tokens = 0
         self.num_preemptions = 0
+        self.num_overtakers = 0
+        self.prefix_salt = prefix_salt(arrival.cache_salt, arrival.lora_name)
         self.is_protected = False
         self.recompute_step = 0
         self.is_finished = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
+from llmstack_core_scheduler.adapter_places import AdapterPlaces
 from llmstack_core_scheduler.admission import check_block_sharing, check_fork, longest_length
 from llmstack_core_scheduler.allocation_plan import AllocationPlan, plan_allocation, waits_for_progress
 from llmstack_core_scheduler.block_needs import BlockNeeds
@@ -87,9 +88,7 @@ class Scheduler:
         self._steps_under_way: dict[int, StepUnderWay] = {}
         self._removed_request_ids: list[str] = []
         self._step = 0
-        self._num_scheduled_tokens = 0
-        self._num_swapped = 0
-        self._num_protected = 0
+        self._num_scheduled_tokens = self._num_swapped = self._num_protected = 0
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request.
@@ -114,8 +113,7 @@ class Scheduler:
             InvalidRequestError: There is no such parent, it may not share its blocks, or the child cannot be added;
                 nothing has changed.
         """
-        parent = self._requests.get(parent_id)
-        if parent is None:
+        if (parent := self._requests.get(parent_id)) is None:
             raise InvalidRequestError(f"There is no request '{parent_id[:64]}' to fork.", param="parent_id")
         check_block_sharing(child, parent)
         forked = self._accept(child, None)
@@ -131,8 +129,7 @@ class Scheduler:
         Between `schedule` and `update_from_output` too: the step's results for them are then dropped.
         """
         for request_id in request_ids:
-            request = self._requests.get(request_id)
-            if request is not None:
+            if (request := self._requests.get(request_id)) is not None:
                 self._retire(request, RequestStatus.FINISHED_ABORTED)
 
     def has_unfinished_requests(self) -> bool:
@@ -287,12 +284,14 @@ class Scheduler:
         self._num_protected += victim.is_protected and not was_protected
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        order = self.waiting.order()
+        order, places = self.waiting.order(), AdapterPlaces(self.running.requests, self._config.max_loras)
         while plan.budget and len(self.running) < self._config.max_num_rows and (request := order.next()):
-            if waits_for_progress(request, plan, self._config):
+            if not places.has_room(request) or waits_for_progress(request, plan, self._config):
                 order.skip(request)
             elif not self._admit(request, plan):
                 break  # no request overtakes one that waits for room
+            else:
+                places.add(request)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Admits the request if the step and the pool have room for it; False changes nothing."""
@@ -349,7 +348,7 @@ class Scheduler:
         error = output.errors.get(request.request_id) if output.errors else None
         if error is not None:
             num_hits = min(max(request.num_cached_tokens, 0), row.num_computed_tokens)  # the rest it wrote itself
-            self._kv_cache_manager.forget_prefix(request.token_ids, num_hits, request.arrival.cache_salt)
+            self._kv_cache_manager.forget_prefix(request.token_ids, num_hits, request.prefix_salt)
             return self._fail(request, error)
         if request.prompt_logprobs is not None and step > request.recompute_step:  # what is computed again adds none
             request.prompt_logprobs.extend(output.prompt_logprobs.get(request.request_id, ()))

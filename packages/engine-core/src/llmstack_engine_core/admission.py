@@ -10,6 +10,7 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     InvalidRequestError,
+    LoRAIdentity,
     PoolingParams,
     PoolingTask,
 )
@@ -23,7 +24,7 @@ BEAM_MARK = "/beam-"
 """In the id of a beam, between the id of its search and a number."""
 
 
-def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
+def check_request(request: EngineCoreRequest, ready: EngineReady, *, has_adapters: bool = False) -> None:
     """Refuses a request that the model cannot serve, or whose fields are outside of what the model runner accepts.
 
     The sender has checked it already. The engine core does not rely on that: an error in a step would cost all running
@@ -32,7 +33,7 @@ def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
     Raises:
         InvalidRequestError: Names the parameter.
     """
-    if request.lora_name is not None:
+    if request.lora_name is not None and not (has_adapters and _is_identity(request.lora_name)):
         raise InvalidRequestError("The model has no adapter of this name.", param="model")
     _check_token_ids(request, ready)
     params = request.sampling_params
@@ -53,6 +54,14 @@ def check_request(request: EngineCoreRequest, ready: EngineReady) -> None:
         )
     if params.use_beam_search:
         _check_beam_search(request, ready)
+
+
+def _is_identity(name: str) -> bool:
+    try:
+        LoRAIdentity.parse(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_token_ids(request: EngineCoreRequest, ready: EngineReady) -> None:

@@ -114,6 +114,7 @@ def _build_with_runner(
         recorder=recorder,
         residency=residency,
         cache_news=CacheNews(kv_cache) if cache.enable_prefix_caching else None,
+        max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
     )
 
 

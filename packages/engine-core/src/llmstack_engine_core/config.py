@@ -46,6 +46,7 @@ class EngineConfig:
             and goes on with its requests; 0 ends them.
         warm_spare: Keep a process with its model loaded, which replaces the next one that ends.
         key_file: Path of the keys that a TCP address needs; both ends read it.
+        max_cpu_loras: Adapters that are kept in memory.
         hang_timeout_s: A process that makes no progress for so long, and for 20 times of what its step should take, is
             killed; 0 lets it hang.
     """
@@ -73,6 +74,7 @@ class EngineConfig:
     async_scheduling: bool | None = None
     num_recorded_steps: int = 512
     trace: bool = False
+    max_cpu_loras: int = 1
     block_metrics_sample: float = 0.0
     tokenizer_path: str | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
@@ -110,6 +112,12 @@ class EngineConfig:
             of_model, of_scheduler = getattr(self.model, name), getattr(self.scheduler, name)
             if of_model != of_scheduler:
                 raise ValueError(f"model.{name} is {of_model}, but scheduler.{name} is {of_scheduler}")
+        max_loras = self.model.max_loras if self.model.enable_lora else 0
+        if max_loras != self.scheduler.max_loras or self.max_cpu_loras < max_loras:
+            raise ValueError(
+                f"max_cpu_loras is {self.max_cpu_loras} and scheduler.max_loras is {self.scheduler.max_loras}, but "
+                f"steps of the model have up to {max_loras} adapters"
+            )
         if self.model.max_num_drafts != self.scheduler.max_num_drafts:
             raise ValueError(
                 f"model.max_num_drafts is {self.model.max_num_drafts}, but the scheduler's is "

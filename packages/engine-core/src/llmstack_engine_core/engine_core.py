@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from llmstack_engine_core.adapter_gate import make_adapter_gate
 from llmstack_engine_core.admission import check_request, error_output
 from llmstack_engine_core.beams import BeamSearches
 from llmstack_engine_core.block_residency import BlockResidency
@@ -67,6 +68,7 @@ class EngineCore:
         recorder: StepRecorder | None = None,
         residency: BlockResidency | None = None,
         cache_news: CacheNews | None = None,
+        max_cpu_loras: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connects the stages.
@@ -74,7 +76,7 @@ class EngineCore:
         `constraints` makes the backend of constrained requests; None refuses them. `step_log` logs the calls of the
         scheduler, those of the beam searches included. `num_steps_under_way` steps are started before the first of them
         has to have results. `events` is what the scheduler reports states to; `recorder` and
-        `residency` are among its hooks.
+        `residency` are among its hooks. `max_cpu_loras` adapters are kept in memory; 0 refuses requests that name one.
         """
         self.ready = ready
         self.step_log = step_log
@@ -88,6 +90,7 @@ class EngineCore:
         constraints = constraints or LazyBackend("", None, ready.vocab_size)
         self._grammar_gate = GrammarGate(constraints, self._events.on_status)
         self._constrained_rows = ConstrainedRows(constraints)
+        self._adapter_gate = make_adapter_gate(runner, max_cpu_loras, num_steps_under_way, self._events.on_status)
         self._beam_searches = BeamSearches(self._scheduler)
         self._log_stats = log_stats
         self._max_num_queued_requests = max_num_queued_requests
@@ -107,6 +110,8 @@ class EngineCore:
             Control.SLEEP: self.sleep,
             Control.WAKE_UP: self.wake_up,
             Control.SLEEP_LEVEL: lambda: self.sleep_level,
+            Control.LOAD_ADAPTER: self.load_adapter,
+            Control.UNLOAD_ADAPTER: self.unload_adapter,
         }
 
     def call(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
@@ -129,18 +134,22 @@ class EngineCore:
         try:
             if len(self._request_ids) >= self._max_num_queued_requests:
                 raise InvalidRequestError(f"The engine core holds {self._max_num_queued_requests} requests already.")
-            check_request(request, self.ready)
-            if request.sampling_params.structured_outputs is None:
-                self._schedule_request(request)
-            else:
-                self._grammar_gate.add(request)
-                self._constrained_ids.add(request_id)
+            check_request(request, self.ready, has_adapters=self._adapter_gate is not None)
+            if request.lora_name is None or self._adapter_gate is None or self._adapter_gate.admit(request):
+                self._enter(request)
         except InvalidRequestError as error:
             self._refused.append(error_output(request_id, error.message))
         else:
             self._request_ids.add(request_id)
             if self.recorder is not None and request.tenant:
                 self.recorder.note_tenant(request_id, request.tenant)
+
+    def _enter(self, request: EngineCoreRequest) -> None:
+        if request.sampling_params.structured_outputs is None:
+            self._schedule_request(request)
+        else:
+            self._grammar_gate.add(request)
+            self._constrained_ids.add(request.request_id)
 
     def _schedule_request(self, request: EngineCoreRequest) -> None:
         if request.sampling_params.use_beam_search:
@@ -165,11 +174,13 @@ class EngineCore:
     def has_unfinished_requests(self) -> bool:
         """True while a step could return outputs."""
         is_held = self._refused or self._under_way or self._grammar_gate.waiting
-        return bool(is_held) or self._scheduler.has_unfinished_requests()
+        is_loading = self._adapter_gate is not None and self._adapter_gate.is_busy
+        return bool(is_held) or is_loading or self._scheduler.has_unfinished_requests()
 
     def step(self) -> EngineCoreOutputs:
         """Computes one step of all running requests; under asynchronous scheduling, the outputs are of the last one."""
-        if self._grammar_gate.waiting or self._refused:
+        gate = self._adapter_gate
+        if self._grammar_gate.waiting or self._refused or (gate is not None and gate.is_busy):
             self._schedule_compiled()
             if not (self._under_way or self._scheduler.has_unfinished_requests()):
                 return self._complete(
@@ -194,11 +205,18 @@ class EngineCore:
     def _schedule_compiled(self) -> None:
         """Passes on the requests whose grammars are compiled; waits a moment where there is nothing else to do."""
         is_idle = not (self._refused or self._under_way or self._scheduler.has_unfinished_requests())
-        for request, error in self._grammar_gate.take_compiled(IDLE_WAIT_S if is_idle else 0.0):
+        wait_s = IDLE_WAIT_S if is_idle else 0.0
+        ready = [
+            (request, error, self._schedule_request) for request, error in self._grammar_gate.take_compiled(wait_s)
+        ]
+        if self._adapter_gate is not None:
+            loaded = self._adapter_gate.take_ready(wait_s)
+            ready += [(request, error, self._enter) for request, error in loaded]
+        for request, error, go_on in ready:
             try:
                 if error is not None:
                     raise error
-                self._schedule_request(request)
+                go_on(request)
             except InvalidRequestError as refusal:
                 self._refused.append(error_output(request.request_id, refusal.message))
                 self._forget([request.request_id])
@@ -232,6 +250,8 @@ class EngineCore:
             self._forget(finished)
         if self.cache_news is not None:
             self.cache_news.read()
+        if self._adapter_gate is not None:
+            self._adapter_gate.end_step(is_idle=not self._under_way)
         events = self._events.take() if self._events.unsent else ()
         if not self._log_stats:
             return EngineCoreOutputs(outputs, timestamp_s)
@@ -243,6 +263,16 @@ class EngineCore:
     def _forget(self, request_ids: Collection[str]) -> None:
         self._request_ids.difference_update(request_ids)
         self._constrained_ids.difference_update(request_ids)
+        if self._adapter_gate is not None:
+            self._adapter_gate.release(request_ids)
+
+    def load_adapter(self, identity: str, path: str) -> str:
+        """Begins to read an adapter, or says how far that is; see `Control.LOAD_ADAPTER`."""
+        return "Adapters are not enabled." if self._adapter_gate is None else self._adapter_gate.load(identity, path)
+
+    def unload_adapter(self, identity: str) -> bool:
+        """Drops an adapter when its last request has ended; whether it was known."""
+        return self._adapter_gate is not None and self._adapter_gate.unload(identity)
 
     def recent_steps(self, after_step: int = 0) -> StepRecording:
         """The last steps after `after_step`; none without a recorder."""
@@ -252,6 +282,7 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """The scheduler's state after the last step; requests that wait for their grammars count as waiting."""
         stats, num_held = self._scheduler.stats(), len(self._grammar_gate.waiting)
+        num_held += 0 if self._adapter_gate is None else len(self._adapter_gate.waiting)
         return stats._replace(num_waiting=stats.num_waiting + num_held) if num_held else stats
 
     def reset_prefix_cache(self) -> bool:
@@ -271,6 +302,8 @@ class EngineCore:
         if level > self.sleep_level:
             self._runner.sleep(level)
             self.sleep_level = level
+            if self._adapter_gate is not None and level > 1:
+                self._adapter_gate.forget_all()
         return True
 
     def wake_up(self) -> bool:
@@ -296,4 +329,6 @@ class EngineCore:
             self.step_log.close()
         if self.cache_news is not None:
             self.cache_news.close()
+        if self._adapter_gate is not None:
+            self._adapter_gate.shutdown()
         self._runner.shutdown()

@@ -136,6 +136,26 @@ class ModelRunner(Protocol):
         ...
 
 
+class AdapterRunner(Protocol):
+    """What a model runner that serves LoRA adapters has besides the methods of `ModelRunner`."""
+
+    def read_adapter(self, identity: str, path: str) -> object:
+        """Reads and checks an adapter; in any thread, beside steps.
+
+        Raises:
+            ValueError: It cannot be served; the text is one sentence.
+        """
+        ...
+
+    def add_adapter(self, identity: str, adapter: object) -> None:
+        """Makes what `read_adapter` has returned available to new requests."""
+        ...
+
+    def remove_adapter(self, identity: str) -> None:
+        """Drops an adapter that no row has."""
+        ...
+
+
 class EventHook(Protocol):
     """Receives the events of an engine core on its thread, as they happen. It must not block, nor change its arguments.
 

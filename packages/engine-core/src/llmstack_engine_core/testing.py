@@ -113,8 +113,8 @@ class EchoModelRunner:
         self.options = EchoOptions.from_model_path(config.model_path)
         self._block_size = config.block_size
         self._rows: dict[str, _Row] = {}
-        self._num_steps = 0
-        self._sleep_level = 0
+        self.adapters: list[str] = []
+        self._num_steps = self._sleep_level = 0
 
     def load_model(self) -> None:
         """Waits or fails as the options say."""
@@ -152,6 +152,20 @@ class EchoModelRunner:
         path = self.options.weights_file
         return {"echo": "python", "weights": Path(path).read_text(encoding="utf-8")} if path else {"echo": "python"}
 
+    def read_adapter(self, identity: str, path: str) -> object:
+        """Reads its configuration; under an adapter each echo begins with the prompt's second token."""
+        try:
+            return (Path(path) / "adapter_config.json").read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{Path(path).name} has no adapter_config.json.") from error
+
+    def add_adapter(self, identity: str, adapter: object) -> None:
+        """Notes it, so that a request of another one is an error."""
+        self.adapters.append(identity)
+
+    def remove_adapter(self, identity: str) -> None:
+        self.adapters.remove(identity)
+
     def sleep(self, level: int) -> None:
         """Refuses steps from here on; rows must have been removed before."""
         if self._rows:
@@ -177,6 +191,8 @@ class EchoModelRunner:
         for request_id in scheduled.removed_request_ids:
             self._rows.pop(request_id, None)
         for request in scheduled.new_requests:
+            if request.lora_name is not None and request.lora_name not in self.adapters:
+                raise RuntimeError(f"the adapter {request.lora_name} is not there")
             self._rows[request.request_id] = _Row(request)
         results = _StepResults()
         masks = {} if token_masks is None else self._masks_of_rows(scheduled, token_masks())
@@ -253,7 +269,8 @@ def _echo(request: NewRequest, draft_token_ids: Sequence[int], masks: Sequence[b
     """The next token, and one more for each draft that was right; they are the request's from now on."""
     token_ids, num_prompt_tokens, sampled = request.token_ids, request.num_prompt_tokens, list[int]()
     for place, draft_token_id in enumerate([*draft_token_ids, None]):
-        token_id = token_ids[(len(token_ids) - num_prompt_tokens) % num_prompt_tokens]
+        shift = request.lora_name is not None
+        token_id = token_ids[(len(token_ids) - num_prompt_tokens + shift) % num_prompt_tokens]
         if masks and not _is_allowed(masks[place], token_id):
             token_id = next(other for other in range(8 * len(masks[place])) if _is_allowed(masks[place], other))
         sampled.append(token_id)

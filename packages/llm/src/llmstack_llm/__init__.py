@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmstack_llm.adapters import LoRARequest
     from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
     from llmstack_llm.admission.sampling import CheckedSampling, GivenSampling
     from llmstack_llm.async_llm import AsyncLLM
@@ -56,6 +57,7 @@ _MODULES = {
     "GenerationStream": "outputs.stream",
     "IterationStats": "outputs.stats",
     "LLMEngine": "offline.llm_engine",
+    "LoRARequest": "adapters",
     "LoggingStatLogger": "outputs.stats",
     "Logprob": "outputs.request_output",
     "ModelConfig": "model.config",
@@ -97,6 +99,7 @@ __all__ = [
     "GivenSampling",
     "IterationStats",
     "LLMEngine",
+    "LoRARequest",
     "LoggingStatLogger",
     "Logprob",
     "ModelConfig",

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.adapters import AdapterRegistry
 from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out
 from llmstack_llm.admission.sampling import NO_NAMES, NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
@@ -26,7 +27,14 @@ from llmstack_llm.outputs.stats import StatLogger
 from llmstack_llm.outputs.stream import GenerationStream
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
-from llmstack_llm.requests import AdmittedRequest, ChatPrompt, GenerationRequest, PromptInput, RenderedPrompt
+from llmstack_llm.requests import (
+    AdmittedRequest,
+    ChatPrompt,
+    GenerationRequest,
+    PromptInput,
+    RenderedPrompt,
+    adapter_fields,
+)
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import EngineCoreRequest, InvalidRequestError, PoolingParams, SamplingParams
 
@@ -61,6 +69,7 @@ class AsyncLLM(EngineFrontEnd):
         max_num_queued_tokens: int | None = None,
         observers: Sequence[RequestObserver] = (),
         structured_outputs: StructuredOutputsConfig | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         super().__init__(
             model_config,
@@ -70,6 +79,7 @@ class AsyncLLM(EngineFrontEnd):
             stat_loggers,
             max_num_queued_reqs,
             max_num_queued_tokens,
+            adapters,
         )
         self.tokenizer = tokenizer
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
@@ -121,6 +131,7 @@ class AsyncLLM(EngineFrontEnd):
             max_num_queued_tokens=args.max_num_queued_tokens,
             observers=trace_observers(args.trace),
             structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
+            adapters=AdapterRegistry(is_enabled=args.enable_lora, max_bytes=args.max_lora_bytes),
         )
         engine.load_tokenizer_s = load_tokenizer_s
         return engine
@@ -322,6 +333,7 @@ class AsyncLLM(EngineFrontEnd):
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 tenant=request.tenant,
+                **adapter_fields(request.adapter),
             )
             try:
                 self.output_processor.add_request(request.request_id, one, completions, collector, index)

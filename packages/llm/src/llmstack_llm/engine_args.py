@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from llmstack_llm.engine_options.adapters import AdapterOptions
 from llmstack_llm.engine_options.execution import (
     ComputationOptions,
     EngineObservabilityOptions,
@@ -52,6 +53,7 @@ class EngineArgs(
     ComputationOptions,
     KVCacheOptions,
     SamplingOptions,
+    AdapterOptions,
     EngineProcessOptions,
     EngineObservabilityOptions,
 ):
@@ -132,12 +134,14 @@ class EngineArgs(
             "num_engines": self.data_parallel_size, "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
             "enable_expert_parallel": self.enable_expert_parallel,
+            "enable_lora": self.enable_lora, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank,
+            "max_lora_bytes": self.max_lora_bytes,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,
         }  # fmt: skip
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
-            "fair_quantum": self.fair_quantum,
+            "fair_quantum": self.fair_quantum, "max_loras": self.max_loras if self.enable_lora else 0,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
             "pipeline_parallel_size": self.pipeline_parallel_size,
             "max_num_partial_prefills": self.max_num_partial_prefills, "speculative": speculative, **limits,
@@ -155,6 +159,7 @@ class EngineArgs(
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
             "warm_spare": self.warm_spare,
+            "max_cpu_loras": self.max_cpu_loras or self.max_loras,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "key_file": None if self.engine_key_file is None else os.path.abspath(self.engine_key_file),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),

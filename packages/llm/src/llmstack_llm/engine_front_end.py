@@ -8,12 +8,14 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from llmstack_llm.adapters import AdapterRegistry
 from llmstack_llm.engine_clients import check_model
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.output_processor import OutputProcessor
 from llmstack_llm.outputs.observers import RequestObserver
 from llmstack_llm.outputs.stats import StatLogger, record_all
+from llmstack_llm.requests import Adapter
 from llmstack_types import (
     Control,
     EngineCoreRequest,
@@ -40,6 +42,7 @@ class EngineFrontEnd:
         input_processor: Tokenizes and admits; its `limits` follow the engine core once that is ready.
         output_processor: The requests in flight.
         ready: What the engine core said when it was; None before.
+        adapters: LoRA adapters that requests can name.
     """
 
     def __init__(
@@ -51,10 +54,12 @@ class EngineFrontEnd:
         stat_loggers: Sequence[StatLogger],
         max_num_queued_reqs: int | None,
         max_num_queued_tokens: int | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self.model_config = model_config
         self.input_processor = input_processor
         self.output_processor = output_processor
+        self.adapters = adapters or AdapterRegistry()
         self.ready: EngineReady | None = None
         self._client = client
         self._stat_loggers = list(stat_loggers)
@@ -168,6 +173,37 @@ class EngineFrontEnd:
         is_engine_stuck = now_s - self._last_step_s > timeout_s
         request_ids = self.output_processor.find_stalled(now_s - timeout_s, counts_waiting=is_engine_stuck)
         return request_ids, is_engine_stuck and bool(request_ids)
+
+    async def load_adapter(self, name: str, path: str, base_model_name: str | None = None) -> Adapter:
+        """Loads an adapter, which requests can name from then on; one that had the name serves its last requests.
+
+        Raises:
+            InvalidRequestError: It cannot be served; the text says why.
+        """
+        await self.wait_until_ready()
+        self.adapters.check(name, path)
+        adapter = await asyncio.to_thread(self.adapters.identify, name, path, base_model_name)
+
+        async def load(identity: str, path: str) -> str:
+            return await self._client.call(Control.LOAD_ADAPTER, identity, path)
+
+        await self.adapters.wait_until_loaded(adapter, load)
+        before = self.adapters.add(adapter)
+        if before is not None:
+            await self._client.call(Control.UNLOAD_ADAPTER, before.identity)
+        return adapter
+
+    async def unload_adapter(self, name: str) -> bool:
+        """Takes no further requests for an adapter; False if there is none of that name."""
+        adapter = self.adapters.remove(name)
+        if adapter is None:
+            return False
+        await self._client.call(Control.UNLOAD_ADAPTER, adapter.identity)
+        return True
+
+    def adapter_use(self) -> tuple[list[str], list[str]]:
+        """Names of the adapters of requests that run, and of those that wait; sorted."""
+        return self.output_processor.adapter_use()
 
     async def recent_steps(self, after_step: int = 0, engine_index: int = 0) -> StepRecording:
         """The last steps after number `after_step` and the last events, as far as that engine core keeps them."""

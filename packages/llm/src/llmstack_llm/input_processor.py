@@ -24,7 +24,13 @@ from llmstack_llm.admission.structured_outputs import ConstraintAdmission, Struc
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.pooling.admission import AdmittedPooling, admit_pooling
 from llmstack_llm.pooling.prompt import PoolingPrompt, TextPair, cut_token_ids, encode_pooling_prompt, num_chars_of
-from llmstack_llm.requests import AdmittedRequest, GenerationRequest, PromptInput, RenderedPrompt, text_and_ids_of
+from llmstack_llm.requests import (
+    AdmittedRequest,
+    GenerationRequest,
+    PromptInput,
+    RenderedPrompt,
+    text_and_ids_of,
+)
 from llmstack_llm.text.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
@@ -247,10 +253,8 @@ class InputProcessor:
             tenant=tenant,
         )
 
-    def process_inputs(
-        self, request_id: str, admitted: AdmittedRequest, *, priority: int = 0, cache_salt: str = "", tenant: str = ""
-    ) -> list[EngineCoreRequest]:
-        """The request's completions, one engine request each.
+    def process_inputs(self, request_id: str, admitted: AdmittedRequest, **fields: Any) -> list[EngineCoreRequest]:
+        """The request's completions, one engine request each; `fields` are further fields of these.
 
         Several have the ids `{index}_{request_id}` and are forks of the first.
         """
@@ -261,9 +265,7 @@ class InputProcessor:
             sampling_params=params,
             eos_token_ids=self.eos_token_ids,
             arrival_time_s=self._clock(),
-            priority=priority,
-            cache_salt=cache_salt,
-            tenant=tenant,
+            **fields,
         )
         if params.n == 1 and params.best_of in (None, 1) and params.max_tokens:
             return [first]

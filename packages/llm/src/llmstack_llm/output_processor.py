@@ -21,6 +21,7 @@ from llmstack_types import (
     EngineCoreRequest,
     FinishReason,
     InvalidRequestError,
+    LoRAIdentity,
     RequestEvent,
     RequestFailedError,
     RequestOutputKind,
@@ -76,6 +77,15 @@ class OutputProcessor:
         states = self.request_id_to_state.values()
         num_completions = sum(state.num_unfinished for state in states if state.tenant == tenant)
         return num_completions + sum(one.request.tenant == tenant for one in self.pooling.request_id_to_state.values())
+
+    def adapter_use(self) -> tuple[list[str], list[str]]:
+        """Names of the adapters of requests that have had a place in a step, and of the others; sorted."""
+        running, waiting = set[str](), set[str]()
+        for state in self.request_id_to_state.values():
+            if state.lora_name is not None:
+                names = waiting if state.metrics.first_token_time_s is None else running
+                names.add(LoRAIdentity.parse(state.lora_name).name)
+        return sorted(running), sorted(waiting)
 
     def num_waiting_prompt_tokens(self, tenant: str | None = None) -> int:
         """Prompt tokens of requests that have no output yet, of one tenant or of all; linear in the requests."""

@@ -54,6 +54,27 @@ With both keys the token ids count, and the text is only shown.
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that requests can name.
+
+    Attributes:
+        identity: The text of its `LoRAIdentity`.
+        path: Its folder.
+        base_model_name: What it was trained on, as far as that was said.
+    """
+
+    name: str
+    identity: str
+    path: str
+    base_model_name: str | None = None
+
+
+def adapter_fields(adapter: Adapter | None) -> dict[str, Any]:
+    """The fields of an `EngineCoreRequest` that name the adapter."""
+    return {} if adapter is None else {"lora_name": adapter.identity, "lora_path": adapter.path}
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to complete, with its sampling fields.
 
@@ -66,6 +87,7 @@ class GenerationRequest:
         tenant: Opaque id of the client; requests of different tenants wait in fair shares.
         default_max_tokens: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
         add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
+        adapter: The LoRA adapter to use, if any.
     """
 
     request_id: str
@@ -77,6 +99,7 @@ class GenerationRequest:
     tenant: str = ""
     default_max_tokens: int | None = None
     add_special_tokens: bool = True
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +110,14 @@ class AdmittedRequest:
         prompt: The text, or None where token ids were given.
         sampling_params: With `max_tokens` and `seed`; `max_tokens` 0 means that nothing is generated.
         param: The request's name of the prompt.
+        adapter: The LoRA adapter to use, if any.
     """
 
     prompt: str | None
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     param: str = field(default="prompt", compare=False)
+    adapter: Adapter | None = None
 
 
 def text_and_ids_of(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:

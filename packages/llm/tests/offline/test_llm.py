@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from llmstack_llm import LLM, BeamSearchParams, EngineArgs, LLMEngine, SamplingParams
+from llmstack_llm import LLM, BeamSearchParams, EngineArgs, LLMEngine, LoRARequest, SamplingParams
 from llmstack_llm.engine_args import EngineArgsError
 from llmstack_llm.testing import write_model_folder
 from llmstack_types import EngineCoreOutput, EngineCoreOutputs, FinishReason, InvalidRequestError
@@ -293,11 +293,42 @@ def test_priorities_decide_who_goes_first(folder: Path):
             assert caught.value.param == param
 
 
-def test_adapters_are_refused(llm: LLM):
-    adapter: Any = object()
+def write_adapter(folder: Path, text: str = "{}") -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(text)
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    return str(folder)
+
+
+@pytest.mark.parametrize("multiprocess", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_prompts_have_the_adapters_they_name(folder: Path, tmp_path: Path, multiprocess: bool):
+    style = LoRARequest("style", 1, write_adapter(tmp_path / "style"))
+    params = SamplingParams(max_tokens=3)
+    with LLM(str(folder), enable_lora=True, multiprocess=multiprocess, **ECHO) as llm:
+        assert texts(llm, ["abc", "abc"], params, lora_request=[style, None]) == ["bca", "abc"]
+        assert texts(llm, "abc", params, lora_request=LoRARequest("other", 2, style.lora_path)) == ["bca"]
+        known = llm.llm_engine.adapters.find("style")
+        assert texts(llm, "abc", params, lora_request=style) == ["bca"]
+        assert llm.llm_engine.adapters.find("style") is known
+        write_adapter(tmp_path / "style", "{ }")
+        assert texts(llm, "abc", params, lora_request=style) == ["bca"]
+        assert llm.llm_engine.adapters.find("style") is not known
+
+
+def test_adapters_that_cannot_be_served_are_refused(llm: LLM, folder: Path, tmp_path: Path):
+    path = write_adapter(tmp_path / "style")
     with pytest.raises(InvalidRequestError) as caught:
-        llm.generate("a", lora_request=adapter)
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "lora_request")
+        llm.generate("a", lora_request=LoRARequest("style", 1, path))
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "lora_name")
+    with LLM(str(folder), enable_lora=True, **ECHO) as enabled:
+        for wrong, param in (
+            (LoRARequest("a/b", 1, path), "lora_name"),
+            (LoRARequest("style", 1, str(tmp_path / "missing")), "lora_path"),
+            ([LoRARequest("style", 1, path)] * 2, "lora_request"),
+        ):
+            with pytest.raises(InvalidRequestError) as caught:
+                enabled.generate("a", lora_request=wrong)
+            assert caught.value.param == param
 
 
 @pytest.mark.parametrize("name", ["collective_rpc", "apply_model", "start_profile", "stop_profile", "reward"])

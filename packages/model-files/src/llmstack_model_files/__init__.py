@@ -1,6 +1,6 @@
 """The one opener of model files: folders, configurations and weight headers."""
 
-from llmstack_model_files.adapter_files import AdapterFiles, read_adapter
+from llmstack_model_files.adapter_files import AdapterFiles, adapter_digest, read_adapter
 from llmstack_model_files.folder import (
     ModelFilesError,
     artifact_path,
@@ -19,6 +19,7 @@ __all__ = [
     "AdapterFiles",
     "ModelFilesError",
     "TensorInfo",
+    "adapter_digest",
     "artifact_path",
     "check_safetensors",
     "check_safetensors_content",

@@ -43,6 +43,15 @@ def read_adapter(folder: Path, max_bytes: int) -> AdapterFiles:
     return AdapterFiles(config, weights, digest.hexdigest()[:32])
 
 
+def adapter_digest(folder: Path, max_bytes: int) -> str:
+    """The digest that `read_adapter` returns.
+
+    Raises:
+        ModelFilesError: As `read_adapter`.
+    """
+    return read_adapter(folder, max_bytes).digest
+
+
 def _read(folder: Path, name: str, max_bytes: int) -> bytes:
     with open_artifact(folder, name) as file:
         content = file.read(max_bytes + 1)

@@ -76,6 +76,14 @@ def readable_formats(architecture: str, model_impl: str = "auto") -> tuple[str, 
     return tuple(word for word in words_of(CheckpointQuantization) if word != "gguf" or has_gguf)
 
 
+def adapted_layers_of(architecture: str) -> tuple[str, ...]:
+    """Layers that LoRA adapters can change where llmstack's own code runs a generating model."""
+    target = ARCHITECTURES.get(architecture)
+    if target is None:
+        return ()
+    return ("attention",) if target.startswith("mixture_of_experts:") else ("attention", "feed-forward")
+
+
 def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> Iterator[str]:
     try:
         found, _ = choose_quantization(model_config, config.quantization)

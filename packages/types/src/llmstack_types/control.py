@@ -46,5 +46,11 @@ class Control:
     WAKE_UP: Final[Operation[bool]] = Operation("wake_up", 6)
     """Allocates and loads what `SLEEP` freed."""
 
+    LOAD_ADAPTER: Final[Operation[str, str, str]] = Operation("load_adapter", 8)
+    """Reads the adapter of an identity from a folder: `loaded`, `loading` (ask again), or a sentence on why not."""
+
+    UNLOAD_ADAPTER: Final[Operation[bool, str]] = Operation("unload_adapter", 9)
+    """Takes no further requests for an adapter, and drops it when its last one has ended; whether it was known."""
+
     SLEEP_LEVEL: Final[Operation[int]] = Operation("sleep_level", 7)
     """0 while the engine core is awake, else the level of `SLEEP`."""

@@ -15,6 +15,7 @@ class RequestStatus(StrEnum):
     """The states of a request; a finished one never leaves its state."""
 
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"
+    WAITING_FOR_ADAPTER = "waiting_for_adapter"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"

@@ -13,6 +13,7 @@ from llmstack_server.apis.batches.routes import add_batch_routes
 from llmstack_server.apis.openai.routes import add_openai_routes
 from llmstack_server.apis.pooling.routes import add_pooling_routes
 from llmstack_server.apis.responses.routes import add_responses_routes
+from llmstack_server.app.adapter_routes import add_adapter_routes
 from llmstack_server.app.chat_page import add_chat_page
 from llmstack_server.app.docs_page import add_docs_routes
 from llmstack_server.app.invocations import add_invocations_route
@@ -55,6 +56,8 @@ def build_router(state: ServerState) -> APIRouter:
         _add_control_routes(control, state)
         if state.config.processes.has_sleep_mode:
             add_sleep_routes(control, state)
+        if state.config.adapters.root is not None:
+            add_adapter_routes(control, state, state.config.adapters.root)
         router.include_router(control)
     return router
 
@@ -114,6 +117,8 @@ def _add_server_routes(router: APIRouter, state: ServerState) -> None:
         """Metrics of all processes of the server, as Prometheus text."""
         state.metrics.set_lifecycle_state(str(state.lifecycle.state))
         state.metrics.set_sleep_level(0 if state.opened_engine is None else state.opened_engine.sleep_level)
+        if state.opened_engine is not None:
+            state.metrics.set_adapter_use(state.config.engine.max_loras, *state.opened_engine.adapter_use())
         queue = state.queue.state()
         state.metrics.set_queue(predict_wait(replace(queue, quantum=0), 0, ""), queue.tokens_per_s)
         return Response(state.metrics.render(await state.ask_peers("metrics")), media_type=CONTENT_TYPE)

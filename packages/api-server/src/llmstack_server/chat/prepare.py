@@ -23,6 +23,7 @@ from llmstack_server.chat.reasoning import is_open_in, tag_ids
 from llmstack_server.chat.tools import FORCED_MODES, ToolMode, ToolUse, check_tools
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.unsupported import unsupported
@@ -45,8 +46,11 @@ async def submit_chat(
     request_id: str,
     priority: int = 0,
     cache_salt: str = "",
+    model: str | None = None,
 ) -> SubmittedChat:
     """Checks the sampling fields and the tools, renders the conversation and submits it.
+
+    `model`: The name in the request, which may be that of an adapter.
 
     Raises:
         InvalidRequestError: Names the first invalid field.
@@ -63,7 +67,7 @@ async def submit_chat(
     client = current_client.get()
     request = GenerationRequest(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.cache_salt(cache_salt),
-        tenant=client.tenant,
+        tenant=client.tenant, adapter=adapter_of(state, model),
     )  # fmt: skip
     outputs = await state.engine.submit(request)
     note_submitted(state, outputs)

@@ -144,7 +144,7 @@ class EngineFamilies:
             f"{PREFIX}engine_sleep_state", "1 for the current state.", labels("sleep_state"), registry=registry
         )
         self.lora_requests = Gauge(
-            f"{PREFIX}lora_requests_info", "Adapters of requests; none yet.",
+            f"{PREFIX}lora_requests_info", "Adapters of the requests in flight; the value is the time.",
             ("max_lora", "waiting_lora_adapters", "running_lora_adapters"), registry=registry,
         )  # fmt: skip
 

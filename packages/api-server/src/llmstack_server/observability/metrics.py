@@ -130,6 +130,13 @@ class ServerMetrics:
         for engine in self._engines.values():
             engine.set_sleep_level(level)
 
+    def set_adapter_use(self, max_loras: int, running: Sequence[str], waiting: Sequence[str]) -> None:
+        """Sets the adapters of the requests in flight; nothing where none has one."""
+        gauge = self._families.lora_requests
+        gauge.clear()
+        if running or waiting:
+            gauge.labels(str(max_loras), ",".join(waiting), ",".join(running)).set_to_current_time()
+
     def snapshot(self) -> Snapshot:
         """The values that another process of this server needs to render the metrics of both."""
         return snapshot_of(self._registry)

@@ -12,6 +12,7 @@ from llmstack_llm.options.foreign import ForeignFlag, replaced_flags
 from llmstack_llm.options.option import Option, options_of
 from llmstack_llm.options.resolve import ConfigFile, Settings, resolve
 from llmstack_server.options.accepted_flags import ACCEPTED_FLAGS
+from llmstack_server.options.adapter_options import AdapterNames
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.config_file import read_config_file
@@ -40,7 +41,7 @@ _GROUPS: Sequence[type[Any]] = (
     EngineArgs, NameOptions, HubOptions, ChatOptions, AnswerConfig,
     SourceOptions, HTTPConfig, AccessOptions, TLSConfig, CORSConfig, RequestLogConfig, RateLimits, ResponseStoreConfig,
     BatchConfig,
-    ObservabilityConfig, ProcessConfig,
+    ObservabilityConfig, ProcessConfig, AdapterNames,
 )  # fmt: skip
 SERVE_OPTIONS: Sequence[Option] = tuple(
     option for group in _GROUPS for option in options_of(group) if option.declared.flag

@@ -10,6 +10,7 @@ from functools import partial
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.resolve import COMMAND_LINE, Settings
+from llmstack_server.options.adapter_options import AdapterNames
 from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.http_options import (
@@ -84,6 +85,7 @@ class ServeConfig:
         engine: Its model is the name given, until it is found.
         warnings: Lines for the log once it is set up.
         processes: How the server is distributed over processes.
+        adapters: LoRA adapters from the start, and where others may be loaded from.
         settings: The effective options, from which another process makes this configuration again.
         deployment_secret: What the ids of API keys derive from, in all processes of the server.
     """
@@ -96,6 +98,7 @@ class ServeConfig:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     warnings: tuple[str, ...] = ()
     processes: ProcessConfig = field(default_factory=ProcessConfig)
+    adapters: AdapterNames = field(default_factory=AdapterNames)
     settings: Settings = field(default_factory=partial(Settings, ()), repr=False)  # API keys are among them
     deployment_secret: bytes = field(default_factory=partial(os.urandom, 32), repr=False, compare=False)
 
@@ -115,11 +118,13 @@ def config_from(settings: Settings) -> ServeConfig:
     observability = settings.build(ObservabilityConfig, has_trace_lines=settings["trace"])
     processes, chat = settings.build(ProcessConfig), settings.build(ChatOptions)
     http = _http_config(settings, keys, operator_keys)
+    adapters = settings.build(AdapterNames)
     settings.build(AccessOptions)
     settings.build(SourceOptions)
     if engine is not None and processes is not None and observability is not None:
         settings.add_problems(processes.conflicts_with_engines(engine.data_parallel_size, has_spare=engine.warm_spare))
         settings.add_problems(_statistics_conflicts(engine, observability))
+        settings.add_problems(_adapter_conflicts(settings))
     if (
         settings.problems
         or engine is None
@@ -127,6 +132,7 @@ def config_from(settings: Settings) -> ServeConfig:
         or chat is None
         or processes is None
         or observability is None
+        or adapters is None
     ):
         raise ServeError("\n".join(settings.problems), exit_code=2)
     model = settings["model"]
@@ -141,8 +147,15 @@ def config_from(settings: Settings) -> ServeConfig:
         observability=observability,
         warnings=(*_warnings(settings, http), *settings.warnings),
         processes=processes,
+        adapters=adapters,
         settings=settings,
     )
+
+
+def _adapter_conflicts(settings: Settings) -> Iterator[Problem]:
+    for name in ("lora_modules", "lora_root"):
+        if settings[name] and not settings["enable_lora"]:
+            yield Problem(f"--{name.replace('_', '-')} needs --enable-lora")
 
 
 def _max_num_queued_reqs(settings: Settings) -> int:

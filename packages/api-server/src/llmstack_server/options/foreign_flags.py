@@ -9,7 +9,9 @@ from llmstack_llm.options.foreign import ForeignFlag
 _OFF = ("false", "0")
 _BARE = ("", "true")
 
-_ADAPTERS = ForeignFlag("LoRA adapters are not supported yet", _OFF)
+_ADAPTERS = ForeignFlag("adapters of this kind are not supported", _OFF)
+_ADAPTER_TYPE = ForeignFlag("factors of adapters are stored in the type that the model computes in", ("auto", *_OFF))
+_ADAPTER_KERNELS = ForeignFlag("rows of all adapters are computed together; nothing is to be chosen", (*_BARE, *_OFF))
 _MEDIA = ForeignFlag("images, audio and video are not supported yet", _OFF)
 _SEVERAL_DEVICES = ForeignFlag(
     "ranks run on this machine, as --tensor-parallel-size and --pipeline-parallel-size say", _OFF
@@ -79,7 +81,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--enable-fault-tolerance": ForeignFlag("crash recovery is always on; --max-engine-restarts 0 turns it off", _OFF),
     "--enable-layerwise-nvtx-tracing": ForeignFlag("use --trace, or an external profiler", _OFF),
     "--enable-logging-iteration-details": _STATISTICS,
-    "--enable-lora": _ADAPTERS,
     "--enable-lora-bias": _ADAPTERS,
     "--enable-mamba-cache-stochastic-rounding": _STATE_SPACE,
     "--enable-mfu-metrics": _STATISTICS,
@@ -104,7 +105,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--fault-tolerance-config": ForeignFlag("use --max-engine-restarts, which bounds crash recovery"),
     "--fingerprint-mode": ForeignFlag("'system_fingerprint' is always made of the configuration", ("full",)),
     "--fingerprint-value": ForeignFlag("'system_fingerprint' is always made of the configuration"),
-    "--fully-sharded-loras": _ADAPTERS,
+    "--fully-sharded-loras": _ADAPTER_KERNELS,
     "--grpc": ForeignFlag("this server answers HTTP alone", _OFF),
     "--grpc-port": ForeignFlag("this server answers HTTP alone", _OFF),
     "--hf-config-path": ForeignFlag("config.json is read from the model; --hf-overrides replaces values in it"),
@@ -119,8 +120,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--logging-config": ForeignFlag("use --log-config-file"),
     "--logits-processor-pattern": ForeignFlag("requests cannot name logits processors; --logits-processors loads them"),
     "--long-prefill-token-threshold-adaptive": ForeignFlag("use --long-prefill-token-threshold with a number", _OFF),
-    "--lora-dtype": _ADAPTERS,
-    "--lora-modules": _ADAPTERS,
+    "--lora-dtype": _ADAPTER_TYPE,
     "--lora-target-modules": _ADAPTERS,
     "--mamba-block-size": _STATE_SPACE,
     "--mamba-cache-dtype": _STATE_SPACE,
@@ -128,10 +128,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--mamba-ssm-cache-dtype": _STATE_SPACE,
     "--master-addr": _ONE_MACHINE,
     "--master-port": _ONE_MACHINE,
-    "--max-cpu-loras": _ADAPTERS,
     "--max-lora-cls-labels": _ADAPTERS,
-    "--max-lora-rank": _ADAPTERS,
-    "--max-loras": _ADAPTERS,
     "--max-num-active-seqs": ForeignFlag("use --max-num-seqs, which bounds the requests of a step"),
     "--max-num-scheduled-tokens": ForeignFlag("use --max-num-batched-tokens, which bounds the tokens of a step"),
     "--max-seq-len-to-capture": ForeignFlag(
@@ -173,7 +170,7 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--sleep-mode-backend": _SLEEP,
     "--sleep-mode-offload-cudagraph": _SLEEP,
     "--sleep-preserve-parameter-names": _SLEEP,
-    "--specialize-active-lora": _ADAPTERS,
+    "--specialize-active-lora": _ADAPTER_KERNELS,
     "--sse-keep-alive-interval": ForeignFlag("streams without news carry a comment at a fixed interval", ("0",)),
     "--tokenizer-mode": ForeignFlag("prompts are made by tokenizer.json and a chat template alone", ("auto", "hf")),
     "--tool-server": ForeignFlag("tools run on clients, not on this server"),

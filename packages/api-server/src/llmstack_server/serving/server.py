@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from llmstack_server.app import build_app
+from llmstack_server.app.adapter_routes import load_configured_adapters
 from llmstack_server.observability.logs import level_number
 from llmstack_server.observability.request_log import RequestLog
 from llmstack_server.options.errors import ServeError
@@ -153,6 +154,7 @@ class Server:
         state.lifecycle.advance(LifecycleState.INITIALIZING_ENGINE)
         try:
             state.ready = await state.engine.wait_until_ready()
+            await load_configured_adapters(state)
         except LLMStackError as error:
             raise ServeError(one_line(error)) from error
         if state.telemetry is not None:

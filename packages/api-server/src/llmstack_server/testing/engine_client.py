@@ -33,6 +33,7 @@ from llmstack_server.options.config import HTTPConfig, ServeConfig
 from llmstack_server.protocols import EngineClient
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.testing.adapters import FakeAdapters
 from llmstack_server.testing.pooling import admit_bytes, pool_bytes
 from llmstack_server.web.streams import close, merge
 from llmstack_types import (
@@ -107,7 +108,7 @@ class FakeStream:
         await self.aclose()
 
 
-class FakeEngineClient:
+class FakeEngineClient(FakeAdapters):
     """An `EngineClient` that repeats the prompt, one byte per token.
 
     Attributes:
@@ -125,6 +126,7 @@ class FakeEngineClient:
 
     def __init__(self, *, step_delay_s: float = 0.0, num_labels: int = 0) -> None:
         """`num_labels` above 0 makes it a classifier with labels named `a`, `b` and so on."""
+        super().__init__()
         self.ready = dataclasses.replace(READY, num_labels=num_labels)
         self.limits = dataclasses.replace(LIMITS, num_labels=num_labels)
         self.prompt_prefixes = {"query": "q: "}
@@ -182,7 +184,7 @@ class FakeEngineClient:
             sampling, len(token_ids), LIMITS, param=param, default_max_tokens=request.default_max_tokens
         )
         params = SamplingParams(**{**sampling.values, "max_tokens": max_tokens})
-        return AdmittedRequest(text, token_ids, params, param)
+        return AdmittedRequest(text, token_ids, params, param, request.adapter)
 
     async def admit_pooling(
         self,

@@ -8,11 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from llmstack_llm.requests import Adapter
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import model_not_found, unknown_parameter
 from llmstack_server.web.fields import GenerationFields, PoolingFields, unknown_fields
 from llmstack_server.web.sampling import CONTROL_FIELDS, STREAM_FIELDS, check_control_fields, check_stream_options
 from llmstack_server.web.unsupported import IGNORED, Predicate, check_unsupported
+from llmstack_types import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ def check_fields(
     Raises:
         InvalidRequestError: In this order: model, fields that are not available, combinations.
     """
-    check_model(state, getattr(fields, "model", None))
+    check_model(state, getattr(fields, "model", None), allows_adapters=not isinstance(fields, PoolingFields))
     check_unsupported(body, unsupported)
     if fields.model_extra:
         _count_unknown(state, fields, unsupported)
@@ -45,7 +47,7 @@ def _count_unknown(state: ServerState, fields: BaseModel, known: Mapping[str, Pr
     logger.debug("ignored %d unknown request fields", len(unknown))
 
 
-def check_model(state: ServerState, model: str | None) -> str:
+def check_model(state: ServerState, model: str | None, *, allows_adapters: bool = True) -> str:
     """The model name of the answer; without a model it is the first served name.
 
     Raises:
@@ -54,4 +56,16 @@ def check_model(state: ServerState, model: str | None) -> str:
     names = state.config.served_model_names
     if model is None or model in names:
         return model or state.served_model_name
-    raise model_not_found(model, ", ".join(f"`{name}`" for name in names[:8]))
+    if adapter_of(state, model) is None:
+        adapters = [] if state.opened_engine is None else [one.name for one in state.opened_engine.adapters.adapters]
+        raise model_not_found(model, ", ".join(f"`{name}`" for name in [*names, *adapters][:8]))
+    if not allows_adapters:
+        raise InvalidRequestError("LoRA adapters serve generation only.", param="model", code="unsupported_value")
+    return model
+
+
+def adapter_of(state: ServerState, model: str | None) -> Adapter | None:
+    """The adapter that a model name stands for, if it is none of the served model's."""
+    if model is None or model in state.config.served_model_names or state.opened_engine is None:
+        return None
+    return state.opened_engine.adapters.find(model)

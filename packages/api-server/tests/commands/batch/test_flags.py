@@ -53,8 +53,10 @@ def test_all_options_at_fault_are_reported_together():
     parser = argparse.ArgumentParser()
     add_batch_arguments(parser)
     with pytest.raises(BatchError) as caught:
-        read_options(parser.parse_args(["-i", "in", "--max-concurrency", "0", "--dtype", "int3", "--enable-lora"]), {})
+        read_options(
+            parser.parse_args(["-i", "in", "--max-concurrency", "0", "--dtype", "int3", "--enable-lora-bias"]), {}
+        )
     lines = str(caught.value).splitlines()
     assert [line.partition(":")[0] for line in lines] == [
-        "--max-concurrency", "--output-file is required", "--enable-lora", "--dtype",
+        "--max-concurrency", "--output-file is required", "--enable-lora-bias", "--dtype",
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from llmstack_engine_core.adapter_gate import LOADED, LOADING
 from llmstack_engine_core.client.affinity import PrefixAffinity, prefixes_of
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.recovering import RecoveringClient
@@ -38,6 +39,15 @@ def _first(results: Sequence[Any]) -> Any:
     return results[0]
 
 
+def _least_loaded(states: Sequence[str]) -> str:
+    """What is wrong with an adapter in one of them, else how far the slowest is."""
+    return min(states, key=(LOADING, LOADED).index) if {LOADING, LOADED}.issuperset(states) else _first_error(states)
+
+
+def _first_error(states: Sequence[str]) -> str:
+    return next(state for state in states if state not in (LOADING, LOADED))
+
+
 COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], Any]]] = {
     Control.RESET_PREFIX_CACHE: all,
     Control.STATS: _first,
@@ -46,6 +56,8 @@ COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], 
     Control.SLEEP: all,
     Control.WAKE_UP: all,
     Control.SLEEP_LEVEL: max,
+    Control.LOAD_ADAPTER: _least_loaded,
+    Control.UNLOAD_ADAPTER: any,
 }
 """From the results of several engine cores to one."""
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 
 from llmstack_llm import request_errors
+from llmstack_llm.adapters import LoRARequest
 from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, given_fields
 from llmstack_llm.chat.renderers import ChatRenderers
 from llmstack_llm.chat.template import ChatTemplate, find_chat_template
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from llmstack_engine_core.protocols import EventHook
 
 Message = Mapping[str, Any]
+LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 DEFAULT_MAX_TOKENS = 16
 
 # Options of vLLM's that scripts write out with a value that asks for nothing beyond what is there.
@@ -42,7 +44,6 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (0,),
     "compilation_config": (None,),
     "download_dir": (None,),
-    "enable_lora": (None, False),
     "hf_token": (None,),
     "limit_mm_per_prompt": (None,),
 }
@@ -127,7 +128,7 @@ class LLM(OfflinePooling):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Completes prompts; the outputs are in the prompts' order.
@@ -136,6 +137,7 @@ class LLM(OfflinePooling):
         `sampling_params`: One for all, or one each; None takes the model's defaults. A default `max_tokens`
           is cut to what the context has left.
         `use_tqdm`: Shows a progress bar, or what makes one.
+        `lora_request`: A `LoRARequest` for all, or one or None for each; needs `enable_lora=True`.
         `priority`: One per prompt, lower ones first, under `scheduling_policy="priority"`.
 
         Raises:
@@ -149,7 +151,7 @@ class LLM(OfflinePooling):
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
     ) -> list[str]:
         """Queues prompts as `generate` takes them, for `wait_for_completion`; the ids of their requests.
@@ -170,7 +172,7 @@ class LLM(OfflinePooling):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
         **options: Unpack[RenderOptions],
     ) -> list[RequestOutput]:
@@ -187,7 +189,7 @@ class LLM(OfflinePooling):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
         **options: Unpack[RenderOptions],
     ) -> list[str]:
@@ -334,11 +336,10 @@ class LLM(OfflinePooling):
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        lora_request: None,
+        lora_request: LoRARequests,
     ) -> list[AdmittedRequest]:
-        if lora_request is not None:
-            raise request_errors.unsupported_parameter("lora_request", "adapters are not supported")
         all_prompts = prompt_list(prompts)
+        adapters = self.llm_engine.resolve_adapters(lora_request, len(all_prompts))
         params = self._params_list(sampling_params, len(all_prompts))
         checked: dict[int, tuple[CheckedSampling, int | None]] = {}  # once each: prompts often share parameters
         for one in params:
@@ -346,9 +347,12 @@ class LLM(OfflinePooling):
                 checked[id(one)] = self._check(one)
         admit = self.llm_engine.input_processor.admit
         return [
-            admit(prompt, sampling, param=f"prompts[{index}]", default_max_tokens=default_max_tokens)
-            for index, (prompt, (sampling, default_max_tokens)) in enumerate(
-                zip(all_prompts, (checked[id(one)] for one in params), strict=True)
+            dataclasses.replace(
+                admit(prompt, sampling, param=f"prompts[{index}]", default_max_tokens=default_max_tokens),
+                adapter=adapter,
+            )
+            for index, (prompt, (sampling, default_max_tokens), adapter) in enumerate(
+                zip(all_prompts, (checked[id(one)] for one in params), adapters, strict=True)
             )
         ]
 

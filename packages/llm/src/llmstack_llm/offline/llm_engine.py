@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llmstack_llm import request_errors
+from llmstack_llm.adapters import AdapterRegistry, LoRARequest
 from llmstack_llm.admission.seeds import completion_seed
 from llmstack_llm.admission.structured_outputs import StructuredOutputsConfig, read_structured_outputs_config
 from llmstack_llm.chat.renderers import load_chat_template
@@ -23,7 +25,7 @@ from llmstack_llm.outputs.request_output import CompletionOutput, RequestOutput
 from llmstack_llm.outputs.stats import StatLogger, record_all
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingOutput, PoolingRequestOutput
-from llmstack_llm.requests import AdmittedRequest, PromptInput
+from llmstack_llm.requests import Adapter, AdmittedRequest, PromptInput, adapter_fields
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import (
     Control,
@@ -64,6 +66,7 @@ class LLMEngine:
         stat_loggers: Sequence[StatLogger] = (),
         trace: bool = False,
         structured_outputs: StructuredOutputsConfig | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self.model_config = model_config
         self.client = client
@@ -78,6 +81,7 @@ class LLMEngine:
         )
         self.output_processor = OutputProcessor(tokenizer, trace_observers(trace))
         self.chat_template = load_chat_template(model_config, tokenizer, chat_template)
+        self.adapters = adapters or AdapterRegistry()
         self._stat_loggers = list(stat_loggers)
         self._request_id_to_collector: dict[str, RequestOutputCollector | PoolingCollector] = {}
         self._ended: list[RequestOutput | PoolingRequestOutput] = []
@@ -128,6 +132,7 @@ class LLMEngine:
                 stat_loggers=stat_loggers,
                 trace=args.trace,
                 structured_outputs=read_structured_outputs_config(args.structured_outputs_config),
+                adapters=AdapterRegistry(is_enabled=args.enable_lora, max_bytes=args.max_lora_bytes),
             )
         except LLMStackError:
             client.shutdown()
@@ -148,7 +153,9 @@ class LLMEngine:
         """
         if not isinstance(prompt, AdmittedRequest):
             prompt = self.input_processor.admit(prompt, self.input_processor.check_params(sampling_params))
-        requests = self.input_processor.process_inputs(request_id, prompt, priority=priority)
+        requests = self.input_processor.process_inputs(
+            request_id, prompt, priority=priority, **adapter_fields(prompt.adapter)
+        )
         collector = self.output_processor.new_collector(prompt.sampling_params.output_kind)
         self.output_processor.add_request(request_id, prompt, requests, collector)
         self._request_id_to_collector[request_id] = collector
@@ -181,6 +188,27 @@ class LLMEngine:
             self.client.abort_requests(self.output_processor.abort_requests([request_id], is_silent=True))
             del self._request_id_to_collector[request_id]
             raise
+
+    def resolve_adapters(
+        self, lora_request: LoRARequest | Sequence[LoRARequest | None] | None, num_prompts: int
+    ) -> list[Adapter | None]:
+        """The adapter of each prompt, loaded and checked.
+
+        Raises:
+            InvalidRequestError: There are more or fewer than prompts, or one cannot be served.
+        """
+        if lora_request is None or isinstance(lora_request, LoRARequest):
+            lora_request = [lora_request] * num_prompts
+        if len(lora_request) != num_prompts:
+            raise request_errors.invalid_value(
+                "lora_request", f"{len(lora_request)} adapters for {num_prompts} prompts"
+            )
+
+        def load(identity: str, path: str) -> str:
+            return self.client.call(Control.LOAD_ADAPTER, identity, path)
+
+        found = {one: self.adapters.resolve(one, load) for one in dict.fromkeys(lora_request) if one is not None}
+        return [None if one is None else found[one] for one in lora_request]
 
     def step(self) -> list[RequestOutput | PoolingRequestOutput]:
         """Runs one step and returns its outputs; does nothing while no request is unfinished.

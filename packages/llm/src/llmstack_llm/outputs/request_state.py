@@ -80,6 +80,7 @@ class RequestState:
         self.prompt = admitted.prompt
         self.prompt_token_ids = requests[0].prompt_token_ids
         self.tenant = requests[0].tenant
+        self.lora_name = requests[0].lora_name
         self.sampling_params = admitted.sampling_params
         self.output_kind = self.sampling_params.output_kind
         self.collector = collector

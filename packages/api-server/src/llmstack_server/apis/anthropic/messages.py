@@ -58,6 +58,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
             request_id=message_id,
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
+            model=fields.model,
         )
     except InvalidRequestError as error:
         raise in_words_of_api(error, "messages", _TOOL_NAMES) from None

@@ -50,6 +50,7 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
         request_id=ids.engine,
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
+        model=fields.model,
     )
     return ChatCompletion(state, fields, ids, chat)
 

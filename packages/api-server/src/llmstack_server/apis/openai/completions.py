@@ -14,7 +14,7 @@ from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_l
 from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
-from llmstack_server.web.checks import check_fields
+from llmstack_server.web.checks import adapter_of, check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.fields import parse
 from llmstack_server.web.queue_gate import note_submitted
@@ -58,6 +58,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             priority=fields.priority or 0,
             cache_salt=client.cache_salt(fields.cache_salt),
             tenant=client.tenant,
+            adapter=adapter_of(state, fields.model),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             add_special_tokens=fields.add_special_tokens is not False,
         )

@@ -6,17 +6,19 @@ import hashlib
 from typing import Any
 
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.checks import adapter_of
 
 
 def model_object(state: ServerState, name: str) -> dict[str, Any]:
     """The `model` object of one served name."""
+    adapter = adapter_of(state, name)
     return {
         "id": name,
         "object": "model",
         "created": state.created,
         "owned_by": "llmstack",
-        "root": state.config.model or state.served_model_name,
-        "parent": None,
+        "root": state.config.model or state.served_model_name if adapter is None else adapter.path,
+        "parent": None if adapter is None else adapter.base_model_name or state.served_model_name,
         "max_model_len": None if state.ready is None else state.ready.max_model_len,
         "permission": [_permission(state, name)],
     }
@@ -41,5 +43,7 @@ def _permission(state: ServerState, name: str) -> dict[str, Any]:
 
 
 def model_list(state: ServerState) -> dict[str, Any]:
-    """The list of all served models."""
-    return {"object": "list", "data": [model_object(state, name) for name in state.config.served_model_names]}
+    """The list of all served models, and then of all adapters."""
+    adapters = [] if state.opened_engine is None else [one.name for one in state.opened_engine.adapters.adapters]
+    names = [*state.config.served_model_names, *adapters]
+    return {"object": "list", "data": [model_object(state, name) for name in names]}

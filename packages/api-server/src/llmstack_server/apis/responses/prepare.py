@@ -189,6 +189,7 @@ async def _submit(
             request_id=next(request_ids),  # of several tries two may be in flight
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
+            model=fields.model,
         )
 
     try:

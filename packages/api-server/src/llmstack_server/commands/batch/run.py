@@ -16,6 +16,7 @@ from llmstack_server.apis.batches.lines import BatchRequest, read_lines
 from llmstack_server.apis.batches.output import Answered, BatchOutput, check_paths
 from llmstack_server.apis.batches.transport import AppTransport, Transport, UnneededTransport
 from llmstack_server.app import build_app
+from llmstack_server.app.adapter_routes import load_configured_adapters
 from llmstack_server.chat.parsers import parsers_for
 from llmstack_server.commands.batch.flags import BatchOptions
 from llmstack_server.commands.batch.runner import BatchRunner, Counts
@@ -118,6 +119,7 @@ async def _own_engine(config: ServeConfig) -> AsyncIterator[Transport]:
         state = ServerState(config, engine, metrics)
         try:
             state.ready = await engine.wait_until_ready()
+            await load_configured_adapters(state)
         except LLMStackError as error:
             raise BatchError(one_line(error)) from error
         state.chat_parsers = parsers_for(config.chat, engine.chat_template)

@@ -1,0 +1,124 @@
+"""Control routes that load and unload LoRA adapters, and those from the start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
+from starlette.responses import PlainTextResponse, Response
+
+from llmstack_server.options.adapter_options import read_module
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.errors import model_not_found
+from llmstack_server.web.fields import parse
+from llmstack_server.web.openapi import error_responses, request_body
+from llmstack_types import InvalidRequestError
+
+
+class LoadLoRAAdapterRequest(BaseModel):
+    """vLLM's fields of `/v1/load_lora_adapter`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: StrictStr
+    lora_path: StrictStr
+    load_inplace: StrictBool = False
+
+
+class UnloadLoRAAdapterRequest(BaseModel):
+    """vLLM's fields of `/v1/unload_lora_adapter`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: StrictStr
+    lora_int_id: StrictInt | None = None
+
+
+async def load_configured_adapters(state: ServerState) -> None:
+    """Loads the adapters that the server is to have from the start.
+
+    Raises:
+        InvalidRequestError: One cannot be served; the text names it.
+    """
+    for module in map(read_module, state.config.adapters.modules):
+        _check_name(state, module.name)
+        try:
+            await state.engine.load_adapter(module.name, module.path, module.base_model_name)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"--lora-modules {module.name}: {error.message}") from error
+
+
+def add_adapter_routes(router: APIRouter, state: ServerState, root: str) -> None:
+    """Adds the routes; adapters are loaded from below the folder `root` only."""
+
+    @router.post(
+        "/v1/load_lora_adapter", responses=error_responses(400), openapi_extra=request_body(LoadLoRAAdapterRequest)
+    )
+    async def load(request: Request) -> Response:
+        """Loads an adapter, which requests name as their model from then on."""
+        fields = parse(LoadLoRAAdapterRequest, await _read(state, request))
+        name = fields.lora_name
+        _check_processes(state)
+        _check_name(state, name)
+        if state.engine.adapters.find(name) is not None and not fields.load_inplace:
+            raise InvalidRequestError(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
+                "set 'load_inplace' to True.",
+                param="lora_name", code="invalid_value",
+            )  # fmt: skip
+        await state.engine.load_adapter(name, _path_below(root, fields.lora_path))
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    @router.post(
+        "/v1/unload_lora_adapter",
+        responses=error_responses(400, 404),
+        openapi_extra=request_body(UnloadLoRAAdapterRequest),
+    )
+    async def unload(request: Request) -> Response:
+        """Takes no further requests for an adapter; those that run go on to their ends."""
+        name = parse(UnloadLoRAAdapterRequest, await _read(state, request)).lora_name
+        _check_processes(state)
+        if not await state.engine.unload_adapter(name):
+            known = ", ".join(f"`{one.name}`" for one in state.engine.adapters.adapters[:8])
+            raise model_not_found(name, known or "no adapters")
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def _read(state: ServerState, request: Request) -> dict[str, Any]:
+    limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
+    return await read_json_object(request.headers, request.receive, limits, state.decoding)
+
+
+def _check_processes(state: ServerState) -> None:
+    if state.peers is not None:
+        raise InvalidRequestError(
+            "Adapters change at run time with one API process only; use --api-server-count 1.",
+            param="lora_name", code="unsupported_value",
+        )  # fmt: skip
+
+
+def _check_name(state: ServerState, name: str) -> None:
+    if name in state.config.served_model_names:
+        raise InvalidRequestError(
+            f"'{name[:64]}' is the name of the served model.", param="lora_name", code="invalid_value"
+        )
+
+
+def _path_below(root: str, path: str) -> str:
+    """The real path of an adapter's folder; relative ones begin at the root.
+
+    Raises:
+        InvalidRequestError: It leads out of the root, by its text or by a link.
+    """
+    if "\0" not in path:
+        folder = Path(os.path.realpath(root))
+        real = Path(os.path.realpath(folder / path))
+        if real != folder and real.is_relative_to(folder):
+            return str(real)
+    raise InvalidRequestError(
+        "lora_path must lie below the folder of --lora-root.", param="lora_path", code="invalid_value"
+    )

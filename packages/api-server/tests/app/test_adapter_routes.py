@@ -1,0 +1,138 @@
+"""LoRA adapters over HTTP: loaded from one folder by operators, listed, and named as models in every route."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_server.app import build_app
+from llmstack_server.app.adapter_routes import load_configured_adapters
+from llmstack_server.options.adapter_options import AdapterNames, read_module
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.state.peers import Peers
+from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.testing.adapters import write_adapter
+from llmstack_types import InvalidRequestError
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+class Server:
+    def __init__(self, root: Path, *modules: str, has_control_routes: bool = True) -> None:
+        self.engine = FakeEngineClient()
+        self.root = root
+        self.state = ready_state(self.engine, HTTPConfig(enable_control_routes=has_control_routes))
+        adapters = AdapterNames(modules=modules, root=str(root))
+        self.state.config = dataclasses.replace(self.state.config, adapters=adapters)
+        self.app = build_app(self.state)
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        return await call(self.app, "POST", path, body)
+
+    async def load(self, name: str = "style", path: str = "style", **fields: Any) -> Any:
+        return await self.post(LOAD, {"lora_name": name, "lora_path": path, **fields})
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    write_adapter(tmp_path / "root" / "style")
+    return Server(tmp_path / "root")
+
+
+async def test_an_adapter_is_loaded_listed_named_and_unloaded(server: Server) -> None:
+    answer = await server.load()
+    assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'style' added successfully.")
+    base, adapter = (await call(server.app, "GET", "/v1/models")).json()["data"]
+    assert (base["id"], base["parent"], adapter["id"], adapter["parent"]) == ("fake", None, "style", "fake")
+    assert adapter["root"] == str(server.root / "style")
+    assert (await call(server.app, "GET", "/v1/models/style")).json()["id"] == "style"
+    for path, body in (
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 16, "store": False}),
+    ):
+        answered = await server.post(path, {"model": "style", **body})
+        assert (answered.status, answered.json()["model"]) == (200, "style"), path
+        used = server.engine.admitted[-1].adapter
+        assert used is not None
+        assert used.identity.startswith("style@")
+        assert (await server.post(path, {"model": "fake", **body})).status == 200
+        assert server.engine.admitted[-1].adapter is None
+    assert (await server.post("/tokenize", {"model": "style", "prompt": "a"})).status == 200
+    refused = await server.post("/v1/embeddings", {"model": "style", "input": "a"})
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "model")
+    answer = await server.post(UNLOAD, {"lora_name": "style", "lora_int_id": 1})
+    assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'style' removed successfully.")
+    gone = await server.post("/v1/completions", {"model": "style", "prompt": "a"})
+    assert (gone.status, gone.json()["error"]["code"]) == (404, "model_not_found")
+    assert (await server.post(UNLOAD, {"lora_name": "style"})).status == 404
+
+
+async def test_a_name_is_loaded_again_only_on_request_and_gets_another_identity(server: Server) -> None:
+    await server.load()
+    first = server.engine.adapters.find("style")
+    again = await server.load()
+    assert (again.status, again.json()["error"]["param"]) == (400, "lora_name")
+    assert "set 'load_inplace' to True" in again.json()["error"]["message"]
+    assert (await server.load(load_inplace=True)).status == 200
+    second = server.engine.adapters.find("style")
+    assert first is not None
+    assert second is not None
+    assert first.identity != second.identity
+
+
+@pytest.mark.parametrize("path", ["../outside", "link", "/etc", ".", "a\0b", "missing"])
+async def test_paths_out_of_the_root_are_refused(server: Server, path: str) -> None:
+    write_adapter(server.root.parent / "outside")
+    (server.root / "link").symlink_to(server.root.parent / "outside")
+    refused = await server.load(path=path)
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "lora_path")
+    assert server.engine.adapters.adapters == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "x" * 65, "ä", "fake", "a@b"])
+async def test_names_that_cannot_be_a_model_are_refused(server: Server, name: str) -> None:
+    refused = await server.load(name=name)
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "lora_name")
+
+
+async def test_the_routes_are_for_operators_of_a_server_of_one_process(server: Server, tmp_path: Path) -> None:
+    closed = Server(server.root, has_control_routes=False)
+    assert (await closed.load()).status == 404
+    wrong = await server.post(LOAD, {"lora_name": "style", "lora_path": "style", "other": 1})
+    assert (wrong.status, wrong.json()["error"]["param"]) == (400, "other")
+    server.state.peers = Peers(tmp_path, 0, 2)
+    several = await server.load()
+    assert (several.status, several.json()["error"]["code"]) == (400, "unsupported_value")
+
+
+async def test_adapters_from_the_start_have_a_parent_and_a_bad_one_ends_it(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "anywhere" / "style")
+    server = Server(tmp_path, f"style={path}", f'{{"name": "b", "path": "{path}", "base_model_name": "gpt2"}}')
+    await load_configured_adapters(server.state)
+    listed = (await call(server.app, "GET", "/v1/models")).json()["data"]
+    assert [(one["id"], one["parent"]) for one in listed] == [("fake", None), ("style", "fake"), ("b", "gpt2")]
+    with pytest.raises(InvalidRequestError, match=r"--lora-modules bad: .*no folder"):
+        await load_configured_adapters(Server(tmp_path, "bad=missing").state)
+
+
+async def test_the_adapters_of_requests_in_flight_are_a_metric(server: Server) -> None:
+    server.engine.use = ["a", "b"], ["c"]
+    text = (await call(server.app, "GET", "/metrics")).body.decode()
+    labels = 'max_lora="1",running_lora_adapters="a,b",waiting_lora_adapters="c"'
+    assert f"vllm:lora_requests_info{{{labels}}}" in text
+    server.engine.use = [], []
+    assert "lora_requests_info{" not in (await call(server.app, "GET", "/metrics")).body.decode()
+
+
+@pytest.mark.parametrize(
+    "text", ["style", "=path", "{", '{"name": "a"}', '{"name": "a", "path": "b", "x": "y"}', '{"name": 1, "path": "b"}']
+)
+def test_modules_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        read_module(text)

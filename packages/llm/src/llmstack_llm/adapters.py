@@ -1,0 +1,132 @@
+"""LoRA adapters by the names that requests use."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llmstack_llm import request_errors
+from llmstack_llm.requests import Adapter
+from llmstack_model_files import ModelFilesError, adapter_digest
+from llmstack_types import InvalidRequestError, LoRAIdentity
+
+MAX_NUM_NAMES: Final = 4096
+LOADED: Final = "loaded"
+_LOADING: Final = "loading"
+_POLL_S: Final = 0.01
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """The adapter of a request, as vLLM's class has it.
+
+    Attributes:
+        lora_name: A name of up to 64 letters, digits, dots, dashes and underscores.
+        lora_int_id: Accepted and not used: name and content distinguish adapters.
+        lora_path: Folder with `adapter_config.json` and `adapter_model.safetensors`.
+        base_model_name: What the adapter was trained on, for lists.
+    """
+
+    lora_name: str
+    lora_int_id: int = 0
+    lora_path: str = ""
+    base_model_name: str | None = None
+
+
+class AdapterRegistry:
+    """The adapters of one front end. A name that is loaded again gets another identity."""
+
+    def __init__(self, *, is_enabled: bool = False, max_bytes: int = 1 << 30) -> None:
+        self.is_enabled = is_enabled
+        self._max_bytes = max_bytes
+        self._adapters: dict[str, Adapter] = {}
+        self._generation = 0
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """Those that requests can name, in the order in which they were loaded."""
+        return list(self._adapters.values())
+
+    def find(self, name: str) -> Adapter | None:
+        """The adapter of a name, if there is one."""
+        return self._adapters.get(name)
+
+    def check(self, name: str, path: str) -> None:
+        """Checks what a caller asks to load.
+
+        Raises:
+            InvalidRequestError: Adapters are not enabled, or name or path cannot be one.
+        """
+        if not self.is_enabled:
+            raise request_errors.unsupported_parameter("lora_name", "adapters without --enable-lora")
+        if not _NAME.fullmatch(name):
+            reason = "expected 1 to 64 letters, digits, dots, dashes or underscores"
+            raise request_errors.invalid_value("lora_name", reason)
+        if not path or "\0" in path:
+            raise request_errors.invalid_value("lora_path", "expected the path of a folder")
+        if name not in self._adapters and len(self._adapters) >= MAX_NUM_NAMES:
+            raise request_errors.invalid_value("lora_name", f"there are {MAX_NUM_NAMES} adapters already")
+
+    def identify(self, name: str, path: str, base_model_name: str | None = None) -> Adapter:
+        """Reads the digest of an adapter's files; it is not known under its name before `add`.
+
+        Raises:
+            InvalidRequestError: The files cannot be read.
+        """
+        folder = Path(path).absolute()
+        try:
+            digest = adapter_digest(folder, self._max_bytes)
+        except ModelFilesError as error:
+            raise request_errors.invalid_value("lora_path", str(error)) from error
+        self._generation += 1
+        return Adapter(name, str(LoRAIdentity(name, digest, self._generation)), str(folder), base_model_name)
+
+    def add(self, adapter: Adapter) -> Adapter | None:
+        """Makes an adapter known under its name; the one that had the name before."""
+        before = self._adapters.pop(adapter.name, None)
+        self._adapters[adapter.name] = adapter
+        return before
+
+    def remove(self, name: str) -> Adapter | None:
+        """Forgets a name; the adapter that had it."""
+        return self._adapters.pop(name, None)
+
+    def resolve(self, request: LoRARequest, load: Callable[[str, str], str]) -> Adapter:
+        """The adapter of an offline request; a new one is loaded by `load`, which is asked until it has an answer.
+
+        Raises:
+            InvalidRequestError: It cannot be served.
+        """
+        self.check(request.lora_name, request.lora_path)
+        adapter = self.identify(request.lora_name, request.lora_path, request.base_model_name)
+        known = self._adapters.get(request.lora_name)
+        if (
+            known is not None
+            and LoRAIdentity.parse(known.identity).digest == LoRAIdentity.parse(adapter.identity).digest
+        ):
+            return known
+        while (state := load(adapter.identity, adapter.path)) == _LOADING:
+            time.sleep(_POLL_S)
+        self._check_loaded(state)
+        self.add(adapter)
+        return adapter
+
+    async def wait_until_loaded(self, adapter: Adapter, load: Callable[[str, str], Awaitable[str]]) -> None:
+        """Asks `load` until the engine core has read and checked the adapter.
+
+        Raises:
+            InvalidRequestError: It cannot be served.
+        """
+        while (state := await load(adapter.identity, adapter.path)) == _LOADING:  # noqa: ASYNC110 - it only answers
+            await asyncio.sleep(_POLL_S)
+        self._check_loaded(state)
+
+    def _check_loaded(self, state: str) -> None:
+        if state != LOADED:
+            raise InvalidRequestError(state, param="lora_path", code="invalid_value")
