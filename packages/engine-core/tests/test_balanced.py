@@ -10,16 +10,22 @@ from typing import Any
 
 import pytest
 
+from llmstack_core_scheduler.request import prefix_salt
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client import AsyncMPClient, BalancedClient, engine_configs, make_async_client
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.ipc.frames import (
     AbortRequests,
+    CacheUpdate,
     ClientMessage,
     ControlCall,
     ControlResult,
+    FollowCache,
     SleepChanged,
 )
+from llmstack_engine_core.routing import RoutingPolicy
+from llmstack_engine_core.routing.index import pack_keys
+from llmstack_kv_cache import segment_keys
 from llmstack_types import (
     Control,
     EngineCoreOutput,
@@ -39,12 +45,14 @@ from llmstack_types import (
 class FakeClient(AsyncClient):
     """A client whose engine core is the test."""
 
-    def __init__(self, num_blocks: int = 64) -> None:
+    restarts = 0
+
+    def __init__(self, num_blocks: int = 64, block_size: int = 16) -> None:
         super().__init__(start_timeout_s=5.0)
         self.sent: list[ClientMessage] = []
         self.is_shut_down = False
         self.is_busy = False
-        self.deliver(EngineReady(num_blocks, 16, 128, 257, "float32", "cpu"))
+        self.deliver(EngineReady(num_blocks, block_size, 128, 257, "float32", "cpu"))
 
     def deliver(self, message: Any) -> None:
         self._mailbox.take(message)
@@ -57,6 +65,10 @@ class FakeClient(AsyncClient):
     def finish(self, request_id: str, stats: SchedulerStats | None = None) -> None:
         output = EngineCoreOutput(request_id, [1], finish_reason=FinishReason.STOP)
         self.deliver(EngineCoreOutputs([output], 1.0, stats))
+
+    @property
+    def num_restarts(self) -> int:
+        return self.restarts
 
     @property
     def request_ids(self) -> list[str]:
@@ -121,46 +133,101 @@ async def test_completions_of_one_prompt_stay_together(client: BalancedClient, e
     assert engines[0].request_ids == ["first", "fork0", "fork1", "fork2"]
 
 
+SYSTEM = list(range(1000, 1300))
+
+
+async def cache(engine: FakeClient, prompt: list[int], salt: str = "", number: int = 0) -> None:
+    """The engine core says that this is all that it has cached."""
+    engine.deliver(CacheUpdate(number, True, pack_keys(segment_keys(prompt, 16, salt))))
+
+
+async def test_all_engine_cores_are_followed_once_they_are_ready_unless_their_caches_do_not_matter() -> None:
+    for routing, expected in ((RoutingPolicy.EXACT, [FollowCache()]), (RoutingPolicy.LOAD, [])):
+        engines = [FakeClient(), FakeClient()]
+        client = BalancedClient(engines, routing=routing)
+        await client.wait_until_ready()
+        for name in ("a", "b"):
+            await client.add_request(request(name))
+        for engine in engines:
+            assert [message for message in engine.sent if isinstance(message, FollowCache)] == expected
+
+
 async def test_a_prompt_goes_where_its_beginning_is_cached_unless_that_is_much_busier(
     client: BalancedClient, engines: list[FakeClient]
 ) -> None:
-    system = list(range(100, 400))
-    await client.add_request(request("a"))  # engine 0
-    await client.add_request(request("first", prompt=system))  # engine 1
-    for index in range(5):
-        await client.add_request(request(f"next{index}", prompt=[*system, index]))
-    assert engines[1].request_ids == ["first", *(f"next{index}" for index in range(4))]
-    assert engines[2].request_ids == ["next4"]  # it has the beginning from here on
-    await client.add_request(request("later", prompt=[*system, 9]))
-    await client.add_request(request("tenant", prompt=system, cache_salt="another's"))
-    assert engines[2].request_ids == ["next4", "later"]
-    assert engines[0].request_ids == ["a", "tenant"]
+    await client.wait_until_ready()
+    for engine in engines:
+        await cache(engine, SYSTEM if engine is engines[1] else [])
+    for index in range(6):
+        await client.add_request(request(f"next{index}", prompt=[*SYSTEM, index]))
+    assert engines[1].request_ids == ["next0", "next1", "next2", "next3"]
+    assert engines[0].request_ids == ["next4", "next5"]  # it will have the beginning from here on
+    await client.add_request(request("tenant", prompt=SYSTEM, cache_salt="another's"))
+    assert engines[2].request_ids == ["tenant"]
 
 
-async def test_of_two_known_beginnings_the_longer_one_counts(client: BalancedClient, engines: list[FakeClient]) -> None:
-    shared = list(range(100))
-    one, other = [*shared, *[1] * 200], [*shared, *[2] * 200]
-    await client.add_request(request("one", prompt=one))
-    await report(client, engines[0], SchedulerStats(num_running=9))
-    await client.add_request(request("other", prompt=other))
-    await report(client, engines[0], SchedulerStats(num_running=1))
-    await client.add_request(request("one again", prompt=one))
-    await client.add_request(request("other again", prompt=other))
-    assert engines[0].request_ids == ["one", "one again"]
-    assert engines[1].request_ids == ["other", "other again"]
+async def test_the_prefixes_of_an_adapter_are_its_own(client: BalancedClient, engines: list[FakeClient]) -> None:
+    await client.wait_until_ready()
+    await cache(engines[0], [])
+    await cache(engines[1], SYSTEM)
+    await cache(engines[2], SYSTEM, salt=prefix_salt("tenant", "adapter"))
+    await client.add_request(request("r", prompt=SYSTEM, cache_salt="tenant", lora_name="adapter"))
+    assert engines[2].request_ids == ["r"]
 
 
-async def report(client: BalancedClient, engine: FakeClient, stats: SchedulerStats) -> None:
-    engine.deliver(EngineCoreOutputs([], 1.0, stats))
-    await client.get_outputs()
+async def test_what_has_been_evicted_is_not_preferred(client: BalancedClient, engines: list[FakeClient]) -> None:
+    await client.wait_until_ready()
+    for engine in engines:
+        await cache(engine, SYSTEM if engine is engines[1] else [])
+    engines[1].deliver(CacheUpdate(1, False, removed=pack_keys(segment_keys(SYSTEM, 16)[:1])))
+    await client.add_request(request("r", prompt=SYSTEM))
+    assert engines[0].request_ids == ["r"]
 
 
-async def test_emptied_caches_are_not_preferred(client: BalancedClient, engines: list[FakeClient]) -> None:
+async def test_an_engine_core_of_which_a_report_is_missing_counts_as_empty_and_is_followed_again(
+    client: BalancedClient, engines: list[FakeClient]
+) -> None:
+    await client.wait_until_ready()
     await client.add_request(request("a"))
-    await client.add_request(request("first", prompt=list(range(100))))
-    await client.call(Control.RESET_PREFIX_CACHE)
-    await client.add_request(request("second", prompt=list(range(100))))
-    assert engines[2].request_ids == ["second"]
+    await cache(engines[1], SYSTEM)
+    engines[1].deliver(CacheUpdate(2, False))
+    engines[1].sent.clear()
+    await client.add_request(request("r", prompt=SYSTEM))
+    assert engines[1].sent[0] == FollowCache()
+    assert engines[1].request_ids == ["r"]  # since the first one is busier
+    await cache(engines[2], SYSTEM, number=7)
+    await client.add_request(request("s", prompt=SYSTEM))
+    assert engines[2].request_ids == ["s"]
+
+
+async def test_an_engine_core_that_starts_again_counts_as_empty_and_is_followed_again(
+    client: BalancedClient, engines: list[FakeClient]
+) -> None:
+    await client.wait_until_ready()
+    for engine in engines:
+        await cache(engine, SYSTEM if engine is engines[2] else [])
+    await client.add_request(request("a", prompt=SYSTEM))
+    engines[2].restarts += 1
+    await client.add_request(request("b", prompt=SYSTEM))
+    assert (engines[2].request_ids, engines[0].request_ids) == (["a"], ["b"])
+    assert engines[2].sent[-1] == FollowCache()
+
+
+async def test_engine_cores_take_turns_under_round_robin(engines: list[FakeClient]) -> None:
+    client = BalancedClient(engines, routing=RoutingPolicy.ROUND_ROBIN)
+    await client.wait_until_ready()
+    for index in range(4):
+        await client.add_request(request(f"r{index}"))
+        await client.abort_requests([f"r{index}"])
+    assert [engine.request_ids for engine in engines] == [["r0", "r3"], ["r1"], ["r2"]]
+
+
+async def test_blocks_of_different_sizes_are_not_compared() -> None:
+    engines = [FakeClient(), FakeClient(block_size=32)]
+    client = BalancedClient(engines)
+    await client.wait_until_ready()
+    await client.add_request(request("r", prompt=SYSTEM))
+    assert FollowCache() not in engines[0].sent + engines[1].sent
 
 
 async def test_outputs_say_whose_they_are_and_engine_cores_take_turns(

@@ -48,6 +48,7 @@ class CacheNews:
 
         Call `take` before it, for those who follow already.
         """
+        self.read()
         if self._segments is None:
             self._cache.start_events(MAX_EVENTS_PER_STEP)
             self._segments = CachedSegments(self._cache.block_size)

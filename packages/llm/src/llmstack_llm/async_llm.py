@@ -122,7 +122,7 @@ class AsyncLLM(EngineFrontEnd):
         chat_template = load_chat_template(model_config, tokenizer, args.chat_template)
         engine = cls(
             model_config,
-            make_engine_client(engine_config, multiprocess, client_addresses, client_index),
+            make_engine_client(engine_config, multiprocess, client_addresses, client_index, args.routing),
             tokenizer,
             stat_loggers=stat_loggers,
             chat_template=chat_template,

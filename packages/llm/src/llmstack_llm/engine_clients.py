@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llmstack_llm.engine_args import EngineArgsError
 from llmstack_llm.model.config import ModelConfig
 from llmstack_types import EngineReady, EngineStartError
+from llmstack_types.vocabulary import RoutingPolicyName
 
 if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_engine_client(
-    config: EngineConfig, multiprocess: bool, addresses: Sequence[str], client_index: int
+    config: EngineConfig, multiprocess: bool, addresses: Sequence[str], client_index: int, routing: RoutingPolicyName
 ) -> AsyncEngineCoreClient:
     """The client that the options ask for; returns without waiting for the engine cores.
 
@@ -25,7 +26,9 @@ def make_engine_client(
         EngineStartError: A process cannot be started, or an address is unusable.
     """
     from llmstack_engine_core.client import attach_async_client, make_async_client
+    from llmstack_engine_core.routing import RoutingPolicy
 
+    policy = RoutingPolicy(routing)
     if addresses:
         return attach_async_client(
             addresses,
@@ -33,9 +36,10 @@ def make_engine_client(
             start_timeout_s=config.start_timeout_s,
             max_restarts=config.max_restarts,
             key_file=config.key_file,
+            routing=policy,
         )
     try:
-        return make_async_client(config, multiprocess=multiprocess)
+        return make_async_client(config, multiprocess=multiprocess, routing=policy)
     except ValueError as error:
         raise EngineArgsError(str(error)) from error
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from llmstack_engine_core.client.mailbox import Mailbox
-from llmstack_engine_core.ipc.frames import AbortRequests, ClientMessage, ControlCall
+from llmstack_engine_core.ipc.frames import AbortRequests, CacheUpdate, ClientMessage, ControlCall, FollowCache
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -144,6 +144,21 @@ class AsyncClient(ABC):
             return result
         finally:
             mailbox.end_call(call_id)
+
+    async def follow_cache(self) -> None:
+        """Asks for the content of the prefix cache and for every change of it: `take_cache_updates`.
+
+        Raises:
+            EngineDeadError: The engine core is gone.
+        """
+        self._mailbox.check_alive()
+        await self._send(FollowCache())
+
+    def take_cache_updates(self) -> list[CacheUpdate]:
+        """Those that have come since the last call."""
+        updates = list(self._mailbox.cache_updates)
+        self._mailbox.cache_updates.clear()
+        return updates
 
     @abstractmethod
     async def shutdown(self) -> None:

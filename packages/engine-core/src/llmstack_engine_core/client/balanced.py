@@ -1,4 +1,4 @@
-"""Client of several engine cores: a request goes to the least busy one."""
+"""Client of several engine cores: a request goes to the best place for it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, Final
 
 from llmstack_engine_core.adapter_gate import LOADED, LOADING
-from llmstack_engine_core.client.affinity import PrefixAffinity, prefixes_of
 from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_engine_core.client.live_router import LiveRouter, is_available
 from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.contract import numeric_difference
+from llmstack_engine_core.routing import RoutingPolicy
 from llmstack_types import (
     Control,
     EngineCoreOutputs,
@@ -24,12 +25,6 @@ from llmstack_types import (
     Operation,
 )
 from llmstack_types.control import ArgumentTs, ResultT
-
-# A hit spares the computation of at least 64 tokens; a few more rows in a step cost less than that.
-AFFINITY_SLACK: Final = 4
-# After these no engine core has a cached prefix.
-FORGETTING_OPERATIONS: Final = (Control.RESET_PREFIX_CACHE, Control.SLEEP)
-
 
 # More requests than any engine core has.
 UNAVAILABLE: Final = 2**32
@@ -62,16 +57,12 @@ COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], 
 """From the results of several engine cores to one."""
 
 
-def _is_available(client: AsyncClient | RecoveringClient) -> bool:
-    return client.is_available if isinstance(client, RecoveringClient) else not client.is_dead
-
-
 class BalancedClient:
     """One client over one per engine core; outputs say by `engine_index` which engine core they are of.
 
-    How busy an engine core is: the requests that this client has there, which it knows exactly, and those that other
-    clients had there at its last report. The first of equally busy ones is taken. One that has seen the beginning of a
-    prompt is preferred while it has at most `AFFINITY_SLACK` requests more: it may have that cached.
+    `choose_replica` chooses, from what each engine core has cached, which it reports, and from how busy it is: the
+    requests that this client has there, which it knows exactly, and those that other clients had there at its last
+    report.
 
     The requests of an engine core that dies go on in another one with the same numeric contract id, or wait for the
     next one there. The last engine core that dies for good is the end of all. So is any without recovery.
@@ -81,9 +72,16 @@ class BalancedClient:
     """
 
     def __init__(
-        self, clients: Sequence[AsyncClient | RecoveringClient], *, allow_mixed_numerics: bool = False
+        self,
+        clients: Sequence[AsyncClient | RecoveringClient],
+        *,
+        allow_mixed_numerics: bool = False,
+        routing: RoutingPolicy = RoutingPolicy.EXACT,
     ) -> None:
-        """`allow_mixed_numerics`: Engine cores may compute different bits; then no request moves between those."""
+        """`allow_mixed_numerics`: Engine cores may compute different bits; then no request moves between those.
+
+        `routing`: How an engine core is chosen for a request.
+        """
         self._clients = list(clients)
         self._allow_mixed_numerics = allow_mixed_numerics
         self.num_unmoved_requests = 0
@@ -92,7 +90,7 @@ class BalancedClient:
                 client.share(partial(self._move, index))
         self._request_id_to_index: dict[str, int] = {}
         self._num_of_others = [0] * len(self._clients)
-        self._affinity = PrefixAffinity()
+        self._router = LiveRouter(self._clients, routing)
         self._next = 0
         self._has_news = asyncio.Event()
         self._is_listening = False
@@ -144,44 +142,39 @@ class BalancedClient:
             if difference and not self._allow_mixed_numerics:
                 await self.shutdown()
                 raise EngineStartError(f"engine 0 and engine {other.engine_index}: {difference}")
+        self._router.start()
         return min(self.engines, key=lambda ready: (ready.max_model_len, ready.num_blocks))
 
     async def add_request(self, request: EngineCoreRequest) -> None:
-        """Sends one request to the least busy engine core; a fork follows its parent.
+        """Sends one request to an engine core; a fork follows its parent.
 
         Raises:
             EngineDeadError: An engine core is gone.
             InvalidRequestError: The id is in use.
         """
         self._check_alive()
+        await self._router.follow()
         request_id = request.request_id
         if request_id in self._request_id_to_index:
             raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
         parent = self._request_id_to_index.get(request.fork_of) if request.fork_of else None
-        index = self._choose(request) if parent is None else parent
+        index = self._router.choose(request, self._nums_requests()) if parent is None else parent
         self._request_id_to_index[request_id] = index
         try:
             await self._clients[index].add_request(request)
         except ValueError:
             self._request_id_to_index.pop(request_id, None)
+            self._router.end([request_id])
             raise
 
-    def _choose(self, request: EngineCoreRequest) -> int:
-        loads = self._loads()
-        prefixes = prefixes_of(request)
-        index = self._affinity.find(prefixes)
-        if index is None or loads[index] > min(loads) + AFFINITY_SLACK:
-            index = loads.index(min(loads))
-        self._affinity.note(prefixes, index)
-        return index
+    def _nums_requests(self) -> list[int]:
+        pairs = zip(self._clients, self._num_of_others, strict=True)
+        return [client.num_requests + num_of_others for client, num_of_others in pairs]
 
     def _loads(self) -> list[int]:
         """The requests of each, which are beyond all limits where nothing computes them."""
-        pairs = zip(self._clients, self._num_of_others, strict=True)
-        return [
-            client.num_requests + num_of_others + (0 if _is_available(client) else UNAVAILABLE)
-            for client, num_of_others in pairs
-        ]
+        pairs = zip(self._clients, self._nums_requests(), strict=True)
+        return [num_requests + (0 if is_available(client) else UNAVAILABLE) for client, num_requests in pairs]
 
     def _move(self, index: int, requests: Sequence[EngineCoreRequest]) -> bool:
         """Lets another engine core go on with requests of one that died; False where none computes the same bits."""
@@ -204,6 +197,7 @@ class BalancedClient:
             index = self._request_id_to_index.pop(request_id, None)
             if index is not None:
                 index_to_ids.setdefault(index, []).append(request_id)
+        self._router.end(request_ids)
         for index, ids in index_to_ids.items():
             await self._clients[index].abort_requests(ids)
 
@@ -230,11 +224,9 @@ class BalancedClient:
 
         All are sent to sleep or none: those that did are woken where another has running requests.
         """
-        if operation in FORGETTING_OPERATIONS:
-            self._affinity.clear()
         if engine_index is not None:
             return await self._clients[engine_index].call(operation, *arguments)
-        present = [client for client in self._clients if _is_available(client)]
+        present = [client for client in self._clients if is_available(client)]
         asked = present or [client for client in self._clients if not client.is_dead] or self._clients
         results = await asyncio.gather(*(client.call(operation, *arguments) for client in asked))
         if operation == Control.SLEEP and not all(results):
@@ -254,6 +246,7 @@ class BalancedClient:
 
     def _take_outputs(self, index: int) -> EngineCoreOutputs | None:
         client = self._clients[index]
+        self._router.catch_up(index)
         try:
             outputs = client.get_outputs_nowait()
         except EngineDeadError as error:
@@ -262,6 +255,7 @@ class BalancedClient:
             return None  # the others go on
         if outputs is None:
             return None
+        self._router.note(outputs.outputs)
         for output in outputs.outputs:
             if output.finish_reason is not None:
                 self._request_id_to_index.pop(output.request_id, None)

@@ -14,6 +14,7 @@ from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.launcher import make_spares
+from llmstack_engine_core.routing import RoutingPolicy
 from llmstack_engine_core.spare import Spares
 
 AnyAsyncClient = AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | RecoveringClient | BalancedClient
@@ -24,8 +25,12 @@ def make_client(config: EngineConfig, *, multiprocess: bool = False) -> InprocCl
     return SyncMPClient(config) if multiprocess else InprocClient(config)
 
 
-def make_async_client(config: EngineConfig, *, multiprocess: bool = True) -> AnyAsyncClient:
+def make_async_client(
+    config: EngineConfig, *, multiprocess: bool = True, routing: RoutingPolicy = RoutingPolicy.EXACT
+) -> AnyAsyncClient:
     """A client for an event loop, with as many engine cores of its own as the configuration says.
+
+    `routing`: How one of several engine cores is chosen for a request.
 
     Raises:
         EngineStartError: A process cannot be started.
@@ -38,7 +43,7 @@ def make_async_client(config: EngineConfig, *, multiprocess: bool = True) -> Any
         return AsyncInprocClient(config)
     spares = make_spares(config)
     clients = [_start(one, spares) for one in configs]
-    return clients[0] if len(clients) == 1 else BalancedClient(clients)
+    return clients[0] if len(clients) == 1 else BalancedClient(clients, routing=routing)
 
 
 def _start(config: EngineConfig, spares: Spares | None) -> AsyncMPClient | RecoveringClient:
@@ -54,6 +59,7 @@ def attach_async_client(
     start_timeout_s: float,
     max_restarts: int = 0,
     key_file: str | None = None,
+    routing: RoutingPolicy = RoutingPolicy.EXACT,
 ) -> AsyncAttachedClient | RecoveringClient | BalancedClient:
     """A client for an event loop over engine cores that another program runs.
 
@@ -61,13 +67,14 @@ def attach_async_client(
     `max_restarts`: How often within a minute it waits for another engine core at the address of one that crashed, and
     goes on with its requests there; 0 ends them.
     `key_file`: The keys for TCP addresses.
+    `routing`: How one of several engine cores is chosen for a request.
 
     Raises:
         EngineStartError: No engine core may listen at such an address.
     """
     starts = [partial(AsyncAttachedClient, address, client_index, start_timeout_s, key_file) for address in addresses]
     clients = [RecoveringClient(start, max_restarts, client_index) if max_restarts else start() for start in starts]
-    return clients[0] if len(clients) == 1 else BalancedClient(clients)
+    return clients[0] if len(clients) == 1 else BalancedClient(clients, routing=routing)
 
 
 def engine_configs(config: EngineConfig) -> list[EngineConfig]:

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from llmstack_engine_core.ipc.codec import decode_engine_frame
 from llmstack_engine_core.ipc.fields import CodecError
-from llmstack_engine_core.ipc.frames import ControlResult, EngineFailed, EngineMessage, SleepChanged, StartFailed
+from llmstack_engine_core.ipc.frames import (
+    CacheUpdate,
+    ControlResult,
+    EngineFailed,
+    EngineMessage,
+    SleepChanged,
+    StartFailed,
+)
 from llmstack_types import (
     EngineCoreOutputs,
     EngineDeadError,
@@ -20,6 +27,8 @@ from llmstack_types import (
     InvalidRequestError,
     Operation,
 )
+
+MAX_CACHE_UPDATES: Final = 1024
 
 
 class Mailbox:
@@ -33,6 +42,7 @@ class Mailbox:
         results: Call id to the answer that has not been read yet.
         num_stale: Messages of other engine cores than the one that answered first; none of them is taken.
         sleep_level: The engine core's; 0 while it is awake.
+        cache_updates: Those that have not been read yet; over a limit the oldest go, which leaves a gap in the numbers.
     """
 
     def __init__(self) -> None:
@@ -44,6 +54,7 @@ class Mailbox:
         self.sleep_level = 0
         self.num_stale = 0
         self._epoch: int | None = None
+        self.cache_updates: deque[CacheUpdate] = deque(maxlen=MAX_CACHE_UPDATES)
         self._request_ids: set[str] = set()
         self._num_calls = 0
         self._calls: dict[int, Operation[Any, *tuple[Any, ...]]] = {}
@@ -81,6 +92,8 @@ class Mailbox:
                 self.set_dead(message.reason)
             case SleepChanged():
                 self.sleep_level = message.level
+            case CacheUpdate():
+                self.cache_updates.append(message)
 
     def _take_result(self, result: ControlResult) -> None:
         operation = self._calls.get(result.call_id)

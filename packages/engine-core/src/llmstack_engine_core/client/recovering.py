@@ -12,7 +12,7 @@ from llmstack_engine_core.client.async_mp import AsyncMPClient
 from llmstack_engine_core.client.restarts import MAX_SEARCH_RESTARTS, RestartLimits
 from llmstack_engine_core.client.resuming import ResumingClient
 from llmstack_engine_core.client.suspects import AfterCrash
-from llmstack_engine_core.ipc.frames import ENGINE_STOPPED
+from llmstack_engine_core.ipc.frames import ENGINE_STOPPED, CacheUpdate
 from llmstack_engine_core.spare import Spares
 from llmstack_types import (
     EngineCoreOutputs,
@@ -193,6 +193,18 @@ class RecoveringClient(ResumingClient):
                 return await self._client.call(operation, *arguments)
             except EngineDeadError as error:
                 self._recover(str(error))
+
+    async def follow_cache(self) -> None:
+        """As `AsyncClient.follow_cache`, of the engine core that there is now.
+
+        Raises:
+            EngineDeadError: It is gone.
+        """
+        await self._client.follow_cache()
+
+    def take_cache_updates(self) -> list[CacheUpdate]:
+        """Those of the engine core that there is now."""
+        return self._client.take_cache_updates()
 
     async def shutdown(self) -> None:
         """Stops the engine core, or the attempt to start one. Idempotent."""

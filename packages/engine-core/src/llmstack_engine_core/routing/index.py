@@ -9,7 +9,7 @@ from typing import Final
 from llmstack_engine_core.ipc.frames import CacheUpdate
 from llmstack_kv_cache.segments import KEY_BYTES
 
-# An entry takes 110 bytes with the growth of its map, so that the index stays below 64 MiB.
+# An entry takes 76 bytes, 112 where several replicas have it, so that the index stays below 64 MiB.
 MAX_SEGMENTS: Final = 524_288
 # Segments that prompts under way will probably leave.
 MAX_EXPECTED_SEGMENTS: Final = 65_536
@@ -32,6 +32,7 @@ class RoutingIndex:
         self._max_per_replica = max_segments // num_replicas
         self._max_expected = min(MAX_EXPECTED_SEGMENTS, max_segments) // num_replicas
         self._key_to_replicas: dict[int, int] = {}
+        self._bits = [1 << replica for replica in range(num_replicas)]
         self._num_segments = [0] * num_replicas
         self._expected: list[set[int]] = [set() for _ in range(num_replicas)]
         # Keys of prompts that ended before the last update, and since it.
@@ -63,7 +64,9 @@ class RoutingIndex:
 
     def expect(self, replica: int, keys: Iterable[int]) -> list[int]:
         """Notes segments that a prompt under way will leave; those that were unknown until now."""
-        expected, new = self._expected[replica], []
+        expected, new = self._expected[replica], list[int]()
+        if self._numbers[replica] is None:  # it reports nothing: what is expected there would stay for ever
+            return new
         for key in keys:
             if len(expected) >= self._max_expected:
                 break
@@ -110,24 +113,23 @@ class RoutingIndex:
         self._expected[replica].clear()
         self._settling[replica] = [], []
         if self._num_segments[replica]:
-            bit = 1 << replica
-            left = ((key, replicas & ~bit) for key, replicas in self._key_to_replicas.items())
-            self._key_to_replicas = {key: replicas for key, replicas in left if replicas}
-            self._num_segments[replica] = 0
+            bit = self._bits[replica]
+            for key in [key for key, replicas in self._key_to_replicas.items() if replicas & bit]:
+                self._remove(replica, key)
 
     def _add(self, replica: int, key: int) -> bool:
-        bit, replicas = 1 << replica, self._key_to_replicas.get(key, 0)
+        bit, replicas = self._bits[replica], self._key_to_replicas.get(key, 0)
         if replicas & bit:
             return False
         if self._num_segments[replica] >= self._max_per_replica:
             self.num_left_out += 1
             return False
-        self._key_to_replicas[key] = replicas | bit
+        self._key_to_replicas[key] = replicas | bit if replicas else bit  # one object for all that one replica has
         self._num_segments[replica] += 1
         return True
 
     def _remove(self, replica: int, key: int) -> None:
-        bit, replicas = 1 << replica, self._key_to_replicas.get(key, 0)
+        bit, replicas = self._bits[replica], self._key_to_replicas.get(key, 0)
         if not replicas & bit:
             return
         self._num_segments[replica] -= 1

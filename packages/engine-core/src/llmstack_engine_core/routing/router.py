@@ -44,6 +44,11 @@ class Router:
         """The tokens per block of all replicas; until it is known nothing counts as cached."""
         self._block_size = block_size
 
+    @property
+    def follows_caches(self) -> bool:
+        """Whether reports of the replicas' caches are of use."""
+        return self.policy is RoutingPolicy.EXACT and self._block_size > 0
+
     def route(
         self,
         request_id: str,
@@ -62,7 +67,7 @@ class Router:
             is_available: By replica; None where all are.
         """
         keys: list[int] = []
-        if self.policy is RoutingPolicy.EXACT and self._block_size:
+        if self.follows_caches:
             keys = segment_keys(token_ids, self._block_size, salt, MAX_SEGMENTS_PER_PROMPT)
         size = segment_blocks(self._block_size) * self._block_size if keys else 0
         # The last token is always computed.
@@ -101,8 +106,3 @@ class Router:
         self.index.clear(replica)
         others = [count for other, count in enumerate(self._num_computed_tokens) if other != replica]
         self._num_computed_tokens[replica] = max(self._num_computed_tokens[replica], min(others, default=0))
-
-    def clear(self) -> None:
-        """All caches have been emptied."""
-        for replica in range(self._num_replicas):
-            self.index.clear(replica)

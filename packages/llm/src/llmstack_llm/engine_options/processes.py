@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from llmstack_llm.options.option import OptionGroup, option, option_mixin
 from llmstack_llm.options.problem import Problem
-from llmstack_types.vocabulary import DistributedExecutorBackend
+from llmstack_types.vocabulary import DistributedExecutorBackend, RoutingPolicyName
 
 
 @option_mixin
@@ -60,6 +60,12 @@ class EngineProcessOptions(OptionGroup):
         at_least=1,
         metavar="N",
         help="engine cores that share the requests, each in its own process with the whole model",
+    )
+    routing: RoutingPolicyName = option(
+        "exact",
+        flag="--routing",
+        help="which of several engine cores gets a request: 'exact' the one that has its prefix cached, weighed "
+        "against load, 'load' the one with the fewest requests, 'round_robin' one after the other",
     )
     max_engine_restarts: int = option(
         0,
