@@ -30,6 +30,11 @@ def add_routes(router: APIRouter, state: ServerState) -> None:
         """Says it loudly."""
         return GenerationResponse(state, prepare_shout)
 
+    @router.get("/whisper/{word}")
+    async def whisper(word: str) -> Response:
+        """Fails, by way of FastAPI."""
+        raise RuntimeError(word)
+
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +51,13 @@ async def test_an_endpoint_of_ones_own_runs_like_ours():
     assert (await call(app, "POST", "/shout", b"{")).json()["error"]["type"] == "invalid_request_error"
     broken = await call(app, "POST", "/shout", {})
     assert (broken.status, broken.json()["error"]["code"]) == (500, "internal_error")
+
+
+async def test_an_unexpected_error_of_a_route_of_fastapi_is_rendered_as_any_other():
+    app = build_app(ready_state(FakeEngineClient(), HTTPConfig(extra_routes=("my_routes:add_routes",))))
+    broken = await call(app, "GET", "/whisper/secret")
+    assert (broken.status, broken.json()["error"]["code"]) == (500, "internal_error")
+    assert b"secret" not in broken.body
 
 
 async def test_it_needs_the_same_key():

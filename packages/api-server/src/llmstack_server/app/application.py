@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from llmstack_server import server_version
 from llmstack_server.apis.anthropic.errors import AnthropicErrorMiddleware
@@ -31,10 +32,23 @@ from llmstack_server.web.queue_gate import PREDICTED_WAIT_HEADER, QueueGateMiddl
 from llmstack_server.web.rate_limit import RateLimitMiddleware
 
 
+class Application(FastAPI):
+    """FastAPI's application with our middleware around its own, which then sees only what `DirectRoutes` passes on."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The layers, without those of FastAPI on the way to a direct route."""
+        ours, self.user_middleware = self.user_middleware, []
+        app = super().build_middleware_stack()
+        self.user_middleware = ours
+        for layer, arguments, options in reversed(ours):
+            app = layer(app, *arguments, **options)
+        return app
+
+
 def build_app(state: ServerState) -> FastAPI:
     """The application of one server. It starts nothing; `state` decides what is answered."""
     http = state.config.http
-    app = FastAPI(
+    app = Application(
         title="llmstack",
         version=server_version(),
         docs_url=None,  # FastAPI's own page loads its assets from a CDN; ours is a route
@@ -45,6 +59,7 @@ def build_app(state: ServerState) -> FastAPI:
     router = build_router(state)
     app.include_router(router)
     app.add_exception_handler(HTTPException, _translate)
+    app.add_exception_handler(Exception, _raise)
     app.add_middleware(DirectRoutes, routes=router.routes)
     _add_middleware(app, state)
     state.application = app
@@ -75,6 +90,11 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
     if state.telemetry is not None:
         app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)
     app.add_middleware(RequestContextMiddleware, state=state)
+
+
+async def _raise(request: Request, error: Exception) -> NoReturn:
+    """Leaves unexpected errors to the middleware, which renders them."""
+    raise error
 
 
 async def _translate(request: Request, error: Exception) -> NoReturn:
