@@ -7,11 +7,13 @@ from functools import partial
 
 import torch
 
-from llmstack_kernels.ahead_of_time.case import Claim, CompileCase
+from llmstack_kernels.ahead_of_time.case import Claim, CompileCase, meta_tensor
 from llmstack_kernels.grouped_linear import triton as grouped_linear
 from llmstack_kernels.linear.packed_formats import pack_chunks
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, empty_quantized
 from llmstack_kernels.linear.triton import TritonLinear
+from llmstack_kernels.low_rank import triton as low_rank
+from llmstack_kernels.low_rank.slots import LowRankSlots
 
 _LINEAR_CLAIMS: dict[str, tuple[Claim, ...]] = {"_linear_kernel": ("wgmma", "pdl")}
 _LINEAR_FLOAT32_CLAIMS: dict[str, tuple[Claim, ...]] = {"_linear_kernel": ("pdl",)}  # tensor cores would round it
@@ -134,7 +136,17 @@ def _experts(shape: tuple[int, int, int], weight_format: str, dtype: torch.dtype
     return grouped_linear.TritonExperts(shape, weight, scales, weight_format)
 
 
+def _low_rank_cases() -> Iterator[CompileCase]:
+    """Queries, keys and values of GPT-2 and Llama 8B, with adapters of rank 16 and 64."""
+    for name, in_features, out_features, rank in (("gpt2_qkv", 768, 2304, 16), ("8b_qkv", 4096, 6144, 64)):
+        slots = LowRankSlots(8, 1, 64, rank, torch.device("meta"))
+        slots.host_tiles = [[slot, 8 * slot, 8] for slot in range(8)]
+        x, y = meta_tensor(64, in_features), meta_tensor(64, out_features)
+        yield CompileCase(f"{name}_r{rank}_bf16", partial(low_rank.add_low_rank_, y, x, slots, 0), name == "gpt2_qkv")
+
+
 CASES: dict[str, Callable[[], Iterator[CompileCase]]] = {
     "grouped_linear": _grouped_linear_cases,
     "linear": _linear_cases,
+    "low_rank": _low_rank_cases,
 }
