@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +29,10 @@ READY_TIMEOUT_S = 120
 class Server:
     """One `llmstack serve` process, its log, and the address it chose."""
 
-    def __init__(self, arguments: list[str], log_path: Path, env: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "llmstack_command", "serve", *arguments]
+    def __init__(
+        self, arguments: list[str], log_path: Path, env: dict[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
+        command = [*prefix, sys.executable, "-m", "llmstack_command", "serve", *arguments]
         if "--port" not in arguments:
             command += ["--port", "0"]
         self.log_path = log_path
@@ -157,8 +159,8 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., S
     """Starts a server without waiting for it; what is still alive at the end is killed."""
     started: list[Server] = []
 
-    def start(*arguments: str, env: dict[str, str] | None = None) -> Server:
-        server = Server(list(arguments), tmp_path_factory.mktemp("server") / "log", env)
+    def start(*arguments: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> Server:
+        server = Server(list(arguments), tmp_path_factory.mktemp("server") / "log", env, prefix)
         started.append(server)
         return server
 

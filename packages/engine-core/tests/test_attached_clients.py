@@ -23,6 +23,7 @@ from llmstack_engine_core.client import (
 )
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.ipc.keys import make_key_file
+from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.launcher import launch_engine_process, relaunch_engine_process
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import (
@@ -222,12 +223,12 @@ async def test_a_port_of_the_loopback_interface_serves_those_with_the_key(tmp_pa
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     process = launch_engine_process(config(key_file=str(key_file)), address)
-    client = AsyncAttachedClient(address, key_file=str(key_file))
+    client = AsyncAttachedClient(address, link=Link(str(key_file)))
     await client.wait_until_ready()
     await client.add_request(request("r"))
     assert await tokens_of(client, "r") == [5, 6, 7, 5]
     await client.shutdown()
-    stranger = AsyncAttachedClient(address, start_timeout_s=0.5, key_file=str(other_key_file))
+    stranger = AsyncAttachedClient(address, start_timeout_s=0.5, link=Link(str(other_key_file)))
     with pytest.raises(EngineStartError):
         await stranger.wait_until_ready()
     with pytest.raises(EngineStartError, match="needs --engine-key-file"):

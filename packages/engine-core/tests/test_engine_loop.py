@@ -7,6 +7,7 @@ import pytest
 from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.engine_loop import MAX_CLIENTS, EngineLoop
 from llmstack_engine_core.ipc.frames import AbortRequests, EngineFailed, EngineMessage, Goodbye, Hello, StartFailed
+from llmstack_engine_core.ipc.link import Link
 from llmstack_types import EngineCoreOutputs, EngineCoreRequest, EngineReady, ModelRunnerConfig, SamplingParams
 
 
@@ -45,6 +46,23 @@ def request(request_id: str, max_tokens: int = 8) -> EngineCoreRequest:
 @pytest.fixture
 def loop() -> Loop:
     return Loop()
+
+
+def test_a_later_connection_of_a_client_ends_what_an_earlier_one_has_left(loop: Loop) -> None:
+    first, second, other = (
+        Link(client_name=name, epoch=epoch).identity(0) for name, epoch in (("a", 1), ("a", 2), ("b", 1))
+    )
+    loop.say(first, Hello(), request("r"))
+    loop.say(other, Hello(), request("theirs"))
+    loop.say(second, Hello(), request("r"))  # the same one goes on, though the earlier connection has not been missed
+    loop.step()
+    assert loop.outputs_of(second)[0].outputs[0].error is None
+    assert not loop.outputs_of(first)
+    assert loop.outputs_of(other)[0].outputs
+    loop.say(first, Hello())  # a frame that was on its way
+    assert isinstance(loop.sent[-1][1], StartFailed)
+    loop.step()
+    assert len(loop.outputs_of(second)) == 2
 
 
 def test_a_step_goes_to_those_it_concerns_and_to_the_first_client(loop: Loop) -> None:

@@ -170,6 +170,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def num_unmoved_requests(self) -> int:
+        """Requests of a lost engine core that waited, since the others compute different bits."""
+        ...
+
+    @property
     def limits(self) -> AdmissionLimits:
         """The limits of the running model."""
         ...

@@ -41,6 +41,10 @@ def test_flags_say_how_many_processes_there_are(line: list[str], expected: Proce
     assert config(*line).processes.is_attached == (bool(expected.engine_addresses) and not expected.is_headless)
 
 
+HOSTS = ["-dp", "4"]
+JOINED = ["--data-parallel-address", "10.0.0.1", "--cluster-key-file", "keys"]
+
+
 @pytest.mark.parametrize(
     ("line", "flags"),
     [
@@ -53,6 +57,13 @@ def test_flags_say_how_many_processes_there_are(line: list[str], expected: Proce
         (["--headless", "-dp", "2", "--engine-address", "ipc:///a"], ["--engine-address", "--data-parallel-size 2"]),
         (["-dp", "3", "--engine-address", "ipc:///a", "ipc:///b"], ["--engine-address", "--data-parallel-size 3"]),
         (["--headless", "--engine-address", "ipc:///a", "ipc:///b"], ["--data-parallel-size 1"]),
+        ([*HOSTS, "-dpl", "1"], ["--data-parallel-size-local 1 of --data-parallel-size 4", "--data-parallel-address"]),
+        ([*HOSTS, "-dpl", "1", "-dpa", "10.0.0.1"], ["needs --cluster-key-file"]),
+        ([*HOSTS, "-dpl", "3", "-dpr", "2", "--headless"], ["--data-parallel-start-rank 2", "exceed"]),
+        ([*HOSTS, *JOINED, "-dpl", "2", "-dpr", "2"], ["--data-parallel-start-rank 2 needs --headless"]),
+        ([*HOSTS, *JOINED, "-dpl", "2", "-asc", "2"], ["--api-server-count 2", "one process knows the machines"]),
+        ([*HOSTS, *JOINED, "-dpl", "0", "--headless"], ["would do nothing"]),
+        ([*HOSTS, *JOINED, "-dpl", "2", "--engine-address", "ipc:///a", "ipc:///b"], ["join by themselves"]),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused_by_name(line: list[str], flags: list[str]):

@@ -14,6 +14,27 @@ _LOG_LEVELS = tuple(level.upper() for level in reversed(words_of(LoggingLevel)))
 
 
 @dataclass(frozen=True, slots=True)
+class HostsConfig:
+    """Engine cores of one endpoint on several machines.
+
+    Attributes:
+        address: Where the first machine listens for the others, as `tcp://IP:port`.
+        size: The engine cores of all machines.
+        num_local: The engine cores of this machine.
+        start_rank: The number of the first of them.
+        heartbeat_timeout_s: A machine without a sign of life for so long counts as lost.
+        allow_mixed_numerics: Engine cores may compute different bits; then no request moves between those.
+    """
+
+    address: str
+    size: int
+    num_local: int
+    start_rank: int = 0
+    heartbeat_timeout_s: float = 5.0
+    allow_mixed_numerics: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What it takes to build one engine core; plain data, so that it can travel to the engine core's process.
 
@@ -49,6 +70,7 @@ class EngineConfig:
         max_cpu_loras: Adapters that are kept in memory.
         hang_timeout_s: A process that makes no progress for so long, and for 20 times of what its step should take, is
             killed; 0 lets it hang.
+        hosts: The other machines of the endpoint; None where this one is all.
     """
 
     model: ModelRunnerConfig
@@ -67,6 +89,7 @@ class EngineConfig:
     hang_timeout_s: float = 60.0
     warm_spare: bool = False
     key_file: str | None = None
+    hosts: HostsConfig | None = None
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20
     num_host_blocks: int = 0

@@ -26,6 +26,7 @@ from llmstack_engine_core.ipc.frames import (
     SleepChanged,
     StartFailed,
 )
+from llmstack_engine_core.ipc.link import client_of
 from llmstack_types import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -113,6 +114,14 @@ class EngineLoop(ABC):
     def _welcome(self, client: bytes) -> None:
         if client in self._clients:  # it has started again and has lost its earlier requests
             self._drop(client)
+        name, epoch = client_of(client)
+        for other, (other_name, other_epoch) in [(other, client_of(other)) for other in self._clients]:
+            if other_name != name:
+                continue
+            if other_epoch > epoch:
+                self._send(client, StartFailed("a later connection of this client is there already"))
+                return
+            self._drop(other)  # its requests go on elsewhere, or come again
         if len(self._clients) >= MAX_CLIENTS:
             self._broadcast(EngineCoreOutputs([]))  # drops those that are gone
         if len(self._clients) >= MAX_CLIENTS:

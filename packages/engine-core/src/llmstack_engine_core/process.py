@@ -105,7 +105,8 @@ def _map_progress(fd: int) -> SharedProgress:
 def _serve(order: StartOrder, progress: SharedProgress, core: EngineCore | None = None) -> int:
     """Serves an engine core, which is built here unless it is given."""
     context = zmq.Context()
-    bound = bind_engine_socket(context, order.address, order.config.key_file)
+    heartbeat_timeout_s = 0.0 if order.config.hosts is None else order.config.hosts.heartbeat_timeout_s
+    bound = bind_engine_socket(context, order.address, order.config.key_file, heartbeat_timeout_s)
     try:
         reason = ""
         if core is None:

@@ -131,7 +131,8 @@ class EngineArgs(
             "cuda_graph_sizes": sorted(set(self.cudagraph_capture_sizes or ())),
             "enable_deterministic_inference": self.enable_deterministic_inference,
             "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
-            "num_engines": self.data_parallel_size, "tensor_parallel_size": self.tensor_parallel_size,
+            "num_engines": max(1, self.num_local_engines), "digest_weight_content": self.has_other_hosts,
+            "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
             "enable_expert_parallel": self.enable_expert_parallel,
             "enable_lora": self.enable_lora, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank,
@@ -161,13 +162,34 @@ class EngineArgs(
             "warm_spare": self.warm_spare,
             "max_cpu_loras": self.max_cpu_loras or self.max_loras,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
-            "key_file": None if self.engine_key_file is None else os.path.abspath(self.engine_key_file),
+            "key_file": self._key_file(), "hosts": self._hosts(),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:
             return EngineConfig.from_plain(data)
         except ValueError as error:
             raise EngineArgsError(str(error)) from error
+
+    def _key_file(self) -> str | None:
+        key_file = self.cluster_key_file if self.has_other_hosts else self.engine_key_file
+        return None if key_file is None else os.path.abspath(key_file)
+
+    def _hosts(self) -> dict[str, Any] | None:
+        """The other machines of the endpoint, if there are any.
+
+        Raises:
+            EngineStartError: The address of the first machine cannot be found.
+        """
+        if not self.has_other_hosts or self.data_parallel_address is None:
+            return None
+        from llmstack_engine_core.ipc.addresses import resolved, tcp_address
+
+        return {
+            "address": tcp_address(resolved(self.data_parallel_address), self.data_parallel_rpc_port),
+            "size": self.data_parallel_size, "num_local": self.num_local_engines,
+            "start_rank": self.data_parallel_start_rank, "heartbeat_timeout_s": self.cluster_timeout,
+            "allow_mixed_numerics": self.allow_mixed_numerics,
+        }  # fmt: skip
 
     def conflicts(self) -> Iterator[Problem]:
         """Adds what stages of a model cannot do."""

@@ -135,6 +135,11 @@ class EngineFrontEnd:
         return self._client.num_restarts
 
     @property
+    def num_unmoved_requests(self) -> int:
+        """Requests of a lost engine core that waited, since the others compute different bits."""
+        return int(getattr(self._client, "num_unmoved_requests", 0))
+
+    @property
     def engines(self) -> Sequence[EngineReady]:
         """What each engine core said when it was ready."""
         return self._client.engines

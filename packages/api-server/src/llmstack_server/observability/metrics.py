@@ -80,7 +80,12 @@ class ServerMetrics:
         self._engine_restarts = Counter(
             f"{PREFIX}engine_restarts", "Engine cores that ended and were replaced.", registry=registry
         )
-        self._num_engine_restarts = 0
+        self._num_engine_restarts = self._num_unmoved = 0
+        self._unmoved = Counter(
+            f"{PREFIX}unmoved_requests",
+            "Requests of a lost engine core that waited, since the others compute different bits.",
+            registry=registry,
+        )
         self.stuck_requests = Gauge(
             f"{PREFIX}num_requests_stuck", "Requests without progress for longer than --stuck-request-timeout.",
             registry=registry,
@@ -119,6 +124,11 @@ class ServerMetrics:
         """Counts replaced engine cores; `total` is their number since the start."""
         self._engine_restarts.inc(total - self._num_engine_restarts)
         self._num_engine_restarts = total
+
+    def note_unmoved_requests(self, total: int) -> None:
+        """Counts requests that could not move; `total` is their number since the start."""
+        self._unmoved.inc(total - self._num_unmoved)
+        self._num_unmoved = total
 
     def set_lifecycle_state(self, state: str) -> None:
         """Sets the current lifecycle state."""

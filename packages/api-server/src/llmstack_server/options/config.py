@@ -122,7 +122,8 @@ def config_from(settings: Settings) -> ServeConfig:
     settings.build(AccessOptions)
     settings.build(SourceOptions)
     if engine is not None and processes is not None and observability is not None:
-        settings.add_problems(processes.conflicts_with_engines(engine.data_parallel_size, has_spare=engine.warm_spare))
+        settings.add_problems(processes.conflicts_with_engines(engine.num_local_engines, has_spare=engine.warm_spare))
+        settings.add_problems(processes.conflicts_with_hosts(engine))
         settings.add_problems(_statistics_conflicts(engine, observability))
         settings.add_problems(_adapter_conflicts(settings))
     if (

@@ -16,7 +16,7 @@ _MEDIA = ForeignFlag("images, audio and video are not supported yet", _OFF)
 _SEVERAL_DEVICES = ForeignFlag(
     "ranks run on this machine, as --tensor-parallel-size and --pipeline-parallel-size say", _OFF
 )
-_ONE_MACHINE = ForeignFlag("all engine cores run on this machine; put a load balancer in front of several servers")
+_ONE_MACHINE = ForeignFlag("--data-parallel-size-local N runs engine cores on several machines behind one endpoint")
 _EXPERTS = ForeignFlag("--enable-expert-parallel spreads experts evenly and in order; nothing else is offered", _OFF)
 _KV_ELSEWHERE = ForeignFlag(
     "the KV cache stays in the engine core; --num-host-blocks N swaps preempted requests to host memory", _OFF
@@ -54,15 +54,11 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--cpu-offload-params": _OFFLOADING,
     "--cudagraph-metrics": ForeignFlag("nothing is compiled at start; /server_info lists the captured steps", _OFF),
     "--custom-histogram-buckets": _STATISTICS,
-    "--data-parallel-address": _ONE_MACHINE,
     "--data-parallel-backend": ForeignFlag("engine cores are always processes", ("mp",)),
     "--data-parallel-external-lb": _ONE_MACHINE,
     "--data-parallel-hybrid-lb": _ONE_MACHINE,
     "--data-parallel-multi-port-external-lb": _ONE_MACHINE,
     "--data-parallel-rank": _ONE_MACHINE,
-    "--data-parallel-rpc-port": _ONE_MACHINE,
-    "--data-parallel-size-local": _ONE_MACHINE,
-    "--data-parallel-start-rank": _ONE_MACHINE,
     "--data-parallel-supervisor-port": _ONE_MACHINE,
     "--default-mm-loras": _ADAPTERS,
     "--device": ForeignFlag("the device is a GPU if there is one, else the CPU", ("auto",)),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmstack_llm.options.option import OptionGroup, option
 from llmstack_llm.options.problem import Problem
+
+if TYPE_CHECKING:
+    from llmstack_llm import EngineArgs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,23 @@ class ProcessConfig(OptionGroup):
                 "{engine_addresses}: {count} given for {data_parallel_size} {num_engines}; give one each",
                 count=len(addresses), num_engines=num_engines,
             )  # fmt: skip
+
+    def conflicts_with_hosts(self, engine: EngineArgs) -> Iterator[Problem]:
+        """What contradicts engine cores on other machines."""
+        rank = f"{{data_parallel_start_rank}} {engine.data_parallel_start_rank}"
+        if engine.data_parallel_start_rank and not self.is_headless:
+            yield Problem(f"{rank} needs {{is_headless}}: the first machine has the first engine cores")
+        if not engine.has_other_hosts:
+            return
+        size = f"{{data_parallel_size_local}} {engine.num_local_engines} of {engine.data_parallel_size}"
+        if self.is_headless and not engine.num_local_engines:
+            yield _exclusive(size, "{is_headless}", "this machine would do nothing")
+        if self.is_attached:
+            yield _exclusive(size, "{engine_addresses}", "the other machines join by themselves")
+        if not self.is_multiprocess:
+            yield _exclusive(size, "{is_multiprocess}", "engine cores of several machines have processes of their own")
+        if self.num_api_servers > 1:
+            yield _exclusive(size, f"{{num_api_servers}} {self.num_api_servers}", "one process knows the machines")
 
 
 def _exclusive(first: str, second: str, reason: str) -> Problem:

@@ -179,6 +179,7 @@ def _add_ticks(state: ServerState, stat_loggers: Sequence[object]) -> None:
 
     def look() -> None:
         state.metrics.note_engine_restarts(state.engine.num_restarts)
+        state.metrics.note_unmoved_requests(state.engine.num_unmoved_requests)
         try:
             state.watchdog.tick(state.engine)
         except EngineDeadError:  # the server ends by itself then

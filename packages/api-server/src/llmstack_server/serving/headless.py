@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from llmstack_engine_core.client.factory import attach_async_client
-from llmstack_engine_core.ipc.addresses import prepare_address
+from llmstack_engine_core.ipc.addresses import free_port, own_host, prepare_address, tcp_address
 from llmstack_engine_core.ipc.keys import keys_for, make_key_file
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
@@ -27,21 +28,42 @@ START_TIMEOUT_S = 600.0
 LAST_WORDS_S = 0.5
 
 
-def run_headless(config: ServeConfig) -> int:
-    """Runs engine cores until a signal (exit code 0) or the end of one of them (1).
+def with_addresses(config: ServeConfig) -> ServeConfig:
+    """The configuration with free ports of the address by which the first machine sees this one.
 
     Raises:
-        ServeError: They could not start, or cannot listen on their addresses.
+        EngineStartError: The first machine cannot be reached.
     """
-    timer, signals, key_file = StageTimer(), EarlySignals(), config.engine.engine_key_file
+    host = own_host(str(config.engine.data_parallel_address))
+    addresses = [tcp_address(host, free_port(host)) for _ in range(config.engine.num_local_engines)]
+    return replace(config, processes=replace(config.processes, engine_addresses=tuple(addresses)))
+
+
+def run_headless(config: ServeConfig) -> int:
+    """Runs engine cores until a signal (exit code 0) or the end of the last one (1).
+
+    With other machines it also ends with the first one: with 0 where that was stopped.
+
+    Raises:
+        ServeError: They could not start, cannot listen on their addresses, or the first machine refuses them.
+    """
+    timer, signals, engine = StageTimer(), EarlySignals(), config.engine
+    has_hosts = engine.has_other_hosts
+    key_file = engine.cluster_key_file if has_hosts else engine.engine_key_file
     try:
+        if has_hosts and not config.processes.engine_addresses:
+            config = with_addresses(config)
         for address in config.processes.engine_addresses:
-            prepare_address(address)
-            if key_file is not None:
+            prepare_address(address, is_remote=has_hosts)
+            if key_file is not None and not has_hosts:
                 make_key_file(Path(key_file))
             keys_for(address, key_file)
     except LLMStackError as error:
         raise ServeError(f"--engine-address: {one_line(error)}") from error
+    if has_hosts:
+        from llmstack_server.serving.hosts import run_joined
+
+        return run_joined(config, timer, signals)
     with signals.installed(), asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(config, timer, signals))
 

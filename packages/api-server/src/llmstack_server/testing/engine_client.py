@@ -144,7 +144,7 @@ class FakeEngineClient(FakeAdapters):
         self.is_shut_down = False
         self.sleep_level = 0
         self.is_recovering = False
-        self.num_restarts = 0
+        self.num_restarts = self.num_unmoved_requests = 0
         self.engines = [READY]
         self.step_log = StepRecording(0.0, (), ())
         self.readiness = asyncio.Event()

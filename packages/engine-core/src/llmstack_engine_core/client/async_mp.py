@@ -17,6 +17,7 @@ from llmstack_engine_core.ipc.addresses import check_address
 from llmstack_engine_core.ipc.codec import encode
 from llmstack_engine_core.ipc.frames import ClientMessage, Goodbye, Hello
 from llmstack_engine_core.ipc.keys import keys_for
+from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.ipc.sockets import connect_client_socket, has_message
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_engine_core.spare import Spares
@@ -36,10 +37,10 @@ class AsyncSocketClient(AsyncClient):
     `zmq.asyncio` (100 against 145 microseconds, both loops), and a process that dies wakes everyone who waits.
     """
 
-    def __init__(self, address: str, client_index: int, start_timeout_s: float, key_file: str | None = None) -> None:
+    def __init__(self, address: str, client_index: int, start_timeout_s: float, link: Link | None = None) -> None:
         super().__init__(start_timeout_s)
         self._context = zmq.Context()
-        self._socket = connect_client_socket(self._context, address, client_index, key_file)
+        self._socket = connect_client_socket(self._context, address, client_index, link)
         self._socket.send(encode(Hello()), zmq.NOBLOCK)
         self._socket_fd = int(self._socket.getsockopt(zmq.FD))
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -176,17 +177,18 @@ class AsyncAttachedClient(AsyncSocketClient):
         address: str,
         client_index: int = 0,
         start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
-        key_file: str | None = None,
+        link: Link | None = None,
     ) -> None:
         """`client_index`: Which of several clients of one server this is; the first sees the figures of every step.
 
         Raises:
             EngineStartError: No engine core may listen at such an address.
         """
-        check_address(address)
-        keys_for(address, key_file)  # before there is a socket to close
+        link = link or Link()
+        check_address(address, is_remote=link.is_remote)
+        keys_for(address, link.key_file)  # before there is a socket to close
         self._address = address
-        super().__init__(address, client_index, start_timeout_s, key_file)
+        super().__init__(address, client_index, start_timeout_s, link)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self._is_disconnected = False

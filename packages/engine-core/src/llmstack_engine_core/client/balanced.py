@@ -129,7 +129,11 @@ class BalancedClient:
         Raises:
             EngineStartError: One could not start; all are shut down.
         """
-        waiting = [asyncio.ensure_future(client.wait_until_ready()) for client in self._clients]
+        return await self._wait_for(self._clients)
+
+    async def _wait_for(self, clients: Sequence[AsyncClient | RecoveringClient]) -> EngineReady:
+        """Waits for these, which come first."""
+        waiting = [asyncio.ensure_future(client.wait_until_ready()) for client in clients]
         try:
             await asyncio.gather(*waiting)
         except (EngineStartError, EngineDeadError) as error:
@@ -137,13 +141,14 @@ class BalancedClient:
             await self.shutdown()
             await asyncio.gather(*waiting, return_exceptions=True)
             raise type(error)(f"engine {index}: {error}") from error
-        for other in self.engines[1:]:
-            difference = numeric_difference(self.engines[0], other)
+        engines = self.engines[: len(clients)]
+        for other in engines[1:]:
+            difference = numeric_difference(engines[0], other)
             if difference and not self._allow_mixed_numerics:
                 await self.shutdown()
                 raise EngineStartError(f"engine 0 and engine {other.engine_index}: {difference}")
         self._router.start()
-        return min(self.engines, key=lambda ready: (ready.max_model_len, ready.num_blocks))
+        return min(engines, key=lambda ready: (ready.max_model_len, ready.num_blocks))
 
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Sends one request to an engine core; a fork follows its parent.
@@ -215,6 +220,7 @@ class BalancedClient:
                 outputs = self._take_outputs(index)
                 if outputs is not None:
                     return outputs
+            self._check_alive()
             await self._has_news.wait()
 
     async def call(

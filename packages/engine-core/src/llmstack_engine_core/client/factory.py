@@ -9,10 +9,12 @@ from functools import partial
 from llmstack_engine_core.client.async_inproc import AsyncInprocClient
 from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient
 from llmstack_engine_core.client.balanced import BalancedClient
+from llmstack_engine_core.client.hosts import HostsClient
 from llmstack_engine_core.client.inproc import InprocClient
 from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 from llmstack_engine_core.config import EngineConfig
+from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.launcher import make_spares
 from llmstack_engine_core.routing import RoutingPolicy
 from llmstack_engine_core.spare import Spares
@@ -41,8 +43,12 @@ def make_async_client(
         if len(configs) > 1:
             raise ValueError("one process holds one engine core; several need processes of their own")
         return AsyncInprocClient(config)
+    if config.hosts is not None and not config.hosts.num_local:
+        configs = []
     spares = make_spares(config)
     clients = [_start(one, spares) for one in configs]
+    if config.hosts is not None:
+        return HostsClient(config, config.hosts, clients, routing)
     return clients[0] if len(clients) == 1 else BalancedClient(clients, routing=routing)
 
 
@@ -72,7 +78,8 @@ def attach_async_client(
     Raises:
         EngineStartError: No engine core may listen at such an address.
     """
-    starts = [partial(AsyncAttachedClient, address, client_index, start_timeout_s, key_file) for address in addresses]
+    link = Link(key_file)
+    starts = [partial(AsyncAttachedClient, address, client_index, start_timeout_s, link) for address in addresses]
     clients = [RecoveringClient(start, max_restarts, client_index) if max_restarts else start() for start in starts]
     return clients[0] if len(clients) == 1 else BalancedClient(clients, routing=routing)
 

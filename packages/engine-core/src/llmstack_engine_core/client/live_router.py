@@ -59,6 +59,8 @@ class LiveRouter:
     def choose(self, request: EngineCoreRequest, num_requests: Sequence[int]) -> int:
         """The engine core for a request; `num_requests`: by engine core, those in flight."""
         available = [is_available(client) for client in self._clients]
+        if not any(available):  # it waits where another engine core is expected soon
+            available = [not client.is_dead for client in self._clients]
         self._waiting.add(request.request_id)
         salt = prefix_salt(request.cache_salt, request.lora_name)
         return self.router.route(request.request_id, request.prompt_token_ids, salt, num_requests, available)

@@ -21,8 +21,10 @@ TCP: Final = "tcp://"
 _PROBE_TIMEOUT_S: Final = 1.0
 
 
-def check_address(address: str) -> None:
-    """Refuses an address that is malformed or that other machines can reach.
+def check_address(address: str, *, is_remote: bool = False) -> None:
+    """Refuses an address that is malformed, or that other machines can reach.
+
+    `is_remote`: They are meant to reach it, by the address of one interface.
 
     Raises:
         EngineStartError: Names the address and what is wrong with it.
@@ -35,19 +37,21 @@ def check_address(address: str) -> None:
             )
         return
     host, port = _host_and_port(address)
-    if not _is_loopback(host):
+    if is_remote:
+        _check_named(address, host)
+    elif not _is_loopback(host):
         raise EngineStartError(f"{address}: an engine core listens on 127.0.0.1, [::1] or ipc:// only")
     if not 0 < port < 65536:
         raise EngineStartError(f"{address}: the port must lie in [1, 65535]")
 
 
-def prepare_address(address: str) -> None:
+def prepare_address(address: str, *, is_remote: bool = False) -> None:
     """Sees to it that an engine core can listen there: makes the directory of an ipc path where it is missing.
 
     Raises:
         EngineStartError: Another program listens there already, or other users may enter the directory.
     """
-    check_address(address)
+    check_address(address, is_remote=is_remote)
     if address.startswith(IPC):
         _prepare_path(Path(address.removeprefix(IPC)))
     else:
@@ -83,6 +87,66 @@ def _host_and_port(address: str) -> tuple[str, int]:
     if not address.startswith(TCP) or not colon or not port.isdecimal():
         raise EngineStartError(f"{address[:256]}: expected ipc:///path or tcp://127.0.0.1:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback_address(address: str) -> bool:
+    """Whether only this machine reaches a TCP address."""
+    return _is_loopback(_host_and_port(address)[0])
+
+
+def own_host(other_host: str) -> str:
+    """The address of this machine by which another one, or this one, sees it.
+
+    Raises:
+        EngineStartError: There is no way to it.
+    """
+    try:
+        family, _, _, _, other = socket.getaddrinfo(other_host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(other)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise EngineStartError(f"{other_host[:256]} cannot be reached: {error.strerror}") from error
+
+
+def resolved(host: str) -> str:
+    """The IP address of a host; an address is its own.
+
+    Raises:
+        EngineStartError: There is none.
+    """
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise EngineStartError(f"{host[:256]} has no address: {error.strerror}") from error
+
+
+def tcp_address(host: str, port: int) -> str:
+    """`tcp://host:port`, where an IPv6 address has its brackets."""
+    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
+
+
+def free_port(host: str) -> int:
+    """A port on which an engine core can listen.
+
+    Raises:
+        EngineStartError: The host is no address of this machine.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise EngineStartError(f"{host[:256]} cannot be listened on: {error.strerror}") from error
+        return int(probe.getsockname()[1])
+
+
+def _check_named(address: str, host: str) -> None:
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        raise EngineStartError(f"{address[:256]}: the host must be an IP address") from None
+    if ip.is_unspecified or ip.is_multicast:
+        raise EngineStartError(f"{address}: an engine core listens on one address of the machine, not on all")
 
 
 def _is_loopback(host: str) -> bool:

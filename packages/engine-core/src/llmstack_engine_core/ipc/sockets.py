@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import stat
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
 from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, MAX_ENGINE_FRAME_BYTES
-from llmstack_engine_core.ipc.keys import keys_for
+from llmstack_engine_core.ipc.key_check import check_public_keys
+from llmstack_engine_core.ipc.keys import Keys, keys_for
+from llmstack_engine_core.ipc.link import Link
 from llmstack_types import EngineStartError
 
 DIRECTORY_PREFIX: Final = "llmstack-"
@@ -24,6 +25,7 @@ MAX_SOCKET_PATH_BYTES: Final = 107  # `sun_path` of Linux, less its terminator; 
 HIGH_WATER_MARK: Final = 8192
 # Two peers on one machine: short waits, and a send that the other side no longer reads does not delay an exit for long.
 RECONNECT_MS: Final = 20
+MAX_RECONNECT_MS: Final = 1000  # to another machine
 HANDSHAKE_MS: Final = 5000
 ENGINE_LINGER_MS: Final = 1000
 _POLLIN: Final = int(zmq.POLLIN)  # the flag's own operators are Python code
@@ -80,11 +82,13 @@ def remove_places(directory: Path, address: str) -> None:
 
 
 def bind_engine_socket(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, key_file: str | None = None
+    context: zmq.Context[zmq.Socket[bytes]], address: str, key_file: str | None = None, heartbeat_timeout_s: float = 0.0
 ) -> zmq.Socket[bytes]:
     """The engine core's end: a ROUTER that answers each client by its identity.
 
     A message to a client that is gone raises `zmq.ZMQError`, and one to a client that does not read raises `zmq.Again`.
+
+    `heartbeat_timeout_s`: A connection over TCP without a sign of life for so long is closed; 0 asks for none.
 
     Raises:
         EngineStartError: Others may enter the address's directory, or it cannot be listened on.
@@ -92,8 +96,8 @@ def bind_engine_socket(
     keys = keys_for(address, key_file)
     socket = context.socket(zmq.ROUTER)
     if keys is not None:
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keys[1])
+        serve_keys(context, socket, keys)
+        set_heartbeats(socket, heartbeat_timeout_s)
     _set_limits(socket, MAX_CLIENT_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, ENGINE_LINGER_MS)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -116,23 +120,53 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> None:
     check_private_directory(directory)
 
 
+def serve_keys(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], keys: Keys) -> None:
+    """Encrypts the connections of a socket that listens; the one of its context that does."""
+    check_public_keys(context, keys.accepted)
+    socket.setsockopt(zmq.ZAP_DOMAIN, b"llmstack")
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+
+
+def use_keys(socket: zmq.Socket[Any], keys: Keys, server_key: bytes | None = None) -> None:
+    """Encrypts the connection of a socket that connects.
+
+    `server_key`: The public key of the other end; None is the one that both have in use.
+    """
+    socket.setsockopt(zmq.CURVE_SERVERKEY, server_key or keys.public)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+
+
+def set_heartbeats(socket: zmq.Socket[Any], timeout_s: float) -> None:
+    """Closes connections without a sign of life for so long; ZeroMQ's own threads ask for it and answer."""
+    if timeout_s:
+        timeout_ms = max(1, int(timeout_s * 1000))
+        socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, timeout_ms // 4))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, timeout_ms)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, timeout_ms)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+
+
 def connect_client_socket(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, client_index: int, key_file: str | None = None
+    context: zmq.Context[zmq.Socket[bytes]], address: str, client_index: int = 0, link: Link | None = None
 ) -> zmq.Socket[bytes]:
     """A client's end: a DEALER; it may connect before the engine core has bound.
 
     Its identity begins with its index, and is its own even where two servers share an engine core.
     """
-    keys = keys_for(address, key_file)
+    link = link or Link()
+    keys = keys_for(address, link.key_file)
     socket = context.socket(zmq.DEALER)
     if keys is not None:
-        socket.setsockopt(zmq.CURVE_SERVERKEY, keys[0])
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys[0])
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keys[1])
+        use_keys(socket, keys, link.server_key)
     _set_limits(socket, MAX_ENGINE_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.ROUTING_ID, f"client-{client_index:04}-{secrets.token_hex(8)}".encode())
+    if keys is not None:
+        set_heartbeats(socket, link.heartbeat_timeout_s)
+    socket.setsockopt(zmq.ROUTING_ID, link.identity(client_index))
     socket.connect(address)
     return socket
 

@@ -67,6 +67,57 @@ class EngineProcessOptions(OptionGroup):
         help="which of several engine cores gets a request: 'exact' the one that has its prefix cached, weighed "
         "against load, 'load' the one with the fewest requests, 'round_robin' one after the other",
     )
+    data_parallel_size_local: int | None = option(
+        None,
+        flag="--data-parallel-size-local",
+        short="-dpl",
+        at_least=0,
+        metavar="N",
+        help="how many of the engine cores run on this machine; other machines join with theirs (default: all)",
+    )
+    data_parallel_start_rank: int = option(
+        0,
+        flag="--data-parallel-start-rank",
+        short="-dpr",
+        at_least=0,
+        metavar="N",
+        help="with --headless, the number of the first engine core of this machine",
+    )
+    data_parallel_address: str | None = option(
+        None,
+        flag="--data-parallel-address",
+        short="-dpa",
+        metavar="HOST",
+        help="address of the first machine, where the others join it",
+    )
+    data_parallel_rpc_port: int = option(
+        29550,
+        flag="--data-parallel-rpc-port",
+        short="-dpp",
+        at_least=1,
+        at_most=65_535,
+        metavar="PORT",
+        help="port of --data-parallel-address",
+    )
+    cluster_key_file: str | None = option(
+        None,
+        flag="--cluster-key-file",
+        metavar="FILE",
+        help="keys that the machines share; `llmstack cluster-key FILE` makes them",
+    )
+    cluster_timeout: float = option(
+        5.0,
+        flag="--cluster-timeout",
+        above=0,
+        at_most=600,
+        metavar="SECONDS",
+        help="a machine without a sign of life for so long counts as lost, and its requests go on elsewhere",
+    )
+    allow_mixed_numerics: bool = option(
+        False,
+        flag="--allow-mixed-numerics",
+        help="serve with machines that compute different bits; no request moves between those",
+    )
     max_engine_restarts: int = option(
         0,
         flag="--max-engine-restarts",
@@ -101,9 +152,36 @@ class EngineProcessOptions(OptionGroup):
         """Processes that compute one model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    @property
+    def num_local_engines(self) -> int:
+        """Engine cores of this machine."""
+        return self.data_parallel_size if self.data_parallel_size_local is None else self.data_parallel_size_local
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """Whether some engine cores run on other machines."""
+        return self.num_local_engines < self.data_parallel_size
+
+    def _host_conflicts(self) -> Iterator[Problem]:
+        size, local = f"{{data_parallel_size}} {self.data_parallel_size}", self.num_local_engines
+        last = self.data_parallel_start_rank + local
+        if last > self.data_parallel_size:
+            start = f"{{data_parallel_start_rank}} {self.data_parallel_start_rank} and {{data_parallel_size_local}}"
+            yield Problem(f"{start} {local} exceed {size}")
+        if not self.has_other_hosts:
+            return
+        if self.data_parallel_address is None:
+            yield Problem(f"{{data_parallel_size_local}} {local} of {size} needs {{data_parallel_address}}")
+        if self.cluster_key_file is None:
+            yield Problem(
+                f"{{data_parallel_size_local}} {local} of {size} needs {{cluster_key_file}}: "
+                "messages between machines are encrypted"
+            )
+
     def conflicts(self) -> Iterator[Problem]:
-        """Adds several ranks in one process."""
+        """Adds several ranks in one process, and engine cores of several machines that cannot be."""
         yield from super().conflicts()
+        yield from self._host_conflicts()
         if self.warm_spare and not self.max_engine_restarts:
             yield Problem("{warm_spare} needs {max_engine_restarts} of at least 1: nothing is replaced without")
         if self.warm_spare and self.num_ranks > 1:

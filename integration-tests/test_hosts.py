@@ -1,0 +1,205 @@
+"""An endpoint over two machines: what happens to one of them costs a pause, and no stream its text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+import llmstack_demo_model
+
+PORT = 29600
+FIRST, OTHER = "10.77.0.1", "10.77.0.2"
+# In namespaces of its own: two machines with a cable between them, without an open port anywhere.
+SET_UP = f"""
+mount -t tmpfs none /run &&
+ip netns add first && ip netns add other &&
+ip link add cable netns first type veth peer name cable netns other &&
+for place in first other; do ip -n $place link set lo up; ip -n $place link set cable up; done &&
+ip -n first address add {FIRST}/24 dev cable && ip -n other address add {OTHER}/24 dev cable &&
+echo ready && exec cat
+"""
+
+
+class Namespaces:
+    """Two machines as network namespaces, which need no privileges and end with this object."""
+
+    first, address = ("first",), FIRST
+
+    def __init__(self) -> None:
+        self._holder = subprocess.Popen(
+            ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", SET_UP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._holder.stdout is not None
+        self.is_there = self._holder.stdout.readline() == b"ready\n"
+
+    def prefix(self, machine: str) -> list[str]:
+        return [*self._enter(), "ip", "netns", "exec", machine]
+
+    def set_cable(self, state: str) -> None:
+        subprocess.run([*self._enter(), "ip", "-n", "other", "link", "set", "cable", state], check=True)
+
+    def _enter(self) -> list[str]:
+        return ["nsenter", f"--target={self._holder.pid}", "--user", "--net", "--mount", "--preserve-credentials"]
+
+    def close(self) -> None:
+        self._holder.communicate(timeout=10)  # closes its input, which ends it
+
+
+class Loopback:
+    """Two machines that are one."""
+
+    address = "127.0.0.1"
+
+    def prefix(self, machine: str) -> list[str]:
+        return []
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[Namespaces]:
+    if not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
+        pytest.skip("needs the commands unshare, nsenter and ip")
+    places = Namespaces()
+    try:
+        if not places.is_there:
+            pytest.skip("this machine forbids network namespaces")
+        yield places
+    finally:
+        places.close()
+
+
+class Stream(threading.Thread):
+    """Reads one completion to its end."""
+
+    def __init__(self, client: httpx.Client, number: int, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.text, self.num_chunks = "", 0
+        self.end: str | None = None
+        self._client = client
+        self._body = {
+            "model": "llmstack-demo", "prompt": f"Stream {number} of some that go on", "max_tokens": max_tokens,
+            "stream": True, "seed": number, "temperature": 1.0, "ignore_eos": True,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        with self._client.stream("POST", "/v1/completions", json=self._body) as response:
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "choices" not in chunk:
+                    self.end = str(chunk)
+                    return
+                self.num_chunks += 1
+                self.text += chunk["choices"][0]["text"]
+                self.end = chunk["choices"][0]["finish_reason"] or self.end
+
+
+class Endpoint:
+    """The first machine, with one engine core and the HTTP server, and another one that joins it."""
+
+    def __init__(self, places: Any, launch: Callable[..., Any], folder: Path, model: list[str], port: int) -> None:
+        self._places, self._launch = places, launch
+        self._uds = folder / "http.sock"
+        key_file = folder / "cluster.key"
+        command = ["python", "-m", "llmstack_command", "cluster-key", str(key_file)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        self._options = [
+            *model, "-dp", "2", "--data-parallel-size-local", "1", "--data-parallel-address", places.address,
+            "--data-parallel-rpc-port", str(port), "--cluster-key-file", str(key_file), "--cluster-timeout", "1",
+        ]  # fmt: skip
+        self._env = {"XDG_RUNTIME_DIR": str(folder)}
+        self.other = self.start_other()  # the other machine may come first
+        self.first = launch(*self._options, "--uds", str(self._uds), env=self._env, prefix=places.prefix("first"))
+        self.client = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self._uds)), base_url="http://first", timeout=60
+        )
+        self.first.wait_for(lambda: self.first.log.count(" serves") == 1, "other machine")
+        self.first.wait_for(lambda: self.client.get("/ready").status_code == 200, "ready server")
+
+    def start_other(self, *arguments: str) -> Any:
+        options = [*self._options, "--headless", "--data-parallel-start-rank", "1", *arguments]
+        return self._launch(*options, env=self._env, prefix=self._places.prefix("other"))
+
+    def processes_of_other(self) -> list[psutil.Process]:
+        own = psutil.Process(self.other.process.pid)
+        return [own, *own.children(recursive=True)]
+
+    def signal_other(self, number: signal.Signals) -> None:
+        """To all of its processes at once, as where a machine stops."""
+        for process in self.processes_of_other():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def read(self, meanwhile: Callable[[], None] | None = None, *, num_chunks: int = 5) -> list[str]:
+        """The texts of a few streams, of which half begin on each machine."""
+        streams = [Stream(self.client, number, max_tokens=80) for number in range(4)]
+        for stream in streams:
+            stream.start()
+        if meanwhile is not None:
+            self.first.wait_for(lambda: min(one.num_chunks for one in streams) >= num_chunks, "running streams")
+            assert [self.num_running(index) for index in (0, 1)] == [2, 2]
+            meanwhile()
+        for stream in streams:
+            stream.join(90)
+        assert [stream.end for stream in streams] == ["length"] * 4
+        return [stream.text for stream in streams]
+
+    def num_running(self, engine: int) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        name = f'llmstack:num_requests_running{{engine="{engine}"'
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    def wait_until_both_serve(self, num_joins: int) -> None:
+        self.first.wait_for(lambda: self.first.log.count(" serves") == num_joins, "return of the other machine")
+
+
+@pytest.fixture(scope="module")
+def slow_echo(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models") / "echo?step_delay_s=0.01"
+    folder.symlink_to(llmstack_demo_model.model_path())
+    return [str(folder), "--runner", "echo", "--served-model-name", "llmstack-demo"]
+
+
+@pytest.fixture(scope="module")
+def endpoint(namespaces: Namespaces, launch: Callable[..., Any], slow_echo: list[str]) -> Iterator[Endpoint]:
+    with tempfile.TemporaryDirectory() as folder:
+        one = Endpoint(namespaces, launch, Path(folder), slow_echo, PORT)
+        yield one
+        one.client.close()
+
+
+def test_streams_go_on_when_a_machine_is_cut_off_stopped_and_killed(endpoint: Endpoint, namespaces: Namespaces) -> None:
+    expected = endpoint.read()
+    assert len(set(expected)) == 4
+
+    assert endpoint.read(lambda: namespaces.set_cable("down")) == expected
+    namespaces.set_cable("up")
+    endpoint.wait_until_both_serve(2)  # it has rejoined with the processes that it had
+
+    assert endpoint.read(lambda: endpoint.signal_other(signal.SIGSTOP)) == expected
+    endpoint.signal_other(signal.SIGCONT)
+    endpoint.wait_until_both_serve(3)
+
+    assert endpoint.read(lambda: endpoint.signal_other(signal.SIGKILL)) == expected
+    endpoint.other = endpoint.start_other()
+    endpoint.wait_until_both_serve(4)
+    assert endpoint.read(lambda: None) == expected  # both serve again
+
+    assert endpoint.first.stop() == 0
+    assert endpoint.other.process.wait(30) == 0  # it ends with the first machine
+    assert "Traceback" not in endpoint.first.log + endpoint.other.log

@@ -1,0 +1,140 @@
+"""Client of the engine cores of several machines, which may join at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_engine_core.client.balanced import BalancedClient
+from llmstack_engine_core.client.recovering import RecoveringClient
+from llmstack_engine_core.client.remote import RemoteClient
+from llmstack_engine_core.config import EngineConfig, HostsConfig
+from llmstack_engine_core.contract import numeric_difference
+from llmstack_engine_core.hosts.messages import Join
+from llmstack_engine_core.hosts.rendezvous import Rendezvous
+from llmstack_engine_core.ipc.link import Link
+from llmstack_engine_core.routing import RoutingPolicy
+from llmstack_types import EngineReady, EngineStartError
+
+logger = logging.getLogger(__name__)
+
+_ALWAYS_EQUAL = ("vocab_size", "block_size", "is_generative", "is_causal", "embedding_size", "num_labels")
+
+
+class HostsClient(BalancedClient):
+    """The engine cores of this machine have the first numbers; others get theirs by joining, at any time.
+
+    It is ready with the engine cores of this machine, or with the first of another one where this has none.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        hosts: HostsConfig,
+        local: Sequence[AsyncClient | RecoveringClient],
+        routing: RoutingPolicy = RoutingPolicy.EXACT,
+    ) -> None:
+        """`local`: The engine cores of this machine; `routing`: how one of all is chosen for a request.
+
+        Raises:
+            EngineStartError: The address for the other machines cannot be listened on.
+        """
+        self._rendezvous = Rendezvous(hosts, config.key_file, len(local))
+        self._num_local = len(local)
+        self._start_timeout_s = config.start_timeout_s
+        self._promised: EngineReady | None = None
+        link = Link(config.key_file, heartbeat_timeout_s=hosts.heartbeat_timeout_s)
+        remote = [
+            RemoteClient(link, config.start_timeout_s, partial(self._check_remote, rank))
+            for rank in range(len(local), hosts.size)
+        ]
+        super().__init__([*local, *remote], allow_mixed_numerics=hosts.allow_mixed_numerics, routing=routing)
+
+    @property
+    def is_dead(self) -> bool:
+        """True once no engine core has been there for too long, but not before the first one was."""
+        return self._promised is not None and super().is_dead
+
+    @property
+    def engines(self) -> list[EngineReady]:
+        """What each said when it was ready; the folders of other machines are not of this one."""
+        engines = super().engines
+        return [one if one.engine_index < self._num_local else replace(one, model_path="") for one in engines]
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Waits for the engine cores of this machine, or for the first of another one.
+
+        Raises:
+            EngineStartError: One could not start, or none has joined in time; all are shut down.
+        """
+        self._rendezvous.serve(self._on_join, self._on_leave)
+        self._listen()
+        if self._num_local:
+            self._promised = await self._wait_for(self._clients[: self._num_local])
+            for ready in [one for one in super().engines if one.engine_index >= self._num_local]:
+                with contextlib.suppress(EngineStartError):  # it was there before there was one to compare it with
+                    self._check_remote(ready.engine_index, ready)
+            return self._promised
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while not self.engines:
+                    self._has_news.clear()
+                    await self._has_news.wait()
+        except TimeoutError:
+            await self.shutdown()
+            raise EngineStartError(f"no engine core has joined within {self._start_timeout_s:g} s") from None
+        self._promised = self.engines[0]
+        self._router.start()
+        return self._promised
+
+    async def shutdown(self) -> None:
+        """Also tells the other machines that the endpoint ends. Idempotent."""
+        await super().shutdown()
+        await self._rendezvous.close()
+
+    def _on_join(self, join: Join) -> None:
+        logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.ranks)))
+        for rank, address in zip(join.ranks, join.addresses, strict=True):
+            client = self._clients[rank]
+            if isinstance(client, RemoteClient):
+                client.place(address, join.server_key)
+
+    def _on_leave(self, join: Join) -> None:
+        logger.info("%s leaves with engine cores %s", join.host, ", ".join(map(str, join.ranks)))
+        for rank in join.ranks:
+            client = self._clients[rank]
+            if isinstance(client, RemoteClient):
+                client.displace()
+
+    def _check_remote(self, rank: int, ready: EngineReady) -> None:
+        """Refuses an engine core that is unlike the others, and its machine with it."""
+        reason = self._difference(rank, ready)
+        if reason:
+            client = self._clients[rank]
+            if isinstance(client, RemoteClient):
+                client.displace()
+            self._rendezvous.refuse(rank, reason)
+            raise EngineStartError(reason)
+
+    def _difference(self, rank: int, ready: EngineReady) -> str:
+        others = [one for one in super().engines if one.engine_index != rank]
+        if not others and self._promised is not None:
+            others = [self._promised]
+        if not others:
+            return ""
+        first = others[0]
+        where = f"engine core {first.engine_index} and engine core {rank} on {self._rendezvous.host_of(rank)} differ"
+        for name in _ALWAYS_EQUAL:
+            ours, theirs = getattr(first, name), getattr(ready, name)
+            if ours != theirs:
+                return f"{where}: {name} is {ours}, but {theirs}"
+        promised = self._promised or first
+        if ready.max_model_len < promised.max_model_len:
+            return f"{where}: max_model_len is {promised.max_model_len}, but {ready.max_model_len}"
+        difference = numeric_difference(first, ready)
+        return f"{where}: {difference}" if difference and not self._allow_mixed_numerics else ""

@@ -1,0 +1,1 @@
+"""Membership of machines: the first one listens, and the others join it."""

@@ -1,0 +1,196 @@
+"""Machines that join the first one, and those that may not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from llmstack_engine_core import EngineConfig
+from llmstack_engine_core.client.async_client import AsyncClient
+from llmstack_engine_core.client.hosts import HostsClient
+from llmstack_engine_core.config import HostsConfig
+from llmstack_engine_core.hosts.joining import Joining, JoinRefusedError
+from llmstack_engine_core.hosts.messages import Join, own_version
+from llmstack_engine_core.hosts.rendezvous import Rendezvous
+from llmstack_engine_core.ipc.keys import make_key_file, read_keys, replace_keys
+from llmstack_engine_core.launcher import launch_engine_process
+from llmstack_types import EngineStartError, ModelRunnerConfig
+
+
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    make_key_file(path)
+    return path
+
+
+@pytest.fixture
+def hosts() -> HostsConfig:
+    return HostsConfig(free_address(), size=4, num_local=2, start_rank=2)
+
+
+JOIN = Join(own_version(), 4, 2, ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), b"", "other")
+
+
+class First:
+    """The first machine, with what it has received."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.rendezvous = rendezvous
+        self.joins: list[Join] = []
+        self.leaves: list[Join] = []
+        rendezvous.serve(self.joins.append, self.leaves.append)
+
+
+@asynccontextmanager
+async def first_machine(hosts: HostsConfig, key_file: Path) -> AsyncIterator[First]:
+    first = First(Rendezvous(hosts, str(key_file), 2))
+    try:
+        yield first
+    finally:
+        await first.rendezvous.close()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # there is no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def refusal(hosts: HostsConfig, key_file: Path, join: Join) -> str:
+    with pytest.raises(JoinRefusedError) as caught:
+        async with asyncio.timeout(60):
+            await Joining(hosts, str(key_file), patience_s=60).run(join)
+    return str(caught.value)
+
+
+async def test_a_machine_joins_leaves_and_ends_with_the_first_one(hosts: HostsConfig, key_file: Path) -> None:
+    joining = asyncio.ensure_future(Joining(hosts, str(key_file), 60).run(JOIN))  # it may be there before the first
+    await asyncio.sleep(0.05)
+    async with first_machine(hosts, key_file) as first:
+        await until(lambda: first.joins == [JOIN])
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+        await until(lambda: first.leaves == [JOIN])
+        joining = asyncio.ensure_future(Joining(hosts, str(key_file), 60).run(JOIN))
+        await until(lambda: len(first.joins) == 2)
+    async with asyncio.timeout(60):
+        await joining  # it was notified
+
+
+async def test_what_does_not_fit_is_refused_in_a_sentence_that_names_both_sides(
+    hosts: HostsConfig, key_file: Path
+) -> None:
+    ours = own_version()
+    async with first_machine(hosts, key_file) as first:
+        for changes, words in (
+            ({"version": "9.9"}, f"the first machine runs llmstack {ours}, but other runs 9.9"),
+            ({"size": 8}, "--data-parallel-size is 4 on the first machine, but 8 on other"),
+            ({"start_rank": 3}, "--data-parallel-size is 4 on the first machine, but other has engine core 4"),
+            ({"start_rank": 1}, "the first machine has engine cores 0 to 1, but other begins with 1"),
+            ({"addresses": ("tcp://0.0.0.0:1",)}, "listens on one address of the machine, not on all"),
+        ):
+            assert words in await refusal(hosts, key_file, replace(JOIN, **changes))
+        assert first.joins == []
+
+
+async def test_of_two_machines_with_the_same_engine_core_the_second_is_refused(
+    hosts: HostsConfig, key_file: Path
+) -> None:
+    quick = replace(hosts, heartbeat_timeout_s=0.3)
+    async with first_machine(quick, key_file) as first:
+        joining = asyncio.ensure_future(Joining(quick, str(key_file), 60).run(JOIN))
+        await until(lambda: first.joins)
+        third = replace(JOIN, host="third", start_rank=3, addresses=JOIN.addresses[:1])
+        assert await refusal(quick, key_file, third) == "engine core 3 is on other already, and on third"
+        assert not joining.done()
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+
+
+async def test_other_keys_are_refused_and_a_second_pair_is_accepted_while_keys_are_replaced(
+    hosts: HostsConfig, key_file: Path, tmp_path: Path
+) -> None:
+    other, both = tmp_path / "other", tmp_path / "both"
+    make_key_file(other)
+    shutil.copy(key_file, both)
+    (used,) = read_keys(key_file).pairs
+    replace_keys(both, (zmq.curve_keypair(), used))
+    async with first_machine(hosts, key_file) as first:
+        assert "different keys" in await refusal(hosts, other, JOIN)
+        assert first.joins == []
+        replace_keys(key_file, (used, read_keys(both).pairs[0]))
+    async with first_machine(hosts, both) as first:  # it uses the new pair, the other machine still the old one
+        joining = asyncio.ensure_future(Joining(hosts, str(key_file), 60).run(JOIN))
+        await until(lambda: first.joins)
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+
+
+def test_the_first_machine_listens_on_one_address_and_with_keys(hosts: HostsConfig, key_file: Path) -> None:
+    with pytest.raises(EngineStartError, match="not on all"):
+        Rendezvous(replace(hosts, address="tcp://0.0.0.0:29550"), str(key_file), 2)
+    with pytest.raises(EngineStartError, match="needs"):
+        Rendezvous(hosts, None, 2)
+
+
+class NoClient(AsyncClient):
+    """An engine core of the first machine that computes other bits than any."""
+
+    async def shutdown(self) -> None:
+        self._mailbox.set_dead("it is shut down")
+
+    async def _send(self, message: object) -> None:
+        raise NotImplementedError
+
+    def _attach(self) -> None:
+        """Nothing comes."""
+
+
+async def test_an_engine_core_of_other_bits_is_refused_with_its_machine_unless_they_may_be_mixed(
+    hosts: HostsConfig, key_file: Path
+) -> None:
+    hosts = replace(hosts, size=2, num_local=1, start_rank=1)
+    model = ModelRunnerConfig("echo")
+    config = EngineConfig(model, runner="echo", log_level="CRITICAL", key_file=str(key_file), hosts=hosts)
+    process = launch_engine_process(config, free_address())
+    try:
+        for is_mixed in (False, True):
+            local = NoClient(60.0)
+            client = HostsClient(config, replace(hosts, allow_mixed_numerics=is_mixed), [local])
+            joining = Joining(hosts, str(key_file), 60)
+            join = Join(own_version(), 2, 1, (process.address,), joining.server_key, "other")
+            running = asyncio.ensure_future(joining.run(join))
+            waiting = asyncio.ensure_future(client.wait_until_ready())
+            await until(lambda: client.engines)  # noqa: B023
+            theirs = client.engines[0]
+            local._mailbox.take(replace(theirs, numeric_contract_id="ours", backends={"echo": "fast"}))
+            local._wake()
+            await waiting
+            if is_mixed:
+                assert len(client.engines) == 2
+            else:  # also where it was there first
+                words = "engine core 0 and engine core 1 on other differ: echo is fast, but python"
+                with pytest.raises(JoinRefusedError, match=words):
+                    await asyncio.wait_for(running, 60)
+                assert len(client.engines) == 1
+            running.cancel()
+            await client.shutdown()
+            await asyncio.gather(running, return_exceptions=True)
+    finally:
+        process.stop()
