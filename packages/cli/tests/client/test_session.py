@@ -21,6 +21,9 @@ class FakeClient:
         self.failure: BaseException | None = None
         self.num_closed = 0
 
+    def model_names(self) -> list[str]:
+        return ["m", "other"]
+
     def stream(self, route: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         self.bodies.append({**body, "messages": list(body["messages"])} if "messages" in body else body)
         try:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
 from llmstack_command.client import terminal as terminal_module
 from llmstack_command.client.terminal import Terminal
 from llmstack_command.errors import ApiError
+
+
+class Person(io.StringIO):
+    """Standard input of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Screen(io.StringIO):
@@ -60,3 +68,30 @@ def test_reasoning_is_dim_on_a_screen():
     shown.write("yes")
     shown.end_answer()
     assert screen.getvalue() == "\x1b[2mso then\x1b[0m\n\nyes\n"
+
+
+def test_a_message_of_several_lines_ends_with_its_quotes_or_its_last_backslash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = iter(['"""one', "two", 'three"""', "a\\", "b", '"""whole"""', '"""open'])
+
+    def read(prompt: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    terminal = Terminal(Person(), io.StringIO())
+    assert list(terminal.messages()) == ["one\ntwo\nthree", "a\nb", "whole", "open"]
+
+
+def test_the_history_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+    pytest.importorskip("readline", reason="this Python has no readline")
+    path = tmp_path / "state" / "history"
+    terminal = Terminal(Person(), io.StringIO())
+    terminal.open_history(path)
+    terminal.save_history(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "file").write_text("")
+    terminal.save_history(tmp_path / "file" / "history")  # cannot be written, which is no error

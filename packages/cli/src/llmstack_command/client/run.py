@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from llmstack_command.client.address import Address
@@ -22,7 +23,23 @@ def run_chat(namespace: argparse.Namespace) -> None:
     """Runs `llmstack chat`; raises ApiError."""
     client, terminal = connect(namespace), Terminal()
     body = shared_fields(client, namespace)
-    _run(ChatSession(client, terminal, body, namespace.system_prompt), terminal, namespace.quick)
+    session = ChatSession(client, terminal, body, namespace.system_prompt)
+    if not terminal.is_interactive or namespace.quick is not None:
+        _run(session, terminal, namespace.quick)
+        return
+    terminal.note(f"{body['model']} at {Address.parse(namespace.url)}; /help lists the commands")
+    history = history_path(os.environ)
+    terminal.open_history(history)
+    try:
+        _run(session, terminal, None)
+    finally:
+        terminal.save_history(history)
+
+
+def history_path(variables: Mapping[str, str]) -> Path:
+    """Where the lines of earlier conversations are kept."""
+    state = variables.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "llmstack" / "chat_history"
 
 
 def run_complete(namespace: argparse.Namespace) -> None:
