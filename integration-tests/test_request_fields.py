@@ -24,6 +24,7 @@ FIELDS = json.loads(DATA.read_text(encoding="utf-8"))
 HELLO = [{"role": "user", "content": "Hello"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
+    "/v1/chat/completions/batch": {"messages": [HELLO], "max_tokens": 1},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
     "/v1/messages": {"messages": HELLO, "max_tokens": 1},

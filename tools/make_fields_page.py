@@ -12,9 +12,11 @@ from pydantic import BaseModel
 
 from llmstack_server.apis.anthropic.protocol import KNOWN, CountTokensRequest, MessagesRequest
 from llmstack_server.apis.openai.protocol import (
+    BATCH,
     CHAT,
     COMPLETIONS,
     TOKENIZE,
+    BatchChatRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -37,6 +39,7 @@ DATA = Path(__file__).resolve().parent / "vllm_request_fields.json"
 
 ROUTES: Mapping[str, tuple[type[BaseModel], Mapping[str, Predicate]]] = {
     "/v1/chat/completions": (ChatCompletionRequest, CHAT),
+    "/v1/chat/completions/batch": (BatchChatRequest, BATCH),
     "/v1/completions": (CompletionRequest, COMPLETIONS),
     "/v1/responses": (ResponseRequest, UNSUPPORTED),
     "/v1/messages": (MessagesRequest, KNOWN),

@@ -253,6 +253,15 @@ class EngineClient(Protocol):
         """
         ...
 
+    @property
+    def running_request_ids(self) -> Sequence[str]:
+        """The ids of the requests that have not ended."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; their streams end with finish reason `abort`."""
+        ...
+
     def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "") -> None:
         """Checks that so many prompts may join the queue.
 

@@ -83,6 +83,11 @@ class EngineFrontEnd:
         if aborted:
             await self._client.abort_requests(aborted)
 
+    @property
+    def running_request_ids(self) -> list[str]:
+        """The ids of the requests that have not ended, those that pool last."""
+        return [*self.output_processor.request_id_to_state, *self.output_processor.pooling.request_id_to_state]
+
     async def wait_until_ready(self) -> EngineReady:
         """Waits until the engine core can take requests.
 

@@ -43,9 +43,12 @@ async def prepare_invocation(state: ServerState, body: dict[str, Any]) -> WholeA
     Raises:
         InvalidRequestError: A field is invalid, or no field identifies the API.
     """
+    limits = state.engine.limits
     for field, prepare in _FIELD_TO_PREPARE.items():
-        if field in body:
-            is_classified = field == "input" and state.engine.limits.num_labels
-            return await (prepare_classification if is_classified else prepare)(state, body)
+        if field not in body:
+            continue
+        if field == "input" or (field == "messages" and not limits.is_generative):
+            prepare = prepare_classification if limits.num_labels else prepare_embeddings
+        return await prepare(state, body)
     message = "The body does not say which API it is for: give 'messages', 'prompt', 'input', 'documents' or 'text_1'."
     raise missing_parameter("messages", message)

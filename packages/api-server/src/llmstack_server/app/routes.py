@@ -17,6 +17,7 @@ from llmstack_server.app.adapter_routes import add_adapter_routes
 from llmstack_server.app.chat_page import add_chat_page
 from llmstack_server.app.docs_page import add_docs_routes
 from llmstack_server.app.invocations import add_invocations_route
+from llmstack_server.app.pause_routes import add_pause_routes
 from llmstack_server.app.server_info import server_info
 from llmstack_server.app.sleep_routes import add_sleep_routes
 from llmstack_server.app.steps import add_steps_routes
@@ -54,6 +55,7 @@ def build_router(state: ServerState) -> APIRouter:
     if state.config.http.enable_control_routes:
         control = APIRouter(dependencies=[Depends(_for_operators)])
         _add_control_routes(control, state)
+        add_pause_routes(control, state)
         if state.config.processes.has_sleep_mode:
             add_sleep_routes(control, state)
         if state.config.adapters.root is not None:

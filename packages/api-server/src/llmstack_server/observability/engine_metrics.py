@@ -150,12 +150,17 @@ class EngineFamilies:
 
 
 class EngineMetrics:
-    """The metrics of one engine."""
+    """The metrics of one engine.
+
+    Attributes:
+        load: The share of its KV blocks in use, and its waiting requests, after the last step.
+    """
 
     def __init__(self, families: EngineFamilies, model_name: str, engine_index: int) -> None:
         self._labels = (model_name, str(engine_index))
         self._families = families
         self._totals = _Totals()
+        self.load = (0.0, 0)
         self._gauges = {name: family.labels(*self._labels) for name, family in families.gauges.items()}
         self._counters = {name: family.labels(*self._labels) for name, family in families.counters.items()}
         self._histograms = {name: family.labels(*self._labels) for name, family in families.histograms.items()}
@@ -207,6 +212,7 @@ class EngineMetrics:
         gauges["num_requests_running"].set(stats.num_running)
         gauges["num_requests_waiting"].set(stats.num_waiting)
         self._waiting[0].set(stats.num_waiting)
+        self.load = (stats.kv_cache_usage, stats.num_waiting)
         gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         if stats.num_scheduled_tokens:
             self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens)

@@ -6,6 +6,7 @@ import json
 import logging
 import logging.config
 import sys
+from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -23,6 +24,26 @@ _LEVELS = {"trace": logging.DEBUG}
 def level_number(name: str) -> int:
     """The number of a log level, by its name in lower case."""
     return _LEVELS.get(name, getattr(logging, name.upper(), logging.INFO))
+
+
+class _PathFilter:
+    """A filter of uvicorn's access lines, whose third argument is the path with its query."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = frozenset(paths)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for lines of these paths."""
+        args = record.args
+        if not isinstance(args, tuple) or len(args) < 3:
+            return True
+        return str(args[2]).partition("?")[0] not in self._paths
+
+
+def leave_out_paths(paths: str) -> None:
+    """Leaves out the access lines of requests to these paths, which commas separate."""
+    if paths:
+        logging.getLogger("uvicorn.access").addFilter(_PathFilter([path.strip() for path in paths.split(",")]))
 
 
 def set_up_logging(config: HTTPConfig) -> None:

@@ -147,6 +147,14 @@ class ServerMetrics:
         if running or waiting:
             gauge.labels(str(max_loras), ",".join(waiting), ",".join(running)).set_to_current_time()
 
+    def load_values(self) -> dict[str, float]:
+        """The load as routers ask for it: the fullest engine's KV cache, and the waiting requests of all."""
+        states = [engine.load for engine in self._engines.values()]
+        return {
+            "kv_cache_usage_perc": max(usage for usage, _ in states),
+            "num_requests_waiting": float(sum(num_waiting for _, num_waiting in states)),
+        }
+
     def snapshot(self) -> Snapshot:
         """The values that another process of this server needs to render the metrics of both."""
         return snapshot_of(self._registry)

@@ -64,7 +64,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--device": ForeignFlag("the device is a GPU if there is one, else the CPU", ("auto",)),
     "--device-ids": ForeignFlag("set CUDA_VISIBLE_DEVICES, which every program reads"),
     "--diffusion-config": ForeignFlag("diffusion models are not supported"),
-    "--disable-access-log-for-endpoints": ForeignFlag("use --disable-uvicorn-access-log, which applies to all routes"),
     "--disable-sliding-window": ForeignFlag(
         "use --max-model-len with the length of the window, which has the same effect", _OFF
     ),

@@ -292,6 +292,12 @@ class LogOptions(OptionGroup):
     has_access_log: bool = option(
         True, flag="--disable-uvicorn-access-log", sets=False, help="log no line for each HTTP request"
     )
+    unlogged_paths: str = option(
+        "",
+        flag="--disable-access-log-for-endpoints",
+        metavar="PATHS",
+        help="log no line for HTTP requests to these paths, such as /health,/metrics",
+    )
     log_config_file: str | None = option(
         None,
         flag="--log-config-file",

@@ -14,7 +14,7 @@ import uvicorn
 
 from llmstack_server.app import build_app
 from llmstack_server.app.adapter_routes import load_configured_adapters
-from llmstack_server.observability.logs import level_number
+from llmstack_server.observability.logs import leave_out_paths, level_number
 from llmstack_server.observability.request_log import RequestLog
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving.event_loop import handled_signals
@@ -222,5 +222,6 @@ def _uvicorn_config(state: ServerState) -> uvicorn.Config:
         timeout_graceful_shutdown=int(FLUSH_TIMEOUT_S),
     )
     config.load()
+    leave_out_paths(http.unlogged_paths)
     config.ssl = None if http.tls is None else make_tls_context(http.tls)
     return config

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 1.0
 MAX_ANSWER_BYTES = 16 << 20
-MAX_QUESTION_BYTES = 128
+MAX_QUESTION_BYTES = 512
 
 Answers = Mapping[str, Callable[[], Any]]
 TopicAnswer = Callable[[str], Awaitable[Any]]

@@ -59,6 +59,7 @@ class ServerState:
         peers: The other API processes of the server; None where this is the only one.
         queue: Follows the queues of the engine cores, and predicts how long a request waits.
         decoding: The turns at decoding large bodies.
+        is_paused: Whether new requests are refused until `/resume`.
         request_ids: The ids that clients have given to running requests.
         application: Answers requests of the server itself, such as those of a batch; None before it is built.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
@@ -80,6 +81,7 @@ class ServerState:
     peers: Peers | None = None
     queue: QueueMonitor = field(default_factory=QueueMonitor)
     decoding: Turns = field(default_factory=Turns)
+    is_paused: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
     application: ASGIApp | None = None

@@ -34,6 +34,7 @@ from llmstack_server.protocols import EngineClient
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing.adapters import FakeAdapters
+from llmstack_server.testing.byte_tokenizer import ByteTokenizer
 from llmstack_server.testing.pooling import admit_bytes, pool_bytes
 from llmstack_server.web.streams import close, merge
 from llmstack_types import (
@@ -49,28 +50,6 @@ READY = EngineReady(
     num_blocks=64, block_size=16, max_model_len=128, vocab_size=256, dtype="float32", device="cpu", embedding_size=4
 )
 LIMITS = AdmissionLimits(READY.max_model_len, READY.vocab_size, READY.num_blocks * READY.block_size, embedding_size=4)
-
-
-class ByteTokenizer:
-    """A tokenizer whose tokens are bytes."""
-
-    config: Mapping[str, Any] = {"tokenizer_class": "ByteTokenizer"}
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The bytes of the text."""
-        return list(text.encode())
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of the bytes."""
-        return bytes(token_ids).decode("utf-8", "replace")
-
-    def text_of(self, token_id: int) -> str:
-        """One byte as text."""
-        return self.decode([token_id])
-
-    def token_to_id(self, token: str) -> int | None:
-        """The byte of a text of one byte."""
-        return token.encode()[0] if len(token.encode()) == 1 else None
 
 
 class FakeStream:
@@ -197,6 +176,14 @@ class FakeEngineClient(FakeAdapters):
     ) -> AdmittedPooling:
         """Runs the real checks on the bytes of the prompt."""
         return admit_bytes(prompt, pooling_params, self.limits, param, param_names)
+
+    @property
+    def running_request_ids(self) -> Sequence[str]:
+        """None: this engine does not know them."""
+        return ()
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Ends nothing, since it knows no ids."""
 
     def check_room(self, num_completions: int, num_prompt_tokens: int, tenant: str = "") -> None:
         """Has room for any number of prompts."""

@@ -40,6 +40,7 @@ UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/docs/")
 WAKING_PATHS = frozenset({
     "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/tokenize", "/detokenize",
 })  # fmt: skip
+PAUSED_PATHS = WAKING_PATHS | {"/pause", "/resume", "/is_paused", "/abort_requests"}
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -209,6 +210,8 @@ class GateMiddleware:
             if lifecycle.is_stopping:
                 raise HTTPError(server_shutting_down())
             raise HTTPError(engine_unavailable(f"The server is not ready yet: {lifecycle.state}."))
+        if self._state.is_paused and path not in PAUSED_PATHS:
+            raise HTTPError(engine_unavailable("The server is paused: POST /resume ends that."))
         if self._state.engine.sleep_level and path not in WAKING_PATHS:
             raise HTTPError(engine_unavailable("The engine is asleep: POST /wake_up wakes it."))
 

@@ -15,6 +15,7 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import client_deadline, current_deadline, set_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable, server_is_overloaded, wait_too_long
+from llmstack_server.web.load_report import LOAD_FORMAT_HEADER, with_load
 from llmstack_server.web.middleware import route_path
 from llmstack_types import ServerOverloadedError
 
@@ -23,7 +24,8 @@ PREDICTED_WAIT_HEADER = "x-llmstack-predicted-wait-ms"
 MAX_DEADLINE_DIGITS = 9
 # Routes whose requests wait for the engine.
 QUEUED_PATHS = frozenset({
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations",
+    "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses", "/v1/messages",
+    "/invocations",
     "/v1/embeddings", "/v2/embed", "/pooling", "/classify",
     "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
 })  # fmt: skip
@@ -44,6 +46,8 @@ class QueueGateMiddleware:
             await self._app(scope, receive, send)
             return
         headers, queue = Headers(scope=scope), self._state.queue
+        if LOAD_FORMAT_HEADER in headers:
+            send = with_load(self._state, headers[LOAD_FORMAT_HEADER], send)
         deadline_s, num_bytes = read_deadline(headers), content_length(headers)
         tenant = current_client.get().tenant
         num_tokens = queue.estimate_tokens(num_bytes)

@@ -195,6 +195,11 @@ async def test_embeddings_come_in_the_form_of_cohere() -> None:
     }
 
 
+async def test_without_an_input_type_texts_stay_as_they_are() -> None:
+    body = answered(await post(0, "/v2/embed", texts=["ab"]))
+    assert body["embeddings"] == {"float": [[2.0, 97.0, 98.0, 98.0]]}
+
+
 async def test_a_query_gets_what_the_model_wants_before_it_and_is_cut_as_asked() -> None:
     for fields, expected in (
         ({"texts": ["ab"]}, [5.0, 113.0]),
@@ -223,7 +228,6 @@ async def test_a_query_gets_what_the_model_wants_before_it_and_is_cut_as_asked()
         (0, "/pooling", {"input": "a", "task": "classify"}, "model", "unsupported_value"),
         (2, "/pooling", {"input": "a", "dimensions": 1}, "dimensions", "invalid_value"),
         (0, "/pooling", {"input": "a", "encoding_format": "bytes"}, "encoding_format", "invalid_value"),
-        (0, "/v2/embed", {"texts": ["a"]}, "input_type", "missing_required_parameter"),
         (0, "/v2/embed", {"input_type": "clustering"}, "texts", "missing_required_parameter"),
         (0, "/v2/embed", {"texts": ["a"], "input_type": "image"}, "input_type", "invalid_value"),
         (0, "/v2/embed", {"texts": ["a"], "input_type": "clustering", "truncate": "MIDDLE"}, "truncate",

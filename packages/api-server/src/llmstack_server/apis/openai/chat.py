@@ -42,10 +42,10 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
     ids = answer_ids("chatcmpl", fields.request_id)
     if fields.request_id is not None:
         await state.request_ids.claim(current_client.get().tenant, fields.request_id)
-    given = _sampling(fields)
+    given = sampling_of(fields)
     chat = await submit_chat(
         state,
-        _conversation(fields),
+        conversation_of(fields),
         given,
         request_id=ids.engine,
         priority=fields.priority or 0,
@@ -55,7 +55,8 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
     return ChatCompletion(state, fields, ids, chat)
 
 
-def _conversation(fields: ChatCompletionRequest) -> Conversation:
+def conversation_of(fields: ChatCompletionRequest) -> Conversation:
+    """The conversation of a request, unchecked but for fields that exclude each other."""
     is_continued = bool(fields.continue_final_message)
     if is_continued and fields.add_generation_prompt:
         reason = "it cannot be set together with 'add_generation_prompt'"
@@ -75,7 +76,8 @@ def _conversation(fields: ChatCompletionRequest) -> Conversation:
     )
 
 
-def _sampling(fields: ChatCompletionRequest) -> GivenSampling:
+def sampling_of(fields: ChatCompletionRequest) -> GivenSampling:
+    """The sampling fields of a request, and its names of them."""
     if fields.top_logprobs and not fields.logprobs:
         raise request_errors.invalid_value("top_logprobs", "it is only allowed together with 'logprobs': true")
     is_newer = fields.max_completion_tokens is not None

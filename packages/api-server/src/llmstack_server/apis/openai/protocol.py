@@ -48,6 +48,12 @@ class ChatCompletionRequest(AnswerFields):
     include_reasoning: bool | None = None
 
 
+class BatchChatRequest(ChatCompletionRequest):
+    """Body of `POST /v1/chat/completions/batch`."""
+
+    messages: list[list[dict[str, Any]]] | None = Field(None, description="conversations; at most 128")  # type: ignore[assignment]
+
+
 class TokenizeRequest(BaseModel):
     """Body of `POST /tokenize`."""
 
@@ -92,6 +98,16 @@ CHAT: Mapping[str, Predicate] = {
     "prompt_embeds": one_of([]),
     "reasoning_effort": word_of("reasoning_effort", *EFFORTS),
     "verbosity": word_of("verbosity", *VERBOSITIES),
+}
+BATCH: Mapping[str, Predicate] = {
+    **CHAT,
+    "n": one_of(1),
+    "best_of": one_of(1),
+    "stream": one_of(False),
+    "tools": _NEVER,
+    "tool_choice": one_of("none"),
+    "use_beam_search": one_of(False),
+    "prompt_logprobs": _NEVER,
 }
 TOKENIZE: Mapping[str, Predicate] = {**MEDIA, "return_token_offsets": one_of(False)}
 TOKENIZE_CHAT: Mapping[str, Predicate] = {**TOKENIZE, "add_special_tokens": one_of(False)}

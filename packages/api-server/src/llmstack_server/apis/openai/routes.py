@@ -9,25 +9,29 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from llmstack_server.apis.openai.chat import prepare_chat
+from llmstack_server.apis.openai.chat_batch import prepare_chat_batch
 from llmstack_server.apis.openai.completions import prepare_completion
 from llmstack_server.apis.openai.models import model_list, model_object
 from llmstack_server.apis.openai.protocol import (
+    BatchChatRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from llmstack_server.apis.openai.render import render_chat, render_completions
 from llmstack_server.apis.openai.tokenization import detokenize, tokenize, tokenizer_info
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import GenerationResponse
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.checks import check_model
-from llmstack_server.web.openapi import GENERATION_RESPONSES, error_responses, request_body
+from llmstack_server.web.openapi import GENERATION_RESPONSES, REQUEST_ERRORS, error_responses, request_body
 
 
 def add_openai_routes(router: APIRouter, state: ServerState) -> None:
     """Adds completions, chat completions, the served models and the tokenizer."""
     _add_generation_routes(router, state)
+    _add_render_routes(router, state)
     _add_model_routes(router, state)
     _add_tokenizer_routes(router, state)
 
@@ -45,8 +49,30 @@ def _add_generation_routes(router: APIRouter, state: ServerState) -> None:
         """Continues a conversation with the assistant's message."""
         return GenerationResponse(state, prepare_chat)
 
+    @router.post(
+        "/v1/chat/completions/batch", responses=GENERATION_RESPONSES, openapi_extra=request_body(BatchChatRequest)
+    )
+    async def chat_completions_batch() -> Response:
+        """Continues several conversations, each with one choice of the answer."""
+        return GenerationResponse(state, prepare_chat_batch)
+
+
+def _add_render_routes(router: APIRouter, state: ServerState) -> None:
+    @router.post("/v1/completions/render", responses=REQUEST_ERRORS, openapi_extra=request_body(CompletionRequest))
+    async def completions_render(request: Request) -> Response:
+        """Converts the prompts of a completion to token ids, and computes nothing."""
+        return await _answer_json(state, request, render_completions)
+
+    @router.post(
+        "/v1/chat/completions/render", responses=REQUEST_ERRORS, openapi_extra=request_body(ChatCompletionRequest)
+    )
+    async def chat_completions_render(request: Request) -> Response:
+        """Converts a conversation to token ids, and computes nothing."""
+        return await _answer_json(state, request, render_chat)
+
 
 def _add_model_routes(router: APIRouter, state: ServerState) -> None:
+    @router.get("/v1/models/", include_in_schema=False)
     @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models")
     async def models() -> Response:
@@ -79,7 +105,7 @@ def _add_tokenizer_routes(router: APIRouter, state: ServerState) -> None:
 
 
 async def _answer_json(
-    state: ServerState, request: Request, answer: Callable[[ServerState, dict[str, Any]], Awaitable[dict[str, Any]]]
+    state: ServerState, request: Request, answer: Callable[[ServerState, dict[str, Any]], Awaitable[Any]]
 ) -> Response:
     limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
     body = await read_json_object(request.headers, request.receive, limits, state.decoding)

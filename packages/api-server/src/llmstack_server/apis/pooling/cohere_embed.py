@@ -16,7 +16,6 @@ from llmstack_server.protocols import AdmittedInput, Numbers
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import new_id
 from llmstack_server.web.checks import check_fields
-from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 from llmstack_types import PoolingParams, PoolingTask
 
@@ -53,9 +52,9 @@ async def prepare_cohere_embed(state: ServerState, body: dict[str, Any]) -> Cohe
 
 
 def _prefix(state: ServerState, input_type: str | None) -> str:
-    """The prefix that the model uses for such texts; empty where its folder configures none."""
+    """The prefix that the model uses for such texts; empty where its folder configures none, or without a type."""
     if input_type is None:
-        raise missing_parameter("input_type")
+        return ""
     if input_type not in _PREFIX_NAMES:
         raise request_errors.invalid_value("input_type", f"expected one of {', '.join(_PREFIX_NAMES)}")
     known = state.engine.prompt_prefixes

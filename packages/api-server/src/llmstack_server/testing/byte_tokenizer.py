@@ -1,0 +1,28 @@
+"""A tokenizer whose tokens are bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class ByteTokenizer:
+    """A tokenizer whose tokens are bytes."""
+
+    config: Mapping[str, Any] = {"tokenizer_class": "ByteTokenizer"}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The bytes of the text."""
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of the bytes."""
+        return bytes(token_ids).decode("utf-8", "replace")
+
+    def text_of(self, token_id: int) -> str:
+        """One byte as text."""
+        return self.decode([token_id])
+
+    def token_to_id(self, token: str) -> int | None:
+        """The byte of a text of one byte."""
+        return token.encode()[0] if len(token.encode()) == 1 else None
