@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmstack_server.web import json_pieces
+from llmstack_server.web import json_body, json_pieces
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.json_body import decode_object, decoding
+from llmstack_server.web.json_structure import JSONLimits
 
 WHOLE = 1 << 30
 TEXTS = st.text('ab,:[]{}"\\é\U0001f600 ', max_size=6)
@@ -28,6 +29,7 @@ def decoded(body: bytes, piece_bytes: int) -> Any:
     """The object, or the code of its refusal, with the pieces of some size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_pieces, "PIECE_BYTES", piece_bytes)
+        patch.setattr(json_body, "WINDOW_BYTES", piece_bytes)
         try:
             return decode_object(body)
         except HTTPError as error:
@@ -96,10 +98,50 @@ def test_no_step_decodes_more_than_a_piece_of_a_large_document(monkeypatch: pyte
     body = json.dumps(value).encode()
     document = decoding(body)
     sizes: list[int] = []
-    decode = document.pieces.decode
-    document.pieces.decode = lambda text: (sizes.append(len(text)), decode(text))[1]
+    windows: list[int] = []
+    decode, without_escapes = json_body._DECODER.decode, json_body.without_escapes
+    monkeypatch.setattr(json_body._DECODER, "decode", lambda text: (sizes.append(len(text)), decode(text))[1])
+    monkeypatch.setattr(
+        json_body, "without_escapes", lambda window: (windows.append(len(window)), without_escapes(window))[1]
+    )
     num_steps = sum(1 for _ in document.run())
     assert document.value == value
-    assert num_steps == len(sizes) - 1
+    assert num_steps == len(windows) + len(sizes) - 1
+    assert max(windows) <= json_body.WINDOW_BYTES + 1
     assert max(sizes) < json_pieces.PIECE_BYTES + 200
     assert len(sizes) >= len(body) // (json_pieces.PIECE_BYTES + 200)
+
+
+def refusal(body: bytes, limits: JSONLimits) -> Any:
+    try:
+        decode_object(body, limits)
+    except HTTPError as error:
+        return error.answer.code, error.answer.message
+    return None
+
+
+STRUCTURES = [
+    b'{"a":' + b"[" * 70 + b"]" * 70 + b"}",
+    b'{"a":[' + b'"s",' * 60 + b"1]}",
+    b'{"a":[' + b"[]," * 60 + b"1]}",
+    b'{"a":[' + b"1.5e3," * 60 + b"1]}",
+    b'{"a":' + b"7" * 641 + b"}",
+    b'{"a":[' + b"1," * 5 + b"8" * 700 + b"]}",
+    b'{"a":"' + bytes([92]) * 122 + b'"}',
+    b'{"a":"' + bytes([92]) * 121 + b'"}',
+    b'{"a":"' + rb"\ud83d\ude00" * 9 + b'"}',
+    b'{"a":"' + rb"\ud83d\ude00" * 9 + rb"\ud83d" + b'"}',
+    b'{"a":"' + rb"\ud83d\ude00" * 9 + rb"\ude00" + b'"}',
+    b'{"a":"' + rb"\\ud83d" * 9 + b'"}',
+]
+
+
+@pytest.mark.parametrize("body", STRUCTURES)
+def test_the_structure_is_the_same_whatever_the_size_of_a_window(body: bytes, monkeypatch: pytest.MonkeyPatch):
+    limits = JSONLimits(max_nodes=50, max_strings=40, max_values=80)
+    monkeypatch.setattr(json_pieces, "PIECE_BYTES", WHOLE)
+    expected = refusal(body, limits)
+    monkeypatch.setattr(json_pieces, "PIECE_BYTES", 1)
+    for size in (*range(1, 30), 700, 1500):
+        monkeypatch.setattr(json_body, "WINDOW_BYTES", size)
+        assert refusal(body, limits) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.serving.event_loop import EarlySignals, in_daemon_thread
+from llmstack_server.serving.garbage import IdleCollections
 from llmstack_server.serving.launcher import StageTimer
 from llmstack_server.state.lifecycle import LifecycleState
 
@@ -114,8 +114,9 @@ class ApiProcess:
             stages |= {f"engine: {name}": seconds for name, seconds in state.ready.phases_s.items()}
         for stage, seconds in stages.items():
             state.metrics.startup_seconds.labels(stage).set(seconds)
-        gc.collect()
-        gc.freeze()  # objects of the start live on; later collections skip them
+        collections = IdleCollections(lambda: state.in_flight.count)
+        collections.begin()
+        state.ticks.append(collections.tick)
         await self.on_ready(state, stages)
 
     def _make_metrics(self) -> ServerMetrics:

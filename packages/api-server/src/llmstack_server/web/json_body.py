@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from llmstack_server.web import json_pieces
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, body_not_an_object, invalid_json
 from llmstack_server.web.json_pieces import DuplicateKeyError, PiecewiseDecoder
-from llmstack_server.web.json_structure import JSONLimits, check_structure, without_escapes
+from llmstack_server.web.json_structure import JSONLimits, StructureCheck, check_structure, escape_ends, without_escapes
 
 # Longer than any 64-bit integer: a number that is cut here stays out of every field's range.
 _MAX_INTEGER_DIGITS = 40
 _DUPLICATE_KEY = "a key occurs twice in one object"
 _DEFAULT_LIMITS = JSONLimits()
+WINDOW_BYTES = 1 << 17
+_SURROGATES_BYTES = len(b"\\ud83d\\ude00")
 # The first half of a pair without the second, or the second without the first.
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD](?:"
@@ -55,30 +57,56 @@ def decode_object(body: bytes | bytearray, limits: JSONLimits | None = None) -> 
 
 @dataclass(slots=True)
 class Decoding:
-    """The decoding of one document in steps of about two milliseconds.
+    """The decoding of one document in steps of a few milliseconds.
 
     Attributes:
+        body: The bytes that were received.
+        limits: Limits on the structure.
         value: The object, once `run` has ended.
     """
 
-    pieces: PiecewiseDecoder
+    body: bytes | bytearray
+    limits: JSONLimits
     value: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> Iterator[None]:
         """Decodes; other work may be done after each step. Raises as `decode_object`."""
+        unescaped = bytearray()
+        has_long_number = yield from self._scan(unescaped)
+        decoder = _SATURATING_DECODER if has_long_number else _DECODER
+        pieces = PiecewiseDecoder(self.body, unescaped, decoder.decode)
         try:
-            yield from self.pieces.run()
+            yield from pieces.run()
         except ValueError as error:
             raise _refusal(error) from None
-        if not isinstance(self.pieces.value, dict):
+        if not isinstance(pieces.value, dict):
             _refuse(body_not_an_object())
-        self.value = self.pieces.value
+        self.value = pieces.value
+
+    def _scan(self, unescaped: bytearray) -> Generator[None, None, bool]:
+        """Checks the structure, window by window, and fills `unescaped`; whether there is a long number."""
+        body, check, start = self.body, StructureCheck(self.limits), 0
+        while start < len(body):
+            end = escape_ends(body, min(start + WINDOW_BYTES, len(body)))
+            window = without_escapes(body[start:end])
+            unescaped += window
+            check.add(window)
+            start = end
+            yield
+        has_long_number = check.finish()
+        for start in range(0, len(unescaped), WINDOW_BYTES) if b"\\u" in unescaped else ():
+            end = start + WINDOW_BYTES
+            # A match that begins in the next window may lack its end here.
+            match = _LONE_SURROGATE.search(unescaped, start, end + _SURROGATES_BYTES)
+            if match is not None and match.start() < end:
+                _refuse(invalid_json("it holds half a surrogate pair"))
+            yield
+        return has_long_number
 
 
 def decoding(body: bytes | bytearray, limits: JSONLimits | None = None) -> Decoding:
     """The decoding of an object, its structure checked; arguments and errors as `decode_object`."""
-    unescaped = without_escapes(body)
-    return Decoding(PiecewiseDecoder(body, unescaped, _checked_decoder(unescaped, limits).decode))
+    return Decoding(body, limits or _DEFAULT_LIMITS)
 
 
 def _checked_decoder(unescaped: bytes | bytearray, limits: JSONLimits | None) -> json.JSONDecoder:

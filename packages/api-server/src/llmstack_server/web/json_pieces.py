@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-PIECE_BYTES = 1 << 16
+PIECE_BYTES = 1 << 14
 
 _NOT_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
 _CLOSING = {"[": "]", "{": "}"}

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
-from llmstack_server.apis.responses.input_items import messages_of, read_input
+from llmstack_server.apis.responses.input_items import FindItem, messages_of, read_items
 from llmstack_types import InvalidRequestError
+
+
+def read_input(value: Any, find_item: FindItem) -> list[dict[str, Any]]:
+    return list(read_items(value, find_item))
 
 
 def nothing(item_id: str) -> None:

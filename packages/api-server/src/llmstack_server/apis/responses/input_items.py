@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmstack_llm import request_errors
@@ -33,8 +33,8 @@ def new_response_id(process_index: int = 0) -> str:
     return f"resp_{process_index:03x}{uuid.uuid4().hex}"
 
 
-def read_input(value: Any, find_item: FindItem) -> list[Item]:
-    """The items of `input`, each with an id and every key that its type requires.
+def read_items(value: Any, find_item: FindItem) -> Iterator[Item]:
+    """The items of `input`, one after the other, each with an id and every key that its type requires.
 
     Raises:
         InvalidRequestError: The input is missing, or an item invalid, named as in `input[2].content[0].text`.
@@ -43,22 +43,37 @@ def read_input(value: Any, find_item: FindItem) -> list[Item]:
         raise missing_parameter("input")
     if isinstance(value, str):
         check_text("input", value)
-        return [_message("user", [{"type": "input_text", "text": value}], {})]
+        yield _message("user", [{"type": "input_text", "text": value}], {})
+        return
     if not isinstance(value, list):
         raise request_errors.invalid_type("input", "a string or an array of items", value)
     if not value:
         raise request_errors.empty_array("input")
-    return [_read_item(f"input[{index}]", item, find_item) for index, item in enumerate(value)]
+    for index, item in enumerate(value):
+        yield _read_item(f"input[{index}]", item, find_item)
 
 
 def messages_of(instructions: str | None, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages of checked items, `instructions` first."""
+    turns = turns_after(instructions)
+    for _ in adding(items, turns):
+        pass
+    return turns.messages
+
+
+def turns_after(instructions: str | None) -> TurnBuilder:
+    """The turns of a conversation that begins with `instructions`."""
     turns = TurnBuilder()
     if instructions is not None:
         turns.say("system", instructions)
+    return turns
+
+
+def adding(items: Iterable[Mapping[str, Any]], turns: TurnBuilder) -> Iterator[None]:
+    """Adds checked items to the turns, one for each step."""
     for item in items:
         _ADDERS[item["type"]](turns, item)
-    return turns.messages
+        yield
 
 
 def _read_item(param: str, item: Any, find_item: FindItem) -> Item:

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_llm.admission.rules import check_text
-from llmstack_server.apis.responses.input_items import messages_of, new_response_id, read_input
+from llmstack_server.apis.responses.input_items import adding, new_response_id, read_items, turns_after
 from llmstack_server.apis.responses.journal import Journal, identity_of
 from llmstack_server.apis.responses.local import NOT_FOUND, response_not_found
 from llmstack_server.apis.responses.objects import ResponseObject
@@ -34,6 +34,7 @@ from llmstack_server.web.checks import check_fields, check_model
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError
 from llmstack_server.web.fields import parse
+from llmstack_server.web.pauses import collected
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 from llmstack_types import InvalidRequestError
 
@@ -106,7 +107,7 @@ async def _new_run(
     is_stored: bool,
     earlier: Sequence[dict[str, Any]] = (),
 ) -> ResponseRun:
-    chat = await _submit(state, fields, _conversation(fields, input_items), response_id)
+    chat = await _submit(state, fields, await _conversation(fields, input_items), response_id)
     response = ResponseObject(
         response_id,
         check_model(state, fields.model),
@@ -122,7 +123,7 @@ async def count_input_tokens(state: ServerState, responses: SharedResponses, bod
     """How many tokens the model would read; raises as `prepare_response`."""
     fields, input_items = await _read(state, responses, body)
     try:
-        rendered = await render_conversation(state, _conversation(fields, input_items))
+        rendered = await render_conversation(state, await _conversation(fields, input_items))
     except InvalidRequestError as error:
         raise in_words_of_api(error, "input", _FUNCTION_NAMES) from None
     return len(rendered.token_ids)
@@ -136,7 +137,7 @@ async def _read(
     _check(fields, has_store=responses.local.store.is_enabled)
     history = await _history(responses, fields.previous_response_id)
     found = await responses.find_items(referenced_ids(fields.input))
-    return fields, history + tuple(encode(item) for item in read_input(fields.input, found.get))
+    return fields, history + tuple(await collected(map(encode, read_items(fields.input, found.get))))
 
 
 def _check(fields: ResponseRequest, *, has_store: bool) -> None:
@@ -162,10 +163,12 @@ async def _history(responses: SharedResponses, response_id: str | None) -> tuple
         raise response_not_found("previous_response_id") from None
 
 
-def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
+async def _conversation(fields: ResponseRequest, items: Sequence[StoredItem]) -> Conversation:
     choice, tools = chat_tool_choice(fields.tool_choice, chat_tools(fields.tools))
+    turns = turns_after(fields.instructions)
+    await collected(adding(map(decode, items), turns))
     return Conversation(
-        messages_of(fields.instructions, map(decode, items)),
+        turns.messages,
         tools=tools or None,
         tool_choice=choice,
         parallel_tool_calls=fields.parallel_tool_calls is not False,
