@@ -7,6 +7,8 @@ import pytest
 
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_parallel.messages import (
+    AdapterCall,
+    AdapterMessage,
     Answer,
     Call,
     CallMessage,
@@ -60,6 +62,7 @@ STEP = SchedulerOutput(
     "message",
     [
         CallMessage(Call.INITIALIZE_KV_CACHE, (96, 3)),
+        AdapterMessage(AdapterCall.READ, "style@d.1", "/adapters/style"),
         MasksMessage(4, TokenMasks(["a"], bytearray(b"\xff\x01\x02\x03"))),
         Answer((1, 2**40)),
         Failure("there is no model"),

@@ -163,6 +163,7 @@ class AdapterGate:
     def _begin_reading(self) -> None:
         if self._reading is None and self._paths:
             name, path = self._paths.popitem(last=False)
+            self._runner.announce_adapter(name, path)
             self._reading = name, self._thread.submit(self._runner.read_adapter, name, path)
 
     def _make_room(self) -> bool:

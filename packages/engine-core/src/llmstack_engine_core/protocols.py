@@ -139,6 +139,10 @@ class ModelRunner(Protocol):
 class AdapterRunner(Protocol):
     """What a model runner that serves LoRA adapters has besides the methods of `ModelRunner`."""
 
+    def announce_adapter(self, identity: str, path: str) -> None:
+        """Comes before `read_adapter`, on the engine core's thread."""
+        ...
+
     def read_adapter(self, identity: str, path: str) -> object:
         """Reads and checks an adapter; in any thread, beside steps.
 

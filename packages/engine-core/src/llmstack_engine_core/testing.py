@@ -152,6 +152,9 @@ class EchoModelRunner:
         path = self.options.weights_file
         return {"echo": "python", "weights": Path(path).read_text(encoding="utf-8")} if path else {"echo": "python"}
 
+    def announce_adapter(self, identity: str, path: str) -> None:
+        """Nothing is to be prepared."""
+
     def read_adapter(self, identity: str, path: str) -> object:
         """Reads its configuration; under an adapter each echo begins with the prompt's second token."""
         try:

@@ -42,10 +42,24 @@ class Call(IntEnum):
     END = 6
 
 
+class AdapterCall(IntEnum):
+    """What happens to a LoRA adapter in all ranks."""
+
+    READ = 1
+    """Begins to read it beside steps; there is no answer."""
+
+    ADD = 2
+    """Makes it available; each rank answers when it has read it."""
+
+    REMOVE = 3
+    """Drops it; there is no answer."""
+
+
 class _Tag(IntEnum):
     CALL = 1
     STEP = 2
     MASKS = 3
+    ADAPTER = 4
     ANSWER = 16
     FAILURE = 17
 
@@ -83,6 +97,15 @@ class MasksMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterMessage:
+    """A LoRA adapter by its identity; `path` is its folder, where it is to be read."""
+
+    call: AdapterCall
+    identity: str
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A call was successful; its numbers are the results."""
 
@@ -97,7 +120,7 @@ class Failure:
     numbers: tuple[int, ...] = field(default=(), init=False)
 
 
-Message = CallMessage | StepMessage | MasksMessage | Answer | Failure
+Message = CallMessage | StepMessage | MasksMessage | AdapterMessage | Answer | Failure
 
 
 def encode(epoch: int, message: Message) -> bytes:
@@ -179,7 +202,15 @@ def _decode_call(values: list[Any]) -> CallMessage:
     return CallMessage(Call(values[0]), _numbers(values[1], "arguments"))
 
 
+def _decode_adapter(values: list[Any]) -> AdapterMessage:
+    if type(values[0]) is not int or values[0] not in set(AdapterCall):
+        raise CodecError("the message asks for something unknown of an adapter")
+    return AdapterMessage(AdapterCall(values[0]), _IDENTITY(values[1], "identity"), _PATH(values[2], "path"))
+
+
 _COUNT = fields.integer()
+_IDENTITY = fields.text(1024, 1)
+_PATH = fields.text(4096)
 _REASON = fields.text(4096)
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
 
@@ -190,6 +221,7 @@ _ENCODERS: Final[Mapping[type, tuple[_Tag, Callable[[Any], list[Any]]]]] = {
         _Tag.MASKS,
         lambda message: [message.number, list(message.masks.request_ids), bytes(message.masks.bits)],
     ),
+    AdapterMessage: (_Tag.ADAPTER, lambda message: [int(message.call), message.identity, message.path]),
     Answer: (_Tag.ANSWER, lambda message: [list(message.numbers)]),
     Failure: (_Tag.FAILURE, lambda message: [message.reason[:4096]]),
 }
@@ -197,6 +229,7 @@ _DECODERS: Final[Mapping[int, tuple[int, Callable[[list[Any]], Message]]]] = {
     _Tag.CALL: (2, _decode_call),
     _Tag.STEP: (4, _decode_step),
     _Tag.MASKS: (3, _decode_masks),
+    _Tag.ADAPTER: (3, _decode_adapter),
     _Tag.ANSWER: (1, lambda values: Answer(_numbers(values[0], "numbers"))),
     _Tag.FAILURE: (1, lambda values: Failure(_REASON(values[0], "reason"))),
 }

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_parallel.messages import (
+    AdapterCall,
+    AdapterMessage,
     Answer,
     Call,
     CallMessage,
@@ -39,6 +42,8 @@ class RankLoop:
         self._sharding: Sharding = exchange.sharding(is_expert_parallel=config.enable_expert_parallel)
         self._runner = ModelRunner(config, sharding=self._sharding)
         self._num_steps = 0
+        self._reader = ThreadPoolExecutor(1, "read-adapter")
+        self._reads: dict[str, Future[object]] = {}
 
     def run(self) -> None:
         """Serves until a message ends it.
@@ -52,6 +57,7 @@ class RankLoop:
 
     def shutdown(self) -> None:
         """Releases the device and the memory shared with other ranks."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
         self._runner.shutdown()
         self._exchange.close()
 
@@ -69,9 +75,32 @@ class RankLoop:
             if message.call is Call.END:
                 return False
             self._channel.send(encode(self._epoch, self._answer(message)))
+        elif isinstance(message, AdapterMessage):
+            self._handle_adapter(message)
         else:
             raise CodecError(f"a rank expects no {type(message).__name__}")
         return True
+
+    def _handle_adapter(self, message: AdapterMessage) -> None:
+        identity = message.identity
+        if message.call is AdapterCall.READ:
+            # One is read at a time: what was read before was refused by another rank, or has been added.
+            self._reads = {identity: self._reader.submit(self._runner.read_adapter, identity, message.path)}
+        elif message.call is AdapterCall.REMOVE:
+            self._runner.remove_adapter(identity)
+        else:
+            self._channel.send(encode(self._epoch, self._add_adapter(identity)))
+
+    def _add_adapter(self, identity: str) -> Answer | Failure:
+        """An error of an adapter is no error of the rank."""
+        reading = self._reads.pop(identity, None)
+        if reading is None:
+            return Failure("the adapter was not read")
+        try:
+            self._runner.add_adapter(identity, reading.result())
+        except (LLMStackError, ValueError, MemoryError) as error:
+            return Failure(str(error) or type(error).__name__)
+        return Answer()
 
     def _answer(self, message: CallMessage) -> Answer | Failure:
         try:

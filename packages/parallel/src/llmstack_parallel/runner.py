@@ -17,7 +17,18 @@ from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.exchange import choose_backend
 from llmstack_parallel.launcher import ProcessPeers
-from llmstack_parallel.messages import Answer, Call, CallMessage, Failure, MasksMessage, StepMessage, decode, encode
+from llmstack_parallel.messages import (
+    AdapterCall,
+    AdapterMessage,
+    Answer,
+    Call,
+    CallMessage,
+    Failure,
+    MasksMessage,
+    StepMessage,
+    decode,
+    encode,
+)
 from llmstack_parallel.protocols import Peers
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
 from llmstack_parallel.topology import Topology
@@ -153,6 +164,43 @@ class ParallelRunner:
             if self._topology.pipeline_parallel_size > 1 and pending.scheduled.scheduled_requests:
                 self._unsent.append(output.sampled_token_ids)
 
+    def announce_adapter(self, identity: str, path: str) -> None:
+        """Lets all other ranks read an adapter beside their steps."""
+        self._send_adapter(AdapterMessage(AdapterCall.READ, identity, path))
+
+    def read_adapter(self, identity: str, path: str) -> object:
+        """Reads rank 0's part of an adapter; in any thread.
+
+        Raises:
+            ValueError: It cannot be served; the text is one sentence.
+        """
+        return self._started[1].read_adapter(identity, path)
+
+    def add_adapter(self, identity: str, adapter: object) -> None:
+        """Makes an adapter available in all ranks, or in none.
+
+        Raises:
+            ValueError: Another rank cannot read it.
+        """
+        if self._pending:
+            self._compute_until(self._pending[-1])  # other ranks wait for these steps before they answer
+        self._started[1].add_adapter(identity, adapter)
+        self._send_adapter(AdapterMessage(AdapterCall.ADD, identity))
+        failures = [answer.reason for answer in self._receive_all() if isinstance(answer, Failure)]
+        if failures:
+            self.remove_adapter(identity)
+            raise ValueError(failures[0])
+
+    def remove_adapter(self, identity: str) -> None:
+        """Drops an adapter in all ranks."""
+        self._started[1].remove_adapter(identity)
+        self._send_adapter(AdapterMessage(AdapterCall.REMOVE, identity))
+
+    def _send_adapter(self, message: AdapterMessage) -> None:
+        peers, _ = self._started
+        for channel in peers.channels.values():
+            channel.send(encode(peers.epoch, message))
+
     def backends(self) -> Mapping[str, str]:
         """Operation to implementation, of rank 0, and how the ranks exchange data."""
         peers, runner = self._started
@@ -205,17 +253,23 @@ class ParallelRunner:
 
     def _answers(self) -> list[tuple[int, ...]]:
         """The answers of all other ranks, which each call has."""
+        answers = self._receive_all()
+        for rank, answer in zip(self._started[0].channels, answers, strict=True):
+            if isinstance(answer, Failure):
+                raise EngineStartError(f"{self._topology.describe(rank)}: {answer.reason}")
+        return [answer.numbers for answer in answers]
+
+    def _receive_all(self) -> list[Answer | Failure]:
+        """What each other rank answers, up to the first one that failed in a call."""
         peers, _ = self._started
-        found = []
+        found: list[Answer | Failure] = []
         for rank, channel in peers.channels.items():
             while (frame := channel.receive(_POLL_MS)) is None:
                 self._check_peers()
             answer = decode(peers.epoch, frame)
-            if isinstance(answer, Failure):
-                raise EngineStartError(f"{self._topology.describe(rank)}: {answer.reason}")
-            if not isinstance(answer, Answer):
+            if not isinstance(answer, Answer | Failure):
                 raise LostRankError(f"{self._topology.describe(rank)} sent a {type(answer).__name__}")
-            found.append(answer.numbers)
+            found.append(answer)
         return found
 
     def _check_peers(self) -> None:

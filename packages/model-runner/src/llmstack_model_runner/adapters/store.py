@@ -110,6 +110,9 @@ class AdapterHost:
     def __init__(self) -> None:
         self._adapters: AdapterStore | None = None
 
+    def announce_adapter(self, identity: str, path: str) -> None:
+        """Nothing is to be prepared before `read_adapter`."""
+
     def read_adapter(self, identity: str, path: str) -> object:
         """Reads and checks an adapter for `add_adapter`; in any thread, beside steps.
 
@@ -149,6 +152,4 @@ def make_store(
         raise ValueError("--enable-lora needs a native model that generates text; this one is none")
     if device.type != "cpu":
         raise ValueError("--enable-lora is supported on CPUs only so far")
-    if config.num_ranks > 1:
-        raise ValueError("--enable-lora is not supported with several ranks yet; use one")
     return AdapterStore(model, layers, dtype, AdapterLimits(config.max_lora_rank, config.max_lora_bytes))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from llmstack_model_runner.model_runner import ModelRunner
@@ -30,19 +32,22 @@ def make_config(folder: Path, **changes: Any) -> ModelRunnerConfig:
     return ModelRunnerConfig(str(folder), **{"device": "cpu", "dtype": "float32", **limits, **changes})
 
 
-def run_schedule(config: ModelRunnerConfig, seed: int) -> Run:
+def run_schedule(config: ModelRunnerConfig, seed: int, adapters: Mapping[str, Path] = MappingProxyType({})) -> Run:
     """Chunked prompts, decodes, preemptions and prefix hits; a request in two has a seed, one in two is greedy."""
     runner = ModelRunner(config) if config.num_ranks == 1 else ParallelRunner(config, ThreadPeers)
     try:
         runner.load_model()
         assert runner.available_kv_bytes() > 0
         runner.initialize_kv_cache(NUM_BLOCKS)
-        return _drive(runner, seed)
+        for identity, path in adapters.items():
+            runner.announce_adapter(identity, str(path))
+            runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
+        return _drive(runner, seed, [None, *adapters])
     finally:
         runner.shutdown()
 
 
-def _drive(runner: Any, seed: int, num_steps: int = 24) -> Run:
+def _drive(runner: Any, seed: int, adapters: Sequence[str | None] = (None,), num_steps: int = 24) -> Run:
     rng = random.Random(seed)
     driver = StepDriver(runner, NUM_BLOCKS)
     run = Run(driver.outputs)
@@ -51,7 +56,8 @@ def _drive(runner: Any, seed: int, num_steps: int = 24) -> Run:
     for index, request_id in enumerate(ids):
         own = prompt[: rng.randrange(6, 18)] + [rng.randrange(97) for _ in range(rng.randrange(1, 6))]
         temperature = 0.0 if index % 2 else 0.9
-        driver.add(request_id, own, SamplingParams(temperature=temperature, seed=index, logprobs=2, top_p=0.9))
+        params = SamplingParams(temperature=temperature, seed=index, logprobs=2, top_p=0.9)
+        driver.add(request_id, own, params, lora_name=adapters[index % len(adapters)])
     has_begun: set[str] = set()
     for _ in range(num_steps):
         if rng.random() < 0.15 and has_begun:
@@ -60,7 +66,8 @@ def _drive(runner: Any, seed: int, num_steps: int = 24) -> Run:
             has_begun.discard(victim)
         chosen = {}
         for request_id in rng.sample(ids, rng.randrange(1, len(ids) + 1)):
-            if request_id not in has_begun and has_begun and rng.random() < 0.5:
+            is_shared = request_id not in has_begun and has_begun and rng.random() < 0.5
+            if is_shared and len(adapters) == 1:  # prefixes are of one adapter alone
                 driver.share(request_id, min(has_begun))
             has_begun.add(request_id)
             num_left = driver.num_left(request_id)

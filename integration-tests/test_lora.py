@@ -1,0 +1,96 @@
+"""LoRA adapters of a real server: several at once, loaded while it runs, and after a crash of the engine core."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import llmstack_demo_model
+from llmstack_llm import LLM, LoRARequest, SamplingParams
+from llmstack_model_runner.testing import write_random_adapter
+
+MODEL = Path(llmstack_demo_model.__file__).parent / "model"
+TARGETS = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]
+PROMPT = "Once upon a time"
+
+
+def write(folder: Path, seed: int) -> Path:
+    return write_random_adapter(folder, MODEL, TARGETS, seed, spread=0.15)
+
+
+def test_prompts_of_one_call_have_their_own_adapters(tmp_path: Path) -> None:
+    requests = [None, *(LoRARequest(f"a{seed}", seed, str(write(tmp_path / f"{seed}", seed))) for seed in (1, 2))]
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    with LLM(str(MODEL), enable_lora=True, max_loras=2, num_kv_blocks=64, max_model_len=64, dtype="float32") as llm:
+        together = llm.generate([PROMPT] * 3, params, lora_request=requests, use_tqdm=False)
+        texts = [output.outputs[0].text for output in together]
+        assert len(set(texts)) == 3
+        for request, text in zip(requests, texts, strict=True):
+            alone = llm.generate(PROMPT, params, lora_request=request, use_tqdm=False)
+            assert alone[0].outputs[0].text == text
+
+
+@pytest.mark.full
+def test_adapters_are_loaded_at_run_time_and_again_after_a_crash(serve: Callable[..., Any], tmp_path: Path) -> None:
+    started, later = write(tmp_path / "started", 1), write(tmp_path / "root" / "later", 2)
+    with serve(
+        "--enable-lora", "--max-loras", "2", "--lora-modules", f"started={started}", "--lora-root",
+        str(tmp_path / "root"), "--enable-control-routes",
+    ) as server:  # fmt: skip
+
+        def complete(model: str, chunks: list[str]) -> None:
+            stream = server.client.completions.create(
+                model=model, prompt=PROMPT, max_tokens=140, temperature=0.0, stream=True
+            )
+            chunks += [chunk.choices[0].text for chunk in stream]
+
+        base = str(server.client.models.list().data[0].id)
+        url = str(server.client.base_url).rstrip("/")
+        answer = httpx.post(f"{url}/load_lora_adapter", json={"lora_name": "later", "lora_path": "later"}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        (later / "adapter_config.json").write_text("{}")
+        refused = httpx.post(
+            f"{url}/load_lora_adapter",
+            json={"lora_name": "later", "lora_path": "later", "load_inplace": True},
+            timeout=60,
+        )
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path")
+        assert [model.id for model in server.client.models.list().data] == [base, "started", "later"]
+
+        def run(meanwhile: Callable[[], None]) -> dict[str, str]:
+            model_to_chunks: dict[str, list[str]] = {name: [] for name in (base, "started")}
+            threads = [threading.Thread(target=complete, args=item, daemon=True) for item in model_to_chunks.items()]
+            for thread in threads:
+                thread.start()
+            meanwhile()
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive()
+            return {name: "".join(chunks) for name, chunks in model_to_chunks.items()}
+
+        undisturbed = run(lambda: None)
+        assert len(set(undisturbed.values())) == 2
+        pid = server.engine_pid()
+
+        def kill() -> None:
+            server.wait_for(lambda: "num_requests_running" in _metrics(url), "running streams")
+            os.kill(pid, signal.SIGKILL)
+
+        assert run(kill) == undisturbed
+        assert server.engine_pid() != pid
+        with pytest.raises(openai.APIError):  # its files are others now, so another engine core does not serve it
+            server.client.with_options(max_retries=0).completions.create(model="later", prompt=PROMPT, max_tokens=1)
+
+
+def _metrics(url: str) -> str:
+    text = httpx.get(f"{url.removesuffix('/v1')}/metrics", timeout=60).text
+    running = next(line for line in text.splitlines() if line.startswith("vllm:num_requests_running{"))
+    return running if float(running.split()[-1]) >= 2 else ""

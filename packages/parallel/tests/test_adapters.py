@@ -1,0 +1,60 @@
+"""Ranks and stages give the tokens of one rank under adapters, and refuse an adapter together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from parallel_helpers.families import write_family
+from parallel_helpers.schedules import NUM_BLOCKS, largest_difference, make_config, run_schedule
+from parallel_helpers.thread_peers import ThreadPeers
+
+from llmstack_model_runner.testing import identity_of, write_random_adapter
+from llmstack_parallel.runner import ParallelRunner
+
+NAME_TO_TARGETS = {
+    "gpt2": ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"),
+    "llama with one kv head": ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"),
+    "mixtral": ("q_proj", "k_proj", "o_proj"),
+}
+LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+
+
+def write_adapters(folder: Path, model: Path, targets: tuple[str, ...]) -> dict[str, Path]:
+    paths = [write_random_adapter(folder / str(seed), model, targets, seed, rank=3 + seed) for seed in (1, 2)]
+    return {identity_of(path, f"adapter-{path.name}"): path for path in paths}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.full) for name in NAME_TO_TARGETS]
+)
+def test_ranks_give_the_tokens_of_one_and_stages_the_bits(name: str, tmp_path: Path) -> None:
+    model = write_family(tmp_path / "model", name)
+    adapters = write_adapters(tmp_path, model, NAME_TO_TARGETS[name])
+    alone = run_schedule(make_config(model, **LORA), 1, adapters)
+    assert alone.outputs != run_schedule(make_config(model), 1).outputs
+    shared = run_schedule(make_config(model, tensor_parallel_size=2, **LORA), 1, adapters)
+    assert largest_difference(alone, shared) < 1e-3
+    staged = run_schedule(make_config(model, pipeline_parallel_size=2, **LORA), 1, adapters)
+    assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+
+
+def test_an_adapter_that_one_rank_cannot_read_is_in_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_family(tmp_path / "model", "gpt2")
+    (identity, path), (other, other_path) = write_adapters(tmp_path, model, NAME_TO_TARGETS["gpt2"]).items()
+    runner = ParallelRunner(make_config(model, tensor_parallel_size=2, **LORA), ThreadPeers)
+    try:
+        runner.load_model()
+        runner.initialize_kv_cache(NUM_BLOCKS)
+        with pytest.raises(ValueError, match="was not read"):
+            runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
+        runner.announce_adapter(identity, str(path / "missing"))
+        with pytest.raises(ValueError, match="no folder"):
+            runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
+        assert runner._runner is not None
+        assert identity not in runner._runner._store
+        runner.announce_adapter(other, str(other_path))
+        runner.add_adapter(other, runner.read_adapter(other, str(other_path)))
+        assert other in runner._runner._store
+    finally:
+        runner.shutdown()
