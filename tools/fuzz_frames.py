@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]  # it ships no types
+import zmq
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, build_engine_core
@@ -259,16 +260,20 @@ class FuzzedLoop(EngineCoreProc):
     def __init__(self, config: EngineConfig) -> None:
         EngineLoop.__init__(self, build_engine_core(config))
         self._socket = self  # type: ignore[assignment]  # it sends as one
-        self._num_refused = 0
+        self._num_refused = self._epoch = 0
         self._progress = None  # no process watches it
         self.tokens: dict[str, list[Any]] = {}
         self.ended: dict[str, str] = {}
         self._next = 0
+        self._receiver = b""
         self._receive_frames(GOOD, [encode(Hello())])
 
-    def send_multipart(self, frames: list[bytes], flags: int = 0) -> None:
+    def send(self, frame: bytes, flags: int = 0) -> None:
         """Notes what the good client receives; every message must be one that a client accepts."""
-        client, frame = frames
+        if flags & zmq.SNDMORE:
+            self._receiver = frame
+            return
+        client = self._receiver
         message = decode_engine_message(frame)
         if client != GOOD or not isinstance(message, EngineCoreOutputs):
             return

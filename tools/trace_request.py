@@ -40,7 +40,7 @@ PACKAGES = f"{ROOT / 'packages'}{os.sep}"
 NUM_TOKENS = 4
 NUM_WARM_UPS = 3
 NUM_REQUESTS = 9
-SETTLE_S = 0.05
+SETTLE_S = 0.02
 READY_TIMEOUT_S = 120.0
 WAIT_S = 0.05
 # The first steps of a row prefill it and capture the graph of one row.

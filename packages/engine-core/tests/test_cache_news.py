@@ -39,10 +39,11 @@ class Loop(EngineLoop):
     def updates(self, client: bytes) -> list[CacheUpdate]:
         return [message for to, message in self.sent if to == client and isinstance(message, CacheUpdate)]
 
-    def _receive(self, wait_ms: int) -> None:
+    def _receive(self, wait_ms: int) -> bool:
         inbox, self.inbox = self.inbox, []
         for client, message in inbox:
             self._handle(client, message)  # type: ignore[arg-type]  # the tests send what clients send
+        return bool(inbox)
 
     def _send(self, client: bytes, message: EngineMessage) -> None:
         self.sent.append((client, message))

@@ -84,18 +84,20 @@ class Loop(EngineCoreProc):
     def __init__(self, core: EngineCore, clients: dict[bytes, Client], faults: Faults) -> None:
         EngineLoop.__init__(self, core)
         self._socket = self  # type: ignore[assignment]  # it sends as one
-        self._progress, self._num_refused = None, 0
+        self._progress, self._num_refused, self._epoch = None, 0, 0
         self.clients, self.faults = clients, faults
         for name, client in clients.items():
             if not client.is_lost:
                 self._receive_frames(name, [encode(Hello())])
 
-    def send_multipart(self, frames: list[bytes], flags: int = 0) -> None:
-        client = self.clients[frames[0]]
-        if self.faults.now("send"):
-            client.is_lost = True
-            raise zmq.ZMQError(errno.EAGAIN)
-        client.receive(frames[1])
+    def send(self, frame: bytes, flags: int = 0) -> None:
+        if flags & zmq.SNDMORE:
+            self.receiver = self.clients[frame]
+            if self.faults.now("send"):
+                self.receiver.is_lost = True
+                raise zmq.ZMQError(errno.EAGAIN)
+        else:
+            self.receiver.receive(frame)
 
     def step(self) -> None:
         try:
@@ -162,10 +164,10 @@ def fail_calls(patch: pytest.MonkeyPatch, faults: Faults) -> None:
                 result.output.sampled_token_ids[index] = []
         return result
 
-    def encode_or_fail(message: Any) -> list[bytes]:
+    def encode_or_fail(message: Any, epoch: int) -> list[bytes]:
         if isinstance(message, EngineCoreOutputs) and message.outputs and faults.now("encode"):
             raise CodecError("too large")
-        return encode_in_parts(message)
+        return encode_in_parts(message, epoch)
 
     def write_or_fail(descriptor: int, data: Any) -> int:
         if faults.now("write"):

@@ -29,7 +29,7 @@ class Loop(EngineLoop):
     def outputs_of(self, client: bytes) -> list[EngineCoreOutputs]:
         return [message for to, message in self.sent if to == client and isinstance(message, EngineCoreOutputs)]
 
-    def _receive(self, wait_ms: int) -> None:
+    def _receive(self, wait_ms: int) -> bool:
         raise NotImplementedError("the test says what comes")
 
     def _send(self, client: bytes, message: EngineMessage) -> None:

@@ -27,6 +27,8 @@ MAX_MESSAGES_PER_STEP = 4096
 FURTHER_REFUSALS_WAIT_MS = 300
 # Waking up reads the weights again; the watch over progress waits for 20 times of this.
 LONG_OPERATION_S = 30.0
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE) | _LAST
 _UNSENDABLE = "The output is too large to be sent."
 
 
@@ -43,16 +45,17 @@ class EngineCoreProc(EngineLoop):
         self._poller = zmq.Poller()  # `socket.poll` would make one each time
         self._poller.register(socket, zmq.POLLIN)
 
-    def _receive(self, wait_ms: int) -> None:
+    def _receive(self, wait_ms: int) -> bool:
         if wait_ms and self._progress is not None:  # it is idle
             self._progress.advance()
         if wait_ms and not self._poller.poll(wait_ms):
-            return
-        for _ in range(MAX_MESSAGES_PER_STEP):
+            return False
+        for num_messages in range(MAX_MESSAGES_PER_STEP):
             if not has_message(self._socket):
-                return
+                return num_messages > 0
             client, *frames = self._socket.recv_multipart()
             self._receive_frames(client, frames)
+        return True
 
     def _receive_frames(self, client: bytes, frames: list[bytes]) -> None:
         try:
@@ -85,7 +88,9 @@ class EngineCoreProc(EngineLoop):
             return
         try:
             for frame in frames:
-                self._socket.send_multipart([client, frame], zmq.NOBLOCK)
+                # `send_multipart` would combine the flags in Python at each step.
+                self._socket.send(client, _MORE)
+                self._socket.send(frame, _LAST)
         except zmq.ZMQError as error:  # gone, or it has left thousands of messages unread
             logger.warning("lost %s: %s", client[:64], error.strerror)
             self._drop(client)

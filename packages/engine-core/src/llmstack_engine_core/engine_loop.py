@@ -76,8 +76,10 @@ class EngineLoop(ABC):
 
     def run_once(self) -> None:
         """Handles the messages that have come, then computes one step if there is work."""
-        self._receive(0 if self._core.has_unfinished_requests() else IDLE_WAIT_MS)
-        if self._core.has_unfinished_requests():
+        is_busy = self._core.has_unfinished_requests()
+        if self._receive(0 if is_busy else IDLE_WAIT_MS):
+            is_busy = self._core.has_unfinished_requests()
+        if is_busy:
             step = self._core.step()
             if self._followers:
                 self._send_cache_update(step.timestamp_s)
@@ -86,8 +88,8 @@ class EngineLoop(ABC):
             self._send_cache_update()
 
     @abstractmethod
-    def _receive(self, wait_ms: int) -> None:
-        """Handles the messages that have come; waits at most `wait_ms` for the first."""
+    def _receive(self, wait_ms: int) -> bool:
+        """Handles the messages that have come, and says whether there were any; waits at most `wait_ms` for one."""
 
     @abstractmethod
     def _send(self, client: bytes, message: EngineMessage) -> None:

@@ -103,7 +103,8 @@ class ServerMetrics:
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
         """Adds the figures of one step."""
-        self.engine(iteration_stats.engine_index).record(scheduler_stats, iteration_stats)
+        engine = self._engines.get(iteration_stats.engine_index) or self.engine(iteration_stats.engine_index)
+        engine.record(scheduler_stats, iteration_stats)
 
     def count_http(self, method: str, route: str, status: int, duration_s: float) -> None:
         """Counts an answered request."""

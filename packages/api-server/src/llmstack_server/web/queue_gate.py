@@ -48,7 +48,8 @@ class QueueGateMiddleware:
         headers, queue = Headers(scope=scope), self._state.queue
         if LOAD_FORMAT_HEADER in headers:
             send = with_load(self._state, headers[LOAD_FORMAT_HEADER], send)
-        deadline_s, num_bytes = read_deadline(headers), content_length(headers)
+        deadline_s = read_deadline(headers[DEADLINE_HEADER]) if DEADLINE_HEADER in headers else None
+        num_bytes = content_length(headers)
         tenant = current_client.get().tenant
         num_tokens = queue.estimate_tokens(num_bytes)
         wait_s = queue.predict_wait(num_tokens, tenant)
@@ -81,15 +82,12 @@ class QueueGateMiddleware:
             raise HTTPError(wait_too_long(wait_s, self._max_wait_s, retry_s))
 
 
-def read_deadline(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the client gives the request; None without the header.
+def read_deadline(text: str) -> float:
+    """Seconds that the client gives the request, by its header.
 
     Raises:
         InvalidRequestError: It is no number of milliseconds.
     """
-    text = headers.get(DEADLINE_HEADER)
-    if text is None:
-        return None
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DEADLINE_DIGITS and int(text)):
         reason = "it must be a number of milliseconds, at least 1 and of at most 9 digits"
         raise request_errors.invalid_value(DEADLINE_HEADER, reason)

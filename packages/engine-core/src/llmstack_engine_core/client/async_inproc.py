@@ -42,12 +42,16 @@ class _ThreadLoop(EngineLoop):
         self._messages = messages
         self._post = post
 
-    def _receive(self, wait_ms: int) -> None:
+    def _receive(self, wait_ms: int) -> bool:
+        num_messages = 0
         with contextlib.suppress(queue.Empty):
             if wait_ms:
                 self._handle(_CLIENT, self._messages.get(timeout=wait_ms / 1000))
+                num_messages += 1
             for _ in range(self._messages.qsize()):
                 self._handle(_CLIENT, self._messages.get_nowait())
+                num_messages += 1
+        return num_messages > 0
 
     def _send(self, client: bytes, message: EngineMessage) -> None:
         self._post(message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmstack_llm import request_errors
 
@@ -28,6 +28,7 @@ class AdmissionLimits:
         num_labels: Labels of a classifier; 0 for any other model.
         num_token_types: 2 for a model that distinguishes the two texts of a pair.
         max_logprobs: Most likely tokens that may be requested at each position.
+        max_request_tokens: The longest request that can ever run, in tokens; follows from the others.
     """
 
     max_model_len: int
@@ -40,11 +41,11 @@ class AdmissionLimits:
     num_labels: int = 0
     num_token_types: int = 1
     max_logprobs: int = MAX_LOGPROBS
+    max_request_tokens: int = field(init=False, compare=False)
 
-    @property
-    def max_request_tokens(self) -> int:
-        """The longest request that can ever run."""
-        return self.max_model_len if self.num_kv_tokens is None else min(self.max_model_len, self.num_kv_tokens)
+    def __post_init__(self) -> None:
+        longest = self.max_model_len if self.num_kv_tokens is None else min(self.max_model_len, self.num_kv_tokens)
+        object.__setattr__(self, "max_request_tokens", longest)
 
 
 def check_fan_out(num_prompts: int, n: int, limits: AdmissionLimits, *, param: str = "prompt") -> None:
