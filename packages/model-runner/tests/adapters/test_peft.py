@@ -1,0 +1,70 @@
+"""Adapters that peft writes are served as peft merges them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.testing import StepDriver, identity_of
+from llmstack_types import ModelRunnerConfig, SamplingParams
+
+# What peft calls of newer versions of transformers.
+pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+NUM_TOKENS, PROMPT = 10, [5, 17, 2, 44, 8]
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "vocab_size": 97, "max_position_embeddings": 64,
+}  # fmt: skip
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("Llama", SIZES, {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}),
+    "qwen2": ("Qwen2", SIZES, {"target_modules": r".*\.layers\.1\..*_proj", "rank_pattern": {"q_proj": 2}}),
+    "gpt2": (
+        "GPT2",
+        {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": 97},
+        {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "alpha_pattern": {"c_attn": 3}},
+    ),
+    "mixtral": (
+        "Mixtral",
+        {**SIZES, "num_local_experts": 4},
+        {"target_modules": ["q_proj", "v_proj", "o_proj"], "layers_to_transform": [1]},
+    ),
+}
+
+
+@pytest.mark.full  # importing peft takes seconds
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_are_those_of_the_model_that_peft_merges(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    transformers = pytest.importorskip("transformers")
+    prefix, sizes, options = CASES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{prefix}Config")(**sizes, bos_token_id=None, eos_token_id=None)
+    config.initializer_range = 0.3
+    base = getattr(transformers, f"{prefix}ForCausalLM" if prefix != "GPT2" else "GPT2LMHeadModel")(config).eval()
+    base.save_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, task_type="CAUSAL_LM", **options)
+    adapted = peft.get_peft_model(base, lora)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = adapted.merge_and_unload()
+    expected = merged.generate(
+        torch.tensor([PROMPT]), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, eos_token_id=None
+    )[0, len(PROMPT) :].tolist()
+    settings = ModelRunnerConfig(
+        str(tmp_path / "base"), dtype="float32", max_model_len=64, enable_lora=True, max_lora_rank=8
+    )
+    runner = ModelRunner(settings)
+    runner.load_model()
+    runner.initialize_kv_cache(16)
+    identity = identity_of(tmp_path / "adapter")
+    runner.add_adapter(identity, runner.read_adapter(identity, str(tmp_path / "adapter")))
+    driver = StepDriver(runner, 16)
+    driver.add("adapted", PROMPT, SamplingParams(temperature=0.0), lora_name=identity)
+    driver.add("base", PROMPT, SamplingParams(temperature=0.0))
+    outputs = driver.run(NUM_TOKENS)
+    assert outputs["adapted"] == expected
+    assert outputs["base"] != expected
