@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -52,6 +53,41 @@ def test_a_process_without_progress_hangs_and_one_that_loads_does_not(
     assert watched_s(watch, 1000) is None
     writer.advance()
     assert watched_s(watch, 1200, start_s=1000) == 1061
+
+
+class LayeredRunner:
+    """Reports progress as a model runner does at each layer."""
+
+    def report_progress_to(self, report: Callable[[], None]) -> None:
+        self.report = report
+
+
+FIRST_STEP = SchedulerOutput(0, [], [ScheduledRequest("r", 0, 512, [])], [], 512)
+
+
+def test_a_first_step_may_take_long_while_it_reports_its_layers(
+    ends: tuple[SharedProgress, SharedProgress],
+) -> None:
+    writer, reader = ends
+    hook, runner, watch = ProgressHook(writer, 30.0), LayeredRunner(), HangWatch(reader, 60.0)
+    hook.listen_to(runner)
+    hook.on_scheduled(FIRST_STEP)
+    assert reader.expected_s == 3.0
+    for layer in range(40):  # each takes 50 s to compile
+        assert watched_s(watch, 50 * (layer + 1), start_s=50 * layer) is None
+        runner.report()
+    assert reader.expected_s == 3.0
+    assert watched_s(watch, 2200, start_s=2000) is not None
+
+
+def test_a_first_step_of_a_runner_that_reports_nothing_may_take_as_long_as_the_start(
+    ends: tuple[SharedProgress, SharedProgress],
+) -> None:
+    writer, reader = ends
+    hook = ProgressHook(writer, 30.0)
+    hook.listen_to(object())
+    hook.on_scheduled(FIRST_STEP)
+    assert reader.expected_s == 30.0
 
 
 def test_a_step_that_should_take_long_may_take_twenty_times_as_long(

@@ -234,6 +234,21 @@ def test_steps_are_timed_by_phase(runner: ModelRunner) -> None:
     assert runner.timing.host_s == sum(phases_s.values())
 
 
+def test_each_layer_of_an_eager_step_reports_progress_and_a_replay_none(runner: ModelRunner) -> None:
+    reports: list[None] = []
+    runner.report_progress_to(lambda: reports.append(None))
+    driver = StepDriver(runner, NUM_BLOCKS)
+    driver.add("r", [1, 2, 3, 4, 5], GREEDY)
+    driver.step({"r": 5})
+    num_layers = runner.kv_cache_spec().num_layers
+    assert len(reports) >= num_layers
+    driver.step({"r": 1})  # captured now at the latest
+    reports.clear()
+    driver.step({"r": 1})
+    is_captured = str(runner.backends()["decode"]).startswith("captured")
+    assert len(reports) == 0 if is_captured else len(reports) >= num_layers
+
+
 def test_more_tokens_than_the_model_has_positions_are_refused_by_number(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"2048 .* 128 positions"):
         make_runner(tmp_path, max_model_len=2048)

@@ -114,6 +114,11 @@ class EngineCore:
             Control.UNLOAD_ADAPTER: self.unload_adapter,
         }
 
+    @property
+    def runner(self) -> ModelRunner:
+        """What computes the steps; it belongs to the engine core's thread."""
+        return self._runner
+
     def call(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
         """Does what a client asks for besides requests."""
         result: ResultT = self._operations[operation](*arguments)

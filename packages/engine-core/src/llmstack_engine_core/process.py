@@ -129,8 +129,11 @@ def _serve(order: StartOrder, progress: SharedProgress, core: EngineCore | None 
 
 def _start(order: StartOrder, progress: SharedProgress) -> tuple[EngineCore | None, str]:
     """An engine core, or one line on why there is none."""
+    hook = ProgressHook(progress, order.config.start_timeout_s / SLOWDOWN)
     try:
-        return build_engine_core(order.config, [ProgressHook(progress, order.config.start_timeout_s / SLOWDOWN)]), ""
+        core = build_engine_core(order.config, [hook])
+        hook.listen_to(core.runner)
+        return core, ""
     except (LLMStackError, ValueError) as error:  # meant for the user
         logger.debug("the engine core cannot start", exc_info=True)
         return None, _first_line(error)

@@ -6,9 +6,9 @@ import mmap
 import os
 import struct
 import tempfile
-from typing import Final
+from typing import Final, cast
 
-from llmstack_engine_core.protocols import EventHook
+from llmstack_engine_core.protocols import EventHook, ReportingRunner
 from llmstack_types import EngineCoreOutputs, SchedulerOutput, StepRecord
 
 # A step may take so many times what its tokens took before.
@@ -39,6 +39,11 @@ class SharedProgress:
     def expected_s(self) -> float:
         """How long what began with the last advance is expected to take; 0 where that is a moment."""
         return float(_EXPECTED.unpack_from(self._memory, _EXPECTED_AT)[0])
+
+    def report(self) -> None:
+        """Notes progress within what began with the last advance."""
+        self._num_advances += 1
+        _COUNT.pack_into(self._memory, 0, self._num_advances)
 
     def advance(self, expected_s: float = 0.0) -> None:
         """Notes progress, and that what follows takes about so long."""
@@ -83,7 +88,17 @@ class ProgressHook(EventHook):
 
     def __init__(self, progress: SharedProgress, unknown_s: float) -> None:
         self._progress = progress
+        self._unknown_s = unknown_s
         self._times = StepTimes(unknown_s)
+
+    def listen_to(self, runner: object) -> None:
+        """Lets a runner that can report progress within its steps; a step may then pause for a tenth of the time only.
+
+        To be called when the engine core is ready: its progress begins then.
+        """
+        if hasattr(runner, "report_progress_to"):
+            cast(ReportingRunner, runner).report_progress_to(self._progress.report)
+            self._times = StepTimes(self._unknown_s / 10)
 
     def on_scheduled(self, scheduled: SchedulerOutput) -> None:
         """A step without tokens is no progress: an engine core that schedules nothing for ever is stuck."""

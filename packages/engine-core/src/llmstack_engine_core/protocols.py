@@ -136,6 +136,14 @@ class ModelRunner(Protocol):
         ...
 
 
+class ReportingRunner(Protocol):
+    """What a model runner that reports progress within a step has besides the methods of `ModelRunner`."""
+
+    def report_progress_to(self, report: Callable[[], None]) -> None:
+        """Calls `report` from time to time within a step, also while graphs are captured and kernels compiled."""
+        ...
+
+
 class AdapterRunner(Protocol):
     """What a model runner that serves LoRA adapters has besides the methods of `ModelRunner`."""
 

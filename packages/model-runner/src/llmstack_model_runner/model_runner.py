@@ -35,6 +35,7 @@ from llmstack_model_runner.memory.kv_cache_groups import (
     num_storage_layers,
 )
 from llmstack_model_runner.memory.kv_cache_spec import make_kv_cache_spec
+from llmstack_model_runner.memory.layer_reports import LayerReports
 from llmstack_model_runner.memory.profile import (
     ALLOCATION_STEP,
     CudaMemoryProbe,
@@ -98,7 +99,7 @@ class ModelRunnerStateError(RuntimeError):
     """The runner was called before it was ready or after it was shut down."""
 
 
-class ModelRunner(AdapterHost):
+class ModelRunner(AdapterHost, LayerReports):
     """One model on one device; used by one thread.
 
     The order of calls is `load_model`, `initialize_kv_cache`, any number of `execute_model`, `shutdown`. Between steps
@@ -278,7 +279,7 @@ class ModelRunner(AdapterHost):
         num_bytes = num_device_blocks * spec.bytes_per_block
         with allocation(f"the KV cache of {num_bytes} bytes could not be allocated", _LOWER):
             storage = allocate_storage(spec, num_device_blocks, self._device)
-        self._kv_caches = by_layer(storage, spec)
+        self._kv_caches = self._reporting(by_layer(storage, spec))
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)
         processors = LogitsProcessors(
             [make(config.max_num_seqs, spec.vocab_size, self._device) for make in self._logits_processor_types]
