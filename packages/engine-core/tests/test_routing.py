@@ -109,6 +109,16 @@ def test_what_is_under_way_counts_as_cached_until_two_reports_after_its_end() ->
     assert router.index.find(KEYS)[0] == 0
 
 
+def test_of_what_is_expected_above_the_limit_the_oldest_is_forgotten() -> None:
+    index = RoutingIndex(1, max_segments=4)
+    index.apply(0, whole())
+    index.expect(0, KEYS[:3])
+    index.expect(0, [7])
+    index._max_expected = 2
+    index.expect(0, KEYS[:1])
+    assert (index.find(KEYS), index.find([7]), len(index)) == ([1], [1], 2)
+
+
 def test_what_has_been_reported_stays_when_its_prompt_has_ended() -> None:
     router = make_router(2)
     router.route("a", PROMPT, "", [0, 0])

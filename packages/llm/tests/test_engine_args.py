@@ -164,3 +164,24 @@ def test_scheduling_ahead_and_drafts_exclude_each_other(tmp_path: Path) -> None:
     args = EngineArgs(str(write_model_folder(tmp_path)), speculative_config=LOOKUP, async_scheduling=True)
     with pytest.raises(EngineArgsError, match=r"async_scheduling and speculative"):
         args.create_engine_config()
+
+
+def test_cache_events_are_configured_with_vllms_fields_and_stay_on_this_machine_without_keys(tmp_path: Path) -> None:
+    model = str(write_model_folder(tmp_path))
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://192.0.2.1:5557", "topic": "kv"}
+    local = {**events, "endpoint": "tcp://127.0.0.1:5557"}
+    _, engine = EngineArgs(model, kv_events_config=local).create_engine_config()
+    assert engine.kv_events is not None
+    assert (engine.kv_events.is_on, engine.kv_events.topic) == (True, "kv")
+    with pytest.raises(
+        EngineArgsError, match=r"reach tcp://192\.0\.2\.1:5557, and events are prompt text; give engine_key_file"
+    ):
+        EngineArgs(model, kv_events_config=events)
+    assert EngineArgs(model, kv_events_config=events, engine_key_file="keys").kv_events_config
+    for wrong, expected in (
+        ({"hwm": "many"}, "hwm"),
+        ({"endpont": ""}, "endpont"),
+        ({"data_parallel_rank": 1}, "rank"),
+    ):
+        with pytest.raises(EngineArgsError, match=rf"^kv_events_config: .*{expected}"):
+            EngineArgs(model, kv_events_config=wrong)

@@ -24,6 +24,7 @@ from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.protocols import EventHook, ModelRunner
 from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog
 from llmstack_engine_core.structured_output import LazyBackend
+from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ def _build_with_runner(
         events=events,
         recorder=recorder,
         residency=residency,
-        cache_news=CacheNews(kv_cache) if cache.enable_prefix_caching else None,
+        cache_news=make_cache_news(config, kv_cache) if cache.enable_prefix_caching else None,
         max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
     )
 
@@ -166,6 +167,19 @@ def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResid
     if not sample:
         return None
     return BlockResidency(cache.block_size, sample, time.monotonic, len(cache.sliding_windows))
+
+
+def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts) -> CacheNews:
+    """What follows the prefix cache, and publishes its events where that is asked for.
+
+    Raises:
+        EngineStartError: An endpoint cannot be listened on, or others could read it.
+    """
+    if config.kv_events is None or not config.kv_events.is_on:
+        return CacheNews(kv_cache)
+    from llmstack_engine_core.zmq_publisher import ZmqPublisher
+
+    return CacheNews(kv_cache, ZmqPublisher(config.kv_events, config.key_file))
 
 
 def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:

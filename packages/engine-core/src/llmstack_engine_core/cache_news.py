@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from llmstack_engine_core.ipc.frames import CacheUpdate
@@ -17,8 +17,11 @@ MAX_EVENTS_PER_STEP: Final = 65_536
 class EventPublisher(Protocol):
     """Sends the events of a cache to other programs."""
 
-    def publish(self, events: Iterable[KVCacheEvent], *, is_whole: bool) -> None:
-        """Sends events; never waits. `is_whole`: They are everything that is cached, so what came before is void."""
+    def publish(self, events: Iterable[KVCacheEvent], *, is_whole: bool) -> bool:
+        """Sends events and never waits; False where some are lost, so that everything has to be sent again.
+
+        `is_whole`: They are everything that is cached, so what came before is void.
+        """
         ...
 
     def close(self) -> None:
@@ -38,10 +41,10 @@ class CacheNews:
         self._publisher = publisher
         self._segments: CachedSegments | None = None
         self._number = 0
-        self._is_whole = False
+        self._is_published = True
         if publisher is not None:
             cache.start_events(MAX_EVENTS_PER_STEP)
-            publisher.publish((), is_whole=True)
+            self._is_published = publisher.publish((), is_whole=True)
 
     def follow(self) -> CacheUpdate:
         """Everything that is cached; for a follower, which gets each further `take` too.
@@ -62,22 +65,20 @@ class CacheNews:
         if self._segments is None and self._publisher is None:
             return
         events, num_dropped = self._cache.fetch_events()
-        if num_dropped:
-            self._read_again()
-        elif events:
-            if self._publisher is not None:
-                self._publisher.publish(events, is_whole=False)
-            if self._segments is not None:
-                for event in events:
-                    self._segments.apply(event)
-
-    def _read_again(self) -> None:
         if self._publisher is not None:
-            self._publisher.publish(self._cache.stored(), is_whole=True)
-        if self._segments is not None:
+            self._publish(self._publisher, events, num_dropped)
+        if self._segments is None:
+            return
+        if num_dropped:
             self._segments.clear()
-            for event in self._cache.stored():
-                self._segments.apply(event)
+        for event in self._cache.stored() if num_dropped else events:
+            self._segments.apply(event)
+
+    def _publish(self, publisher: EventPublisher, events: Sequence[KVCacheEvent], num_dropped: int) -> None:
+        if num_dropped or not self._is_published:
+            self._is_published = publisher.publish(self._cache.stored(), is_whole=True)
+        elif events:
+            self._is_published = publisher.publish(events, is_whole=False)
 
     def take(self) -> CacheUpdate | None:
         """What the followers have to know since the last call."""

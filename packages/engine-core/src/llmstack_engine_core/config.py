@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core.kv_events import KVEventsConfig
 from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_types import ModelRunnerConfig
 from llmstack_types.vocabulary import LoggingLevel, words_of
@@ -56,6 +57,7 @@ class EngineConfig:
         block_metrics_sample: Share of the KV blocks that is followed, to measure how long they keep what they hold.
         trace: Print a line for each stage of each request to standard error.
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
+        kv_events: Where the events of the prefix cache are published; None for nowhere.
         constraint_backend: What compiles and follows them, as `module:Class`.
         log_level: Of the engine core's process.
         max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.
@@ -100,6 +102,7 @@ class EngineConfig:
     max_cpu_loras: int = 1
     block_metrics_sample: float = 0.0
     tokenizer_path: str | None = None
+    kv_events: KVEventsConfig | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
 
     def __post_init__(self) -> None:

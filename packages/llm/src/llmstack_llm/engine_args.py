@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,7 @@ class EngineArgs(
             "max_cpu_loras": self.max_cpu_loras or self.max_loras,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "key_file": self._key_file(), "hosts": self._hosts(),
+            "kv_events": self.kv_events_config,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:
@@ -198,6 +199,8 @@ class EngineArgs(
             yield Problem("{warm_spare} and {record_steps} exclude each other: two processes would write one file")
         if self.warm_spare and self.device == "cuda":
             yield Problem("{warm_spare} and {device} cuda exclude each other: the weights would be there twice")
+        if self.kv_events_config and self._key_file() is None:
+            yield from _exposed_events(self.kv_events_config)
         if self.pipeline_parallel_size == 1:
             return
         size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
@@ -224,6 +227,19 @@ class EngineArgs(
     def field_names(cls) -> tuple[str, ...]:
         """The names of all options, as keywords."""
         return tuple(declared.name for declared in options_of(cls))
+
+
+def _exposed_events(kv_events: Mapping[str, Any]) -> Iterator[Problem]:
+    from llmstack_engine_core.kv_events import KVEventsConfig
+    from llmstack_engine_core.plain_data import from_plain
+
+    config = from_plain(KVEventsConfig, dict(kv_events))
+    if config.is_on and (exposed := config.exposed_endpoint()):
+        yield Problem(
+            "{kv_events_config}: other machines can reach {endpoint}, and events are prompt text; give "
+            "{engine_key_file}, or an address of this machine alone",
+            endpoint=exposed,
+        )
 
 
 def _class_name(processor: str | type) -> str:

@@ -107,7 +107,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--interleave-mm-strings": _MEDIA,
     "--io-processor-plugin": _PLUGINS,
     "--kv-cache-dtype-skip-layers": _ROUNDING,
-    "--kv-events-config": _KV_ELSEWHERE,
     "--kv-offloading-backend": _KV_ELSEWHERE,
     "--kv-offloading-size": _KV_ELSEWHERE,
     "--kv-sharing-fast-prefill": ForeignFlag("no supported model shares its KV cache between layers", _OFF),

@@ -85,8 +85,15 @@ def attach_async_client(
 
 
 def engine_configs(config: EngineConfig) -> list[EngineConfig]:
-    """One configuration for each engine core: they differ in the file of their log of steps only."""
+    """One configuration for each engine core: they differ in their log of steps and their events only."""
     num_engines = config.model.num_engines
-    if num_engines == 1 or config.record_steps is None:
-        return [config] * num_engines
-    return [replace(config, record_steps=f"{config.record_steps}.{index}") for index in range(num_engines)]
+    configs = [config] * num_engines
+    if num_engines > 1 and config.record_steps is not None:
+        configs = [replace(one, record_steps=f"{config.record_steps}.{index}") for index, one in enumerate(configs)]
+    if config.kv_events is not None:
+        events = config.kv_events
+        configs = [
+            replace(one, kv_events=replace(events, data_parallel_rank=events.data_parallel_rank + index))
+            for index, one in enumerate(configs)
+        ]
+    return configs

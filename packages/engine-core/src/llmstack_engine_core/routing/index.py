@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from llmstack_engine_core.ipc.frames import CacheUpdate
@@ -34,7 +34,7 @@ class RoutingIndex:
         self._key_to_replicas: dict[int, int] = {}
         self._bits = [1 << replica for replica in range(num_replicas)]
         self._num_segments = [0] * num_replicas
-        self._expected: list[set[int]] = [set() for _ in range(num_replicas)]
+        self._expected: list[dict[int, None]] = [{} for _ in range(num_replicas)]
         # Keys of prompts that ended before the last update, and since it.
         self._settling: list[tuple[list[int], list[int]]] = [([], []) for _ in range(num_replicas)]
         self._numbers: list[int | None] = [None] * num_replicas
@@ -62,17 +62,26 @@ class RoutingIndex:
             left ^= lowest
         return found
 
-    def expect(self, replica: int, keys: Iterable[int]) -> list[int]:
-        """Notes segments that a prompt under way will leave; those that were unknown until now."""
+    def expect(self, replica: int, keys: Sequence[int]) -> list[int]:
+        """Notes segments that a prompt under way will leave; those that were unknown until now.
+
+        Above a limit the oldest ones are forgotten: where so much waits, they are evicted before the prompt runs.
+        """
         expected, new = self._expected[replica], list[int]()
         if self._numbers[replica] is None:  # it reports nothing: what is expected there would stay for ever
             return new
-        for key in keys:
-            if len(expected) >= self._max_expected:
-                break
-            if self._add(replica, key):
-                expected.add(key)
+        for key in reversed(keys):  # the end of a prompt is evicted before its beginning
+            if key in expected:
+                del expected[key]
+            elif self._add(replica, key):
                 new.append(key)
+            else:
+                continue
+            expected[key] = None
+        while len(expected) > self._max_expected:
+            oldest = next(iter(expected))
+            del expected[oldest]
+            self._remove(replica, oldest)
         return new
 
     def settle(self, replica: int, keys: list[int]) -> None:
@@ -92,17 +101,17 @@ class RoutingIndex:
             return False
         expected = self._expected[replica]
         for key in _unpack(update.removed):
-            expected.discard(key)
+            expected.pop(key, None)
             self._remove(replica, key)
         for key in _unpack(update.added):
             if key in expected:
-                expected.discard(key)
+                expected.pop(key, None)
             else:
                 self._add(replica, key)
         before, since = self._settling[replica]
         for key in before:
             if key in expected:
-                expected.discard(key)
+                expected.pop(key, None)
                 self._remove(replica, key)
         self._settling[replica] = since, []
         return True

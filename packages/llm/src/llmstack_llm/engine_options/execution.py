@@ -34,6 +34,18 @@ def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return checked
 
 
+def check_kv_events_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a `KVEventsConfig`, defaults included."""
+    from llmstack_engine_core.kv_events import KVEventsConfig  # late: `--help` needs none
+    from llmstack_engine_core.plain_data import from_plain, to_plain
+
+    config = from_plain(KVEventsConfig, value)
+    if config.data_parallel_rank:
+        raise ValueError("data_parallel_rank is the number of the engine core, which cannot be set")
+    checked: Mapping[str, Any] = to_plain(config)
+    return checked
+
+
 def check_structured_outputs_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a `StructuredOutputsConfig`."""
     from llmstack_llm.admission.structured_outputs import read_structured_outputs_config  # late: `--help` needs none
@@ -321,6 +333,14 @@ class EngineObservabilityOptions(OptionGroup):
         ignores_case=True,
         environment=("LLMSTACK_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL"),
         help="log level of llmstack",
+    )
+    kv_events_config: Mapping[str, Any] | None = option(
+        None,
+        flag="--kv-events-config",
+        check=check_kv_events_config,
+        metavar="JSON",
+        help="publish what the prefix cache stores and removes over ZeroMQ, with the token ids, which are prompt text",
+        example='{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557"}',
     )
     trace: bool = option(False, flag="--trace", help="print a line for each stage of each request to standard error")
     kv_cache_metrics: bool = option(
