@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from fastapi import FastAPI
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from llmstack_server import server_version
@@ -27,7 +29,9 @@ from llmstack_server.web.middleware import (
     ErrorMiddleware,
     GateMiddleware,
     RequestContextMiddleware,
+    route_path,
 )
+from llmstack_server.web.openapi_document import complete_document
 from llmstack_server.web.queue_gate import PREDICTED_WAIT_HEADER, QueueGateMiddleware
 from llmstack_server.web.rate_limit import RateLimitMiddleware
 
@@ -44,6 +48,12 @@ class Application(FastAPI):
             app = layer(app, *arguments, **options)
         return app
 
+    def openapi(self) -> dict[str, Any]:
+        """The description of all routes, made once."""
+        if self.openapi_schema is None:
+            complete_document(super().openapi())
+        return super().openapi()
+
 
 def build_app(state: ServerState) -> FastAPI:
     """The application of one server. It starts nothing; `state` decides what is answered."""
@@ -58,7 +68,7 @@ def build_app(state: ServerState) -> FastAPI:
     )
     router = build_router(state)
     app.include_router(router)
-    app.add_exception_handler(HTTPException, _translate)
+    app.add_exception_handler(HTTPException, _translator(router.routes))
     app.add_exception_handler(Exception, _raise)
     app.add_middleware(DirectRoutes, routes=router.routes)
     _add_middleware(app, state)
@@ -97,15 +107,29 @@ async def _raise(request: Request, error: Exception) -> NoReturn:
     raise error
 
 
-async def _translate(request: Request, error: Exception) -> NoReturn:
+def _translator(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], Awaitable[NoReturn]]:
     """Raises Starlette's own errors as `HTTPError`; the middleware renders them."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    headers = error.headers if isinstance(error, HTTPException) else None
-    if status == 404:
-        raise HTTPError(unknown_url(request.method, request.url.path))
-    if status == 405:
-        raise HTTPError(method_not_supported(request.method, (headers or {}).get("Allow", "")))
-    raise RuntimeError("an unexpected HTTP error") from error
+
+    async def translate(request: Request, error: Exception) -> NoReturn:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        headers = error.headers if isinstance(error, HTTPException) else None
+        if status == 404:
+            raise HTTPError(unknown_url(request.method, request.url.path))
+        if status == 405:
+            allowed = _methods(routes, route_path(request.scope)) or (headers or {}).get("Allow", "")
+            raise HTTPError(method_not_supported(request.method, allowed))
+        raise RuntimeError("an unexpected HTTP error") from error
+
+    return translate
+
+
+def _methods(routes: Sequence[BaseRoute], path: str) -> str:
+    """The methods of all routes of a path; Starlette names those of the first one only."""
+    methods: set[str] = set()
+    for route in routes:
+        if isinstance(route, Route) and route.path_regex.match(path):
+            methods |= route.methods or set()
+    return ", ".join(sorted(methods))
 
 
 def add_custom_middleware(app: FastAPI, names: tuple[str, ...]) -> None:

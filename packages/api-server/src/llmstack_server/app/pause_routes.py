@@ -12,6 +12,7 @@ from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
 from llmstack_server.web.errors import HTTPError, engine_unavailable
+from llmstack_server.web.openapi import REQUEST_ERRORS
 
 PAUSE_TOPIC = "pause"
 ABORT_TOPIC = "abort"
@@ -22,6 +23,11 @@ _POLL_S = 0.02
 # What the server adds to the id of an answer: 128 random bits, and the index of a prompt.
 _ENDING = re.compile(r"(-[0-9a-f]{32})?(-[0-9]+)?")
 _EVERYTHING = "*"
+_IDS = {"anyOf": [{"type": "array", "items": {"type": "string"}, "maxItems": MAX_NUM_ABORTED_IDS}, {"type": "null"}]}
+_ABORT_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": {"type": "object", "properties": {"request_ids": _IDS}}}},
+}
 
 
 def add_pause_routes(router: APIRouter, state: ServerState) -> None:
@@ -57,7 +63,7 @@ def add_pause_routes(router: APIRouter, state: ServerState) -> None:
         """Whether new requests are refused; `/resume` ends that."""
         return JSONResponse({"is_paused": state.is_paused})
 
-    @router.post("/abort_requests")
+    @router.post("/abort_requests", responses=REQUEST_ERRORS, openapi_extra={"requestBody": _ABORT_BODY})
     async def abort_requests(request: Request) -> Response:
         """Ends the requests with these ids, or all without `request_ids`; their finish reason is `abort`."""
         limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)

@@ -85,7 +85,7 @@ def _add_health_routes(router: APIRouter, state: ServerState) -> None:
             raise HTTPError(engine_unavailable("The server is recovering: another engine core is being started."))
         return await _health(state, (LifecycleState.READY,))
 
-    @router.post("/ping", include_in_schema=False)
+    @router.post("/ping")
     @router.head("/ping", include_in_schema=False)
     @router.get("/ping")
     async def ping() -> Response:

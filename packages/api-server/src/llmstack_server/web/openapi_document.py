@@ -1,0 +1,108 @@
+"""Completion of the OpenAPI document: what FastAPI does not see of the routes."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llmstack_server.web.openapi import ERROR_SCHEMA, error_responses
+
+Schema = dict[str, Any]
+
+_STRING: Schema = {"type": "string"}
+_MESSAGES: Schema = {"type": "array", "items": {"type": "object"}, "minItems": 1}
+_TEXTS: Schema = {"anyOf": [_STRING, {"type": "array", "items": {}, "minItems": 1}]}
+_TEXT_LIST: Schema = {"anyOf": [_STRING, {"type": "object"}, {"type": "array", "items": {}, "minItems": 1}]}
+# Fields that a body must have, with their schemas where the model's types leave them open.
+_REQUIRED: Mapping[str, Mapping[str, Schema]] = {
+    "/v1/chat/completions": {"messages": _MESSAGES},
+    "/v1/chat/completions/render": {"messages": _MESSAGES},
+    "/v1/chat/completions/batch": {
+        "messages": {"type": "array", "items": _MESSAGES, "minItems": 1, "maxItems": 128},
+    },
+    "/v1/completions": {"prompt": _TEXTS},
+    "/v1/completions/render": {"prompt": _TEXTS},
+    "/v1/responses": {"input": {"anyOf": [_STRING, {"type": "array", "items": {}}]}},
+    "/v1/responses/input_tokens": {"input": {"anyOf": [_STRING, {"type": "array", "items": {}}]}},
+    "/v1/messages": {"messages": _MESSAGES, "max_tokens": {"type": "integer"}},
+    "/v1/messages/count_tokens": {"messages": _MESSAGES},
+    "/v2/embed": {"texts": _TEXT_LIST},
+    "/rerank": {"query": _TEXT_LIST, "documents": _TEXT_LIST},
+    "/v1/rerank": {"query": _TEXT_LIST, "documents": _TEXT_LIST},
+    "/v2/rerank": {"query": _TEXT_LIST, "documents": _TEXT_LIST},
+    "/detokenize": {"tokens": {"type": "array", "items": {"type": "integer"}}},
+}  # fmt: skip
+_ANY_BODY: Schema = {
+    "type": "object",
+    "minProperties": 1,
+    "description": "a request to any generating or pooling route",
+}
+_TOOL_PATHS = ("/v1/chat/completions", "/v1/chat/completions/render", "/tokenize")
+_EMPTY_PATHS = ("/ping", "/reset_prefix_cache", "/sleep", "/wake_up")
+_TAGS = (
+    ("/v1/responses", "Responses"), ("/v1/messages", "Messages"), ("/v1/models", "Models"), ("/v1/files", "Batches"),
+    ("/v1/batches", "Batches"), ("/v1/chat", "Chat"), ("/v1/completions", "Completions"), ("/v1/embeddings", "Pooling"),
+    ("/v2/embed", "Pooling"), ("/pooling", "Pooling"), ("/classify", "Pooling"), ("/score", "Pooling"),
+    ("/rerank", "Pooling"), ("/v1/score", "Pooling"), ("/v1/rerank", "Pooling"), ("/v2/rerank", "Pooling"),
+    ("/tokenize", "Tokenizer"), ("/detokenize", "Tokenizer"), ("/invocations", "Chat"),
+)  # fmt: skip
+_OTHER_TAG = "Server"
+_ALLOW = {"Allow": {"description": "the methods that the path has", "schema": _STRING}}
+
+
+def complete_document(document: Schema) -> Schema:
+    """The document with required fields, errors, tags, summaries and links."""
+    for path, operations in document.get("paths", {}).items():
+        for operation in operations.values():
+            _complete(path, operation)
+    document.get("components", {}).get("schemas", {}).pop("HTTPValidationError", None)
+    document.get("components", {}).get("schemas", {}).pop("ValidationError", None)
+    create = document.get("paths", {}).get("/v1/responses", {}).get("post")
+    if create is not None:
+        create["responses"]["200"]["links"] = dict(_links(document))
+    return document
+
+
+def _complete(path: str, operation: Schema) -> None:
+    operation["tags"] = [next((tag for prefix, tag in _TAGS if path.startswith(prefix)), _OTHER_TAG)]
+    text = " ".join(str(operation.get("description", operation["summary"])).split())
+    operation["summary"] = str(re.split(r"[.:;] |\.$", text)[0])
+    responses = operation["responses"]
+    responses.pop("422", None)  # FastAPI checks nothing here
+    for status in (401, 403, 404, 429, 500, 503) + ((400, 408, 413, 415) if _has_body(path, operation) else ()):
+        if str(status) not in responses:
+            responses[str(status)] = error_responses(status)[status]
+    content = {"application/json": {"schema": ERROR_SCHEMA}}
+    responses["405"] = {"description": "a method that the path does not have", "content": content, "headers": _ALLOW}
+    if path in _EMPTY_PATHS:
+        responses["200"].pop("content", None)
+    elif path == "/metrics":
+        responses["200"]["content"] = {"text/plain": {"schema": _STRING}}
+
+
+def _has_body(path: str, operation: Schema) -> bool:
+    """Whether it has a body, whose schema is completed."""
+    if path == "/invocations":
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": dict(_ANY_BODY)}}}
+    schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    if schema is None:
+        return "requestBody" in operation
+    for name, field in _REQUIRED.get(path, {}).items():
+        known = schema["properties"].get(name, {})
+        kept = {key: known[key] for key in ("title", "description") if key in known}
+        schema["properties"][name] = copy.deepcopy(field) | kept
+        schema.setdefault("required", []).append(name)
+    if path in _TOOL_PATHS:
+        schema["properties"]["tools"] |= {"minItems": 1}
+    return True
+
+
+def _links(document: Schema) -> Iterator[tuple[str, Schema]]:
+    """From a new response to the routes that take its id."""
+    for path, operations in document["paths"].items():
+        if path.startswith("/v1/responses/{response_id}"):
+            for operation in operations.values():
+                target = operation["operationId"]
+                yield target, {"operationId": target, "parameters": {"response_id": "$response.body#/id"}}
