@@ -13,7 +13,7 @@ from typing import Final
 from llmstack_llm import request_errors
 from llmstack_llm.requests import Adapter
 from llmstack_model_files import ModelFilesError, adapter_digest
-from llmstack_types import InvalidRequestError, LoRAIdentity
+from llmstack_types import EngineCoreRequest, InvalidRequestError, LoRAIdentity
 
 MAX_NUM_NAMES: Final = 4096
 LOADED: Final = "loaded"
@@ -37,6 +37,13 @@ class LoRARequest:
     lora_int_id: int = 0
     lora_path: str = ""
     base_model_name: str | None = None
+
+
+def lora_request_of(request: EngineCoreRequest) -> LoRARequest | None:
+    """The adapter of an engine request, as a caller names it."""
+    if request.lora_name is None:
+        return None
+    return LoRARequest(LoRAIdentity.parse(request.lora_name).name, lora_path=request.lora_path)
 
 
 class AdapterRegistry:

@@ -21,7 +21,6 @@ from llmstack_types import (
     EngineCoreRequest,
     FinishReason,
     InvalidRequestError,
-    LoRAIdentity,
     RequestEvent,
     RequestFailedError,
     RequestOutputKind,
@@ -82,9 +81,9 @@ class OutputProcessor:
         """Names of the adapters of requests that have had a place in a step, and of the others; sorted."""
         running, waiting = set[str](), set[str]()
         for state in self.request_id_to_state.values():
-            if state.lora_name is not None:
+            if state.lora_request is not None:
                 names = waiting if state.metrics.first_token_time_s is None else running
-                names.add(LoRAIdentity.parse(state.lora_name).name)
+                names.add(state.lora_request.lora_name)
         return sorted(running), sorted(waiting)
 
     def num_waiting_prompt_tokens(self, tenant: str | None = None) -> int:

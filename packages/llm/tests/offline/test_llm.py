@@ -305,7 +305,10 @@ def test_prompts_have_the_adapters_they_name(folder: Path, tmp_path: Path, multi
     style = LoRARequest("style", 1, write_adapter(tmp_path / "style"))
     params = SamplingParams(max_tokens=3)
     with LLM(str(folder), enable_lora=True, multiprocess=multiprocess, **ECHO) as llm:
-        assert texts(llm, ["abc", "abc"], params, lora_request=[style, None]) == ["bca", "abc"]
+        adapted, plain = llm.generate(["abc", "abc"], params, lora_request=[style, None], use_tqdm=False)
+        assert (adapted.outputs[0].text, plain.outputs[0].text) == ("bca", "abc")
+        assert adapted.lora_request == LoRARequest("style", lora_path=style.lora_path)
+        assert plain.lora_request is None
         assert texts(llm, "abc", params, lora_request=LoRARequest("other", 2, style.lora_path)) == ["bca"]
         known = llm.llm_engine.adapters.find("style")
         assert texts(llm, "abc", params, lora_request=style) == ["bca"]

@@ -12,6 +12,7 @@ import torch
 from model_runner_helpers.merged import write_config
 from safetensors.torch import load_file, save_file
 
+from llmstack_model_files import ModelFilesError, adapter_digest, read_adapter
 from llmstack_model_runner.adapters.config import AdapterError, read_adapter_config
 from llmstack_model_runner.adapters.load import AdapterLimits, load_adapter
 from llmstack_model_runner.adapters.patterns import CostlyPatternError, PatternError, compile_pattern
@@ -150,6 +151,9 @@ def test_tensors_that_do_not_fit_are_refused(
 def test_files_that_are_damaged_too_large_or_missing_are_refused(loaded: Loaded, tmp_path: Path) -> None:
     path = loaded.adapter / "adapter_model.safetensors"
     content = path.read_bytes()
+    assert adapter_digest(loaded.adapter, len(content)) == read_adapter(loaded.adapter, len(content)).digest
+    with pytest.raises(ModelFilesError, match="has more than 100 bytes"):
+        adapter_digest(loaded.adapter, 100)
     with pytest.raises(AdapterError, match="has more than 100 bytes"):
         loaded.read(AdapterLimits(8, 100))
     with pytest.raises(AdapterError, match="have changed since"):

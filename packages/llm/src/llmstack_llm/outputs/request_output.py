@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmstack_llm.adapters import LoRARequest
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -86,6 +88,7 @@ class RequestOutput:
         num_cached_tokens: Prompt tokens found in the prefix cache; None until the first token.
         num_dropped_tokens: Tokens of completions that `best_of` generated and did not choose.
         prompt_index: Which of the prompts that were submitted together.
+        lora_request: The adapter that it was generated with, if any.
     """
 
     request_id: str
@@ -98,3 +101,4 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     num_dropped_tokens: int = 0
     prompt_index: int = 0
+    lora_request: LoRARequest | None = None

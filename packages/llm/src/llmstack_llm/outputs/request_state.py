@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from llmstack_llm.adapters import lora_request_of
 from llmstack_llm.outputs.collector import RequestOutputCollector
 from llmstack_llm.outputs.request_output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from llmstack_llm.requests import AdmittedRequest
@@ -80,7 +81,7 @@ class RequestState:
         self.prompt = admitted.prompt
         self.prompt_token_ids = requests[0].prompt_token_ids
         self.tenant = requests[0].tenant
-        self.lora_name = requests[0].lora_name
+        self.lora_request = lora_request_of(requests[0])
         self.sampling_params = admitted.sampling_params
         self.output_kind = self.sampling_params.output_kind
         self.collector = collector
@@ -143,6 +144,7 @@ class RequestState:
                 num_cached_tokens=self.num_cached_tokens,
                 num_dropped_tokens=num_dropped_tokens,
                 prompt_index=self._prompt_index,
+                lora_request=self.lora_request,
             )
         )
 
