@@ -16,7 +16,7 @@ import zmq
 
 from llmstack_engine_core.ipc.key_check import check_public_keys
 from llmstack_engine_core.ipc.keys import read_keys
-from llmstack_engine_core.ipc.sockets import check_private_directory
+from llmstack_engine_core.ipc.sockets import check_private_directory, has_message
 from llmstack_engine_core.kv_events import EventEncoder, KVEventsConfig
 from llmstack_kv_cache import KVCacheEvent
 from llmstack_types import EngineStartError
@@ -147,24 +147,28 @@ class _Sender:
         is_open = True
         while is_open:
             ready = {socket for socket, _ in poller.poll()}
+            is_open = self._publish_all()  # first, so that a replay has whatever was published before it
             if self._replays is not None and self._replays in ready:
                 self._replay(self._replays)
-            if self._queue in ready:
-                is_open = self._publish(self._queue.recv_multipart())
         for socket in [*sockets, self._publications]:
             socket.close(linger=int(1000 * _CLOSE_TIMEOUT_S) if socket is self._publications else 0)
 
-    def _publish(self, frames: list[bytes]) -> bool:
-        if len(frames) != 2:
-            return False
-        number, payload = frames
+    def _publish_all(self) -> bool:
+        """Sends what waits in the queue; False once the end has been asked for."""
+        while has_message(self._queue):
+            frames = self._queue.recv_multipart()
+            if len(frames) != 2:
+                return False
+            self._publish(*frames)
+        return True
+
+    def _publish(self, number: bytes, payload: bytes) -> None:
         self._publications.send_multipart([self._topic, number, payload])  # a slow subscriber misses it
         if self._replays is not None:
             self._buffer.append((number, payload))
             self._num_bytes += len(payload)
             while len(self._buffer) > self._max_batches or self._num_bytes > MAX_BUFFERED_BYTES:
                 self._num_bytes -= len(self._buffer.popleft()[1])
-        return True
 
     def _replay(self, replays: zmq.Socket[bytes]) -> None:
         """Sends what is kept from a number on, and an end."""
