@@ -60,7 +60,8 @@ class Running:
 
     @property
     def saver(self) -> saver.ResponseSaver:
-        found: saver.ResponseSaver = self.state.at_end[-1].__self__  # type: ignore[attr-defined]
+        owners = [getattr(end, "__self__", None) for end in self.state.at_end]
+        (found,) = [owner for owner in owners if isinstance(owner, saver.ResponseSaver)]
         return found
 
     async def ended(self, response_id: str, key: str | None = None) -> Any:
@@ -108,8 +109,8 @@ def killed(folder: Path, to: Path) -> Path:
     """The folder as a server leaves it that is killed now; nothing is written while this runs."""
     shutil.copytree(folder, to, copy_function=shutil.copyfile)
     to.chmod(0o700)
-    for file in to.iterdir():
-        file.chmod(0o600)
+    for path in to.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
     return to
 
 
@@ -138,7 +139,7 @@ async def test_a_stored_response_is_still_there_for_the_key_that_made_it(tmp_pat
         crashed = killed(crashed, tmp_path / "killed again")
     async with server(crashed, keys) as last:
         assert (await last.call("GET", f"/{made['id']}", key=keys[0])).status == 404
-    content = b"".join(path.read_bytes() for path in crashed.iterdir())
+    content = b"".join(path.read_bytes() for path in crashed.rglob("*") if path.is_file())
     assert all(key.encode() not in content for key in keys)
 
 
@@ -283,7 +284,7 @@ async def test_a_process_adopts_what_those_kept_that_there_are_no_more(tmp_path:
     database_path(tmp_path / "state", 0).rename(database_path(tmp_path / "state", 3))
     async with server(tmp_path / "state") as after:
         assert (await after.call("GET", f"/{other}")).json()["output"] == made["output"]
-    assert [path.name for path in (tmp_path / "state").iterdir()] == [database_path("", 0).name]
+    assert [path.name for path in (tmp_path / "state").glob("responses-*")] == [database_path("", 0).name]
 
 
 def make_foreign(path: Path) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmstack_llm import request_errors
 from llmstack_server.apis.responses.background import BackgroundResponse
 from llmstack_server.apis.responses.event_log import EventLog
 from llmstack_server.apis.responses.objects import error_object
 from llmstack_server.apis.responses.run import ResponseRun
-from llmstack_server.apis.responses.saver import ResponseSaver
 from llmstack_server.apis.responses.splice import EarlierEvents
 from llmstack_server.apis.responses.store import Item, ResponseStore, StoredItem, StoredResponse
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import ErrorAnswer, HTTPError, error_answer, storage_unavailable
 from llmstack_server.web.sse import encode_json, frame_named
+
+if TYPE_CHECKING:
+    from llmstack_server.apis.responses.saver import ResponseSaver
 
 NOT_FOUND = "not_found"
 

@@ -8,18 +8,20 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmstack_server.apis.responses.journal import MAX_RESUMES, Journal, decode_journal, identity_of
 from llmstack_server.apis.responses.local import LocalResponses
 from llmstack_server.apis.responses.prepare import prepare_again
-from llmstack_server.apis.responses.response_table import ResponseTable, database_path
-from llmstack_server.apis.responses.saver import ResponseSaver
 from llmstack_server.apis.responses.splice import EarlierEvents
 from llmstack_server.apis.responses.store import ResponseStore, StoredResponse
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import EVERYONE, Client, clients_of, current_client
 from llmstack_server.web.errors import answer_to, engine_unavailable, invalid_api_key, request_quarantined
 from llmstack_types import QuarantinedError, ServerOverloadedError
+
+if TYPE_CHECKING:
+    from llmstack_server.apis.responses.saver import ResponseSaver
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +107,14 @@ def open_responses(state: ServerState, store: ResponseStore) -> LocalResponses:
     folder = state.config.http.state_dir
     if folder is None or not store.is_enabled:
         return LocalResponses(state, store)
+    # Late: most servers keep nothing, and do without SQLite.
+    from llmstack_server.apis.responses.response_table import ResponseTable, database_path
+    from llmstack_server.apis.responses.saver import ResponseSaver
+
     index, count = (0, 1) if state.peers is None else (state.peers.index, state.peers.count)
     table = ResponseTable(database_path(folder, index))
-    for path in _left_over(Path(folder), index, count):
-        table.adopt(path)
+    for number in _left_over(Path(folder), index, count):
+        table.adopt(database_path(folder, number))
     saver = ResponseSaver(table)
     unfinished = _fill(store, saver, table.load(time.time(), time.monotonic()))
     local = LocalResponses(state, store, saver)
@@ -136,7 +142,7 @@ def _fill(store: ResponseStore, saver: ResponseSaver, loaded: list[StoredRespons
     return unfinished
 
 
-def _left_over(folder: Path, index: int, count: int) -> list[Path]:
-    """Databases of processes that an earlier server had more of, as far as this process adopts them."""
+def _left_over(folder: Path, index: int, count: int) -> list[int]:
+    """The numbers of processes that an earlier server had more of, as far as this one adopts their databases."""
     numbers = [int(match.group(1)) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [database_path(folder, number) for number in sorted(numbers) if number >= count and number % count == index]
+    return [number for number in sorted(numbers) if number >= count and number % count == index]
