@@ -153,6 +153,17 @@ def test_an_aborted_request_leaves_its_adapter_and_steps_replay(rig: Rig) -> Non
     assert verify(read_step_log(rig.log)).num_steps > 0
 
 
+def test_a_refused_request_does_not_keep_its_adapter(rig: Rig) -> None:
+    assert rig.load("a") == "loaded"
+    rig.add("too long", "a", max_tokens=1000)
+    rig.finish()
+    assert "context length" in str(rig.errors["too long"])
+    for name in "bcb":
+        rig.add(f"{len(rig.errors)}", name)
+        rig.finish()
+    assert sorted(identity[0] for identity in rig.runner.adapters) == ["b", "c"]
+
+
 def test_without_adapters_a_request_that_names_one_is_refused() -> None:
     model = ModelRunnerConfig("echo", **LIMITS)  # type: ignore[arg-type]  # by name
     scheduler = SchedulerConfig(**LIMITS)  # type: ignore[arg-type]  # by name

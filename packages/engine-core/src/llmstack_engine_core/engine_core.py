@@ -144,6 +144,8 @@ class EngineCore:
                 self._enter(request)
         except InvalidRequestError as error:
             self._refused.append(error_output(request_id, error.message))
+            if self._adapter_gate is not None:
+                self._adapter_gate.release([request_id])
         else:
             self._request_ids.add(request_id)
             if self.recorder is not None and request.tenant:
