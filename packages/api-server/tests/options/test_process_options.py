@@ -63,6 +63,12 @@ JOINED = ["--data-parallel-address", "10.0.0.1", "--cluster-key-file", "keys"]
         ([*HOSTS, *JOINED, "-dpl", "2", "-dpr", "2"], ["--data-parallel-start-rank 2 needs --headless"]),
         ([*HOSTS, *JOINED, "-dpl", "2", "-asc", "2"], ["--api-server-count 2", "one process knows the machines"]),
         ([*HOSTS, *JOINED, "-dpl", "0", "--headless"], ["would do nothing"]),
+        ([*HOSTS, "-dpb", "ray"], ["ray needs --data-parallel-address", "ray needs --cluster-key-file"]),
+        ([*HOSTS, *JOINED, "-dpb", "ray", "-dpl", "2"], ["--data-parallel-backend ray", "Ray decides"]),
+        (
+            [*HOSTS, *JOINED, "-dpb", "ray", "--headless"],
+            ["--data-parallel-backend ray", "Ray starts the engine cores"],
+        ),
         ([*HOSTS, *JOINED, "-dpl", "2", "--engine-address", "ipc:///a", "ipc:///b"], ["join by themselves"]),
     ],
 )

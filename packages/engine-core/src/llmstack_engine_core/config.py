@@ -25,6 +25,8 @@ class HostsConfig:
         start_rank: The number of the first of them.
         heartbeat_timeout_s: A machine without a sign of life for so long counts as lost.
         allow_mixed_numerics: Engine cores may compute different bits; then no request moves between those.
+        backend: `mp` waits for machines that others start, `ray` places all engine cores in a Ray cluster.
+        allow_ray_without_token: The Ray cluster may be one that asks for no token.
     """
 
     address: str
@@ -33,6 +35,8 @@ class HostsConfig:
     start_rank: int = 0
     heartbeat_timeout_s: float = 5.0
     allow_mixed_numerics: bool = False
+    backend: str = "mp"
+    allow_ray_without_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,8 @@ class EngineArgs(
             "address": tcp_address(resolved(self.data_parallel_address), self.data_parallel_rpc_port),
             "size": self.data_parallel_size, "num_local": self.num_local_engines,
             "start_rank": self.data_parallel_start_rank, "heartbeat_timeout_s": self.cluster_timeout,
-            "allow_mixed_numerics": self.allow_mixed_numerics,
+            "allow_mixed_numerics": self.allow_mixed_numerics, "backend": self.data_parallel_backend,
+            "allow_ray_without_token": self.allow_ray_without_token,
         }  # fmt: skip
 
     def conflicts(self) -> Iterator[Problem]:

@@ -15,6 +15,7 @@ CheckpointQuantization = Literal["fp8", "compressed-tensors", "awq", "gptq", "bi
 QuantizationScheme = Literal[RoundingScheme, CheckpointQuantization]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 DistributedExecutorBackend = Literal["mp", "uni"]
+DataParallelBackend = Literal["mp", "ray"]
 SchedulingPolicyName = Literal["fcfs", "priority", "fair"]
 RoutingPolicyName = Literal["exact", "load", "round_robin"]
 LoggingLevel = Literal["critical", "error", "warning", "info", "debug"]

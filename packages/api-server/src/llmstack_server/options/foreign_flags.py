@@ -54,7 +54,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--cpu-offload-params": _OFFLOADING,
     "--cudagraph-metrics": ForeignFlag("nothing is compiled at start; /server_info lists the captured steps", _OFF),
     "--custom-histogram-buckets": _STATISTICS,
-    "--data-parallel-backend": ForeignFlag("engine cores are always processes", ("mp",)),
     "--data-parallel-external-lb": _ONE_MACHINE,
     "--data-parallel-hybrid-lb": _ONE_MACHINE,
     "--data-parallel-multi-port-external-lb": _ONE_MACHINE,

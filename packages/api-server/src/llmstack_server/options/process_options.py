@@ -101,7 +101,11 @@ class ProcessConfig(OptionGroup):
         if not engine.has_other_hosts:
             return
         size = f"{{data_parallel_size_local}} {engine.num_local_engines} of {engine.data_parallel_size}"
-        if self.is_headless and not engine.num_local_engines:
+        if self.is_headless and engine.data_parallel_backend == "ray":
+            yield _exclusive(
+                "{data_parallel_backend} ray", "{is_headless}", "Ray starts the engine cores of all machines"
+            )
+        elif self.is_headless and not engine.num_local_engines:
             yield _exclusive(size, "{is_headless}", "this machine would do nothing")
         if self.is_attached:
             yield _exclusive(size, "{engine_addresses}", "the other machines join by themselves")

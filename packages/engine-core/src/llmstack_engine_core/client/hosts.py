@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.client.balanced import BalancedClient
@@ -24,6 +26,35 @@ from llmstack_types import EngineReady, EngineStartError
 logger = logging.getLogger(__name__)
 
 _ALWAYS_EQUAL = ("vocab_size", "block_size", "is_generative", "is_causal", "embedding_size", "num_labels")
+
+
+# Found by name: the package is above this one.
+_LAUNCHERS = {"ray": "llmstack_parallel.ray_hosts:RayHosts"}
+
+
+class HostsLauncher(Protocol):
+    """What has started the engine cores of other machines."""
+
+    def close(self) -> None:
+        """Ends them, and gives back what they had."""
+        ...
+
+
+def make_launcher(config: EngineConfig, hosts: HostsConfig) -> HostsLauncher | None:
+    """What starts the engine cores of other machines; None where their operators do.
+
+    Raises:
+        EngineStartError: It cannot be imported, or cannot start them.
+    """
+    if hosts.backend not in _LAUNCHERS:
+        return None
+    module_name, _, class_name = _LAUNCHERS[hosts.backend].partition(":")
+    try:
+        launcher_class = getattr(importlib.import_module(module_name), class_name)
+    except ImportError as error:
+        raise EngineStartError(f"--data-parallel-backend {hosts.backend}: pip install llmstack-parallel") from error
+    launcher: HostsLauncher = launcher_class(config, hosts)
+    return launcher
 
 
 class HostsClient(BalancedClient):
@@ -45,6 +76,7 @@ class HostsClient(BalancedClient):
             EngineStartError: The address for the other machines cannot be listened on.
         """
         self._rendezvous = Rendezvous(hosts, config.key_file, len(local))
+        self._launcher = make_launcher(config, hosts)
         self._num_local = len(local)
         self._start_timeout_s = config.start_timeout_s
         self._promised: EngineReady | None = None
@@ -96,6 +128,9 @@ class HostsClient(BalancedClient):
         """Also tells the other machines that the endpoint ends. Idempotent."""
         await super().shutdown()
         await self._rendezvous.close()
+        launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            await asyncio.to_thread(launcher.close)
 
     def _on_join(self, join: Join) -> None:
         logger.info("%s has joined with engine cores %s", join.host, ", ".join(map(str, join.ranks)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from llmstack_llm.options.option import OptionGroup, option, option_mixin
 from llmstack_llm.options.problem import Problem
-from llmstack_types.vocabulary import DistributedExecutorBackend, RoutingPolicyName
+from llmstack_types.vocabulary import DataParallelBackend, DistributedExecutorBackend, RoutingPolicyName
 
 
 @option_mixin
@@ -99,6 +99,17 @@ class EngineProcessOptions(OptionGroup):
         metavar="PORT",
         help="port of --data-parallel-address",
     )
+    data_parallel_backend: DataParallelBackend = option(
+        "mp",
+        flag="--data-parallel-backend",
+        short="-dpb",
+        help="what starts engine cores: 'mp' processes of each machine, 'ray' the cluster at RAY_ADDRESS",
+    )
+    allow_ray_without_token: bool = option(
+        False,
+        flag="--allow-ray-without-token",
+        help="join a Ray cluster that asks for no token: who reaches it can run programs there",
+    )
     cluster_key_file: str | None = option(
         None,
         flag="--cluster-key-file",
@@ -154,7 +165,9 @@ class EngineProcessOptions(OptionGroup):
 
     @property
     def num_local_engines(self) -> int:
-        """Engine cores of this machine."""
+        """Engine cores of this machine; those of Ray count as of others."""
+        if self.data_parallel_backend == "ray":
+            return 0
         return self.data_parallel_size if self.data_parallel_size_local is None else self.data_parallel_size_local
 
     @property
@@ -164,6 +177,9 @@ class EngineProcessOptions(OptionGroup):
 
     def _host_conflicts(self) -> Iterator[Problem]:
         size, local = f"{{data_parallel_size}} {self.data_parallel_size}", self.num_local_engines
+        if self.data_parallel_backend == "ray":
+            yield from self._ray_conflicts()
+            return
         last = self.data_parallel_start_rank + local
         if last > self.data_parallel_size:
             start = f"{{data_parallel_start_rank}} {self.data_parallel_start_rank} and {{data_parallel_size_local}}"
@@ -177,6 +193,16 @@ class EngineProcessOptions(OptionGroup):
                 f"{{data_parallel_size_local}} {local} of {size} needs {{cluster_key_file}}: "
                 "messages between machines are encrypted"
             )
+
+    def _ray_conflicts(self) -> Iterator[Problem]:
+        backend = "{data_parallel_backend} ray"
+        if self.data_parallel_size_local is not None or self.data_parallel_start_rank:
+            flags = "{data_parallel_size_local} and {data_parallel_start_rank}"
+            yield Problem(f"{backend} and {flags} exclude each other: Ray decides where engine cores run")
+        if self.data_parallel_address is None:
+            yield Problem(f"{backend} needs {{data_parallel_address}}: where its nodes reach this machine")
+        if self.cluster_key_file is None:
+            yield Problem(f"{backend} needs {{cluster_key_file}}: messages between machines are encrypted")
 
     def conflicts(self) -> Iterator[Problem]:
         """Adds several ranks in one process, and engine cores of several machines that cannot be."""

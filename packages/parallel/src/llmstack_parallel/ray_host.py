@@ -1,0 +1,91 @@
+"""Actor of a Ray cluster that runs one engine core and joins the first machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import msgpack  # type: ignore[import-untyped]  # it ships no types
+
+from llmstack_engine_core import EngineConfig
+from llmstack_engine_core.client.restarts import RestartLimits
+from llmstack_engine_core.hosts.joining import Joining, JoinRefusedError
+from llmstack_engine_core.hosts.messages import Join, own_version
+from llmstack_engine_core.ipc.addresses import free_port, own_host, prepare_address, tcp_address
+from llmstack_engine_core.launcher import launch_engine_process, relaunch_engine_process
+from llmstack_engine_core.supervisor import EngineProcess
+from llmstack_types import LLMStackError
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+
+
+class RayHost:
+    """One engine core in a process of its own. Ray starts the actor again where it or its node has ended."""
+
+    def __init__(self, order: bytes) -> None:
+        """`order`: The configuration and the number of the engine core, as msgpack."""
+        threading.Thread(target=_run, args=(order,), name="engine-host", daemon=True).start()
+
+    def pid(self) -> bytes:
+        """The id of the actor's process, as text: the actor is there."""
+        return str(os.getpid()).encode()
+
+
+def pack_order(config: EngineConfig, rank: int) -> bytes:
+    """What an actor is started with."""
+    packed: bytes = msgpack.packb([config.to_plain(), rank])
+    return packed
+
+
+def _run(order: bytes) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    plain, rank = msgpack.unpackb(order)
+    try:
+        asyncio.run(_serve(EngineConfig.from_plain(plain), rank))
+    except (LLMStackError, JoinRefusedError) as error:  # the same would happen in another actor
+        logger.error("engine core %d: %s", rank, error)
+    except Exception:  # Ray starts another actor
+        logger.exception("engine core %d failed", rank)
+        os._exit(1)
+
+
+async def _serve(config: EngineConfig, rank: int) -> None:
+    if config.hosts is None:
+        raise ValueError("there is no first machine")
+    hosts = replace(config.hosts, start_rank=rank, num_local=1)
+    host = own_host(str(urlsplit(hosts.address).hostname))
+    address = tcp_address(host, free_port(host))
+    prepare_address(address, is_remote=True)
+    joining = Joining(hosts, config.key_file, config.start_timeout_s)
+    process = launch_engine_process(config, address)
+    watching = asyncio.create_task(_watch(config, process))
+    join = Join(own_version(), hosts.size, rank, (address,), joining.server_key, f"Ray node {host}")
+    try:
+        await joining.run(join)
+    finally:
+        watching.cancel()
+        for task in await asyncio.gather(watching, return_exceptions=True):
+            logger.info("engine core %d ends: %s", rank, task)
+
+
+async def _watch(config: EngineConfig, process: EngineProcess) -> None:
+    """Replaces the engine core where it crashes or hangs, as often as its configuration allows."""
+    limits = RestartLimits(config.max_restarts)
+    try:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            process.look()
+            if process.is_alive:
+                continue
+            logger.error("the engine core has ended: %s", process.describe_end())
+            if not process.has_been_ready or not limits.may_restart(is_search=False):
+                return
+            process = await asyncio.to_thread(relaunch_engine_process, config, process)
+    finally:
+        await asyncio.to_thread(process.stop)

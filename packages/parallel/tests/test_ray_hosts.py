@@ -1,0 +1,35 @@
+"""What is refused before a Ray cluster is joined, and what an engine core gets of its nodes; without Ray."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from llmstack_engine_core import EngineConfig
+from llmstack_engine_core.client.hosts import make_launcher
+from llmstack_engine_core.config import HostsConfig
+from llmstack_parallel.ray_hosts import bundle, cluster_address
+from llmstack_types import EngineStartError, ModelRunnerConfig
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    hosts = HostsConfig("tcp://127.0.0.1:29550", size=2, num_local=0, backend="ray")
+    with pytest.raises(EngineStartError, match=r"pip install 'llmstack-parallel\[ray\]'"):
+        make_launcher(EngineConfig(ModelRunnerConfig("echo"), runner="echo", hosts=hosts), hosts)
+
+
+@pytest.mark.parametrize("address", ["", "auto", "local", "ray://10.0.0.1:10001", "10.0.0.1", "10.0.0.1:port"])
+def test_only_the_address_of_a_running_cluster_is_taken(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(EngineStartError, match="HOST:PORT of a running Ray cluster"):
+        cluster_address()
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert cluster_address() == "10.0.0.1:6379"
+
+
+def test_an_engine_core_gets_its_share_of_the_smallest_node_or_a_gpu_for_each_rank() -> None:
+    assert bundle([{"CPU": 16.0}, {"CPU": 8.0}], 2, 1) == {"CPU": 4.0}
+    assert bundle([{"CPU": 1.0}], 4, 1) == {"CPU": 1.0}
+    assert bundle([{"CPU": 16.0, "GPU": 8.0}], 2, 4) == {"CPU": 1.0, "GPU": 4.0}
