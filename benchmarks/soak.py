@@ -40,6 +40,8 @@ MAX_SLOPE_MIB_PER_HOUR = 1.0
 WARM_UP_SHARE = 0.3
 NUM_SAMPLES = 180
 START_TIMEOUT_S = 120.0
+# Memory of the KV cache is taken when a block is first written, so all blocks have to be used before the first sample.
+SERVER_OPTIONS = ("--num-kv-blocks", "256")
 MIB = 1 << 20
 
 
@@ -149,7 +151,7 @@ def ask(address: str, model: str, stop: threading.Event, seed: int, counts: Coun
 @contextmanager
 def serving() -> Iterator[tuple[psutil.Process, str]]:
     """A server of the demo model, and its address."""
-    command = [sys.executable, "-m", "llmstack_command", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "llmstack_command", "serve", "--port", "0", *SERVER_OPTIONS]
     with tempfile.NamedTemporaryFile("r") as log:
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=os.open(log.name, os.O_WRONLY))
         try:

@@ -3,9 +3,14 @@
 import pytest
 
 from llmstack_core_scheduler import AlwaysSwap, CheapestPreemption, RequestStatus, Scheduler, SchedulerConfig
+from llmstack_core_scheduler.allocation_plan import plan_allocation
+from llmstack_core_scheduler.block_needs import BlockNeeds
+from llmstack_core_scheduler.drafting import Drafting
+from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
+from llmstack_core_scheduler.step_plan import StepPlan
 from llmstack_core_scheduler.testing import FakeKVCacheManager, FakeModelRunner, next_token
 from llmstack_core_scheduler.waiting_queue import WaitingQueue
-from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
 
 PROMPT = list(range(100, 110))
 
@@ -133,17 +138,94 @@ def test_a_swapped_request_that_is_refused_its_blocks_stays_on_the_host():
 def test_a_request_is_not_swapped_in_in_a_step_that_copies_blocks():
     rig = swapped_rig()
     (swapped,) = [request for request in rig.scheduler.waiting if request.status is RequestStatus.SWAPPED]
-    text = [1] * 8 + rig.answers["a"]
-    child = EngineCoreRequest("child", [*text[:-1], 7], SamplingParams(max_tokens=1))
-    while rig.manager.num_free_blocks < 1 or not rig.scheduler.fork_request("a", child):
-        rig.step()
-    rig.scheduler.abort_requests("a")
-    scheduled = rig.step()
-    assert scheduled.block_copies
-    assert not scheduled.swap_ins
-    assert swapped.status is RequestStatus.SWAPPED
-    assert rig.step().swap_ins
+    config = SchedulerConfig(max_model_len=24)
+    plan = StepPlan(config, 1)
+    plan.block_copies.append((0, 1))
+    num_free_blocks = rig.manager.num_free_blocks
+    allocation = plan_allocation(swapped, rig.manager, BlockNeeds(config, rig.manager), plan)
+    assert allocation.allocate(swapped.num_tokens, plan) is None
+    assert (plan.swap_ins, rig.manager.num_free_blocks) == ([], num_free_blocks)
+    assert plan.num_tokens_before(swapped) == swapped.num_computed_tokens, "it has no row"
     rig.finish()
+
+
+def test_without_a_source_there_are_no_drafts():
+    drafting = Drafting(None, SchedulerConfig(), FakeKVCacheManager(8, 4))
+    plan = StepPlan(SchedulerConfig(), 1)
+    drafting.extend(plan)
+    assert (drafting.num_drafts, drafting.has_source) == (0, False)
+
+
+class Guesses:
+    def propose(self, request_id, token_ids, max_num_tokens):
+        return [5, 6, 7]
+
+    def forget(self, request_id):
+        pass
+
+
+def drafted(max_tokens):
+    """A scheduler with drafts, and its first step for one request."""
+    config = SchedulerConfig(max_num_batched_tokens=16, max_model_len=64, num_lookahead_slots=3)
+    scheduler = Scheduler(config, FakeKVCacheManager(20, 4), draft_source=Guesses())
+    scheduler.add_request(EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=max_tokens)))
+    return scheduler, scheduler.schedule(0.0)
+
+
+def test_a_row_that_samples_its_last_token_gets_no_drafts():
+    _, scheduled = drafted(max_tokens=1)
+    (row,) = scheduled.scheduled_requests
+    assert list(row.draft_token_ids) == []
+
+
+def test_a_row_that_was_preempted_meanwhile_keeps_its_drafts_but_not_its_slots():
+    scheduler, scheduled = drafted(max_tokens=20)
+    (request,) = scheduler.running
+    scheduler._preempt(request, StepPlan(SchedulerConfig(), 1))
+    request.recompute_step = scheduled.step
+    num_computed_tokens = request.num_computed_tokens
+    output = ModelRunnerOutput(["a"], [[5, 6, 9]])
+    (message,) = scheduler.update_from_output(scheduled, output, 0.0).outputs
+    assert message.new_token_ids == [5, 6, 9]
+    assert request.num_tokens == 6
+    assert request.num_computed_tokens == num_computed_tokens
+    assert scheduler.stats().num_accepted_draft_tokens == 2
+
+
+def test_a_beam_that_begins_otherwise_than_its_parent_shares_what_is_common():
+    rig = Rig(Refusing(30, 4))
+    rig.add("parent")
+    rig.step()
+    child = EngineCoreRequest("child", [*PROMPT[:6], 7, 7, 7, 7], SamplingParams(max_tokens=3))
+    assert rig.scheduler.fork_request("parent", child) == 6
+    rig.finish()
+    assert rig.answers["child"] == continuation([*PROMPT[:6], 7, 7, 7, 7], 3)
+
+
+def test_a_request_before_all_protected_ones_needs_no_room_for_them():
+    rig = swapped_rig()
+    (swapped,) = [request for request in rig.scheduler.waiting if request.status is RequestStatus.SWAPPED]
+    config = SchedulerConfig(max_model_len=24)
+    assert leaves_room_for_protected(swapped, [], 0, BlockNeeds(config, rig.manager))
+    rig.finish()
+
+
+def test_what_a_window_has_passed_is_freed_before_the_step():
+    class Windowed(Refusing):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.has_windows = True
+            self.advanced = []
+
+        def advance(self, request_id, num_computed_tokens):
+            self.advanced.append((request_id, num_computed_tokens))
+            return num_computed_tokens + 4
+
+    rig = Rig(Windowed(30, 4))
+    rig.add("a", max_tokens=12)
+    rig.finish()
+    # It is asked again only after as many tokens as it said.
+    assert rig.manager.advanced == [("a", 10), ("a", 14), ("a", 18)]
 
 
 def test_a_smoothing_above_one_is_refused():

@@ -130,3 +130,11 @@ def test_a_request_that_got_tokens_after_a_lone_crash_has_both_crashes_before_it
     assert suspects.on_crash(["a"]) == AfterCrash(["a"], None, is_search=False)
     assert suspects.on_crash(["a"]).quarantined is None
     assert suspects.on_crash(["a"]).quarantined == "a"
+
+
+def test_a_request_of_another_engine_core_that_died_is_a_suspect_here() -> None:
+    suspects = Suspects()
+    suspects.suspect("moved")
+    assert suspects.has_any
+    assert suspects.on_tokens("unknown", 1) == []
+    assert suspects.on_crash(["a", "moved"]) == AfterCrash(["moved"], None, is_search=True)

@@ -103,3 +103,35 @@ def test_a_segment_has_at_least_128_tokens_in_whole_blocks(block_size: int, num_
 def test_a_log_of_no_events_is_refused() -> None:
     with pytest.raises(ValueError, match="max_events"):
         make_manager("plain").start_events(0)
+
+
+def test_a_second_listener_keeps_the_events_of_the_first() -> None:
+    manager, segments = make_manager("plain"), CachedSegments(BLOCK_SIZE)
+    manager.start_events(10)
+    manager.allocate_slots("a", SEGMENT)
+    manager.cache_blocks("a", PROMPTS[0], SEGMENT)
+    manager.start_events(1)
+    assert not segments.has_changes
+    follow(manager, segments)
+    assert segments.has_changes
+    assert segments.take() == (False, segment_keys(PROMPTS[0], BLOCK_SIZE), [])
+    assert not segments.has_changes
+
+
+def test_a_cache_that_was_cleared_has_no_segments() -> None:
+    manager, segments = make_manager("plain"), CachedSegments(BLOCK_SIZE)
+    manager.start_events(10)
+    manager.allocate_slots("a", SEGMENT)
+    manager.cache_blocks("a", PROMPTS[0], SEGMENT)
+    manager.free("a")
+    assert manager.reset_prefix_cache()
+    follow(manager, segments)
+    assert segments.has_changes
+    assert segments.take() == (True, [], [])
+
+
+def test_what_is_stored_of_a_hybrid_cache_leaves_its_companions_out() -> None:
+    manager = make_manager("hybrid")
+    manager.allocate_slots("a", SEGMENT)
+    manager.cache_blocks("a", PROMPTS[0], SEGMENT)
+    assert sum(len(event.identities) for event in manager.stored()) == segment_blocks(BLOCK_SIZE)

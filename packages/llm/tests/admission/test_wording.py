@@ -13,7 +13,18 @@ from llmstack_llm.admission.limits import AdmissionLimits, check_fan_out, check_
 from llmstack_llm.admission.rules import check_truncation
 from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, given_fields, resolve_max_tokens
 from llmstack_llm.admission.seeds import completion_seed, draw_seed
-from llmstack_types import InvalidRequestError, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from llmstack_llm.admission.structured_outputs import (
+    ConstraintAdmission,
+    StructuredOutputsConfig,
+    read_structured_outputs_config,
+)
+from llmstack_types import (
+    InvalidRequestError,
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 LIMITS = AdmissionLimits(max_model_len=100, vocab_size=1000, num_kv_tokens=80)
 NAMES = {
@@ -104,6 +115,13 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a", 5]}, "ends", "expected a string or an array of strings, but got an integer instead."),
     ({"stop": 5}, "ends", "expected a string or an array of strings, but got an integer instead."),
     ({"temperature": math.nan}, "temp", "expected a finite number."),
+    ({"repetition_detection": [1]}, "repetition_detection", "expected an object, but got an array instead."),
+    ({"repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}},
+     "repetition_detection.min_pattern_size", "must not be above 'max_pattern_size'."),
+    ({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, "repetition_detection.min_count",
+     "integer below minimum value. Expected a value >= 2, but got 1 instead."),
+    ({"repetition_detection": {"max_pattern_size": "3"}}, "repetition_detection.max_pattern_size",
+     "expected an integer, but got a string instead."),
 ]  # fmt: skip
 
 
@@ -141,6 +159,15 @@ def test_a_refusal_says_what_was_expected(fields: dict[str, Any], param: str, wo
         ({"temperature": 0.9e-5}, 0.0),
         ({"top_k": -1}, 0),
         ({"seed": -1}, None),
+        ({"logit_bias": None}, None),
+        ({"stop_token_ids": None}, None),
+        ({"allowed_token_ids": None}, None),
+        ({"stop": None}, ()),
+        ({"repetition_detection": {"max_pattern_size": 0}}, None),
+        ({"repetition_detection": {"max_pattern_size": 3, "min_count": 2, "min_pattern_size": None}},
+         RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=0, min_count=2)),
+        ({"repetition_detection": RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=2, min_count=4)},
+         RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=2, min_count=4)),
         ({"best_of": 3, "n": 3, "temperature": 0.0}, 3),
         ({"best_of": 1, "output_kind": DELTA}, 1),
     ],
@@ -256,3 +283,31 @@ def test_drawn_seeds_have_63_bits() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert max(seeds) >= 2**62  # fails once in 2**200 times
     assert len(set(seeds)) == 200
+
+
+def test_a_field_of_repetition_detection_that_is_unknown_is_named() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_sampling({"repetition_detection": {"size": 1}}, LIMITS)
+    error = caught.value
+    assert (error.param, error.code) == ("repetition_detection.size", "unsupported_parameter")
+    assert error.message == ("Unsupported parameter: 'repetition_detection.size' is not supported by this server.")
+
+
+def test_a_model_that_only_pools_generates_nothing() -> None:
+    limits = AdmissionLimits(max_model_len=9, vocab_size=9, is_generative=False)
+    with pytest.raises(InvalidRequestError) as caught:
+        check_sampling({}, limits)
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("{", "it is not valid JSON: "), ("[" * 100_000, "it is not valid JSON: "), ([1], "it is not a JSON object")],
+)
+def test_a_configuration_of_constraints_that_is_no_object_is_refused(value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_structured_outputs_config(value)
+
+
+async def test_without_a_constraint_there_is_no_process_to_end() -> None:
+    await ConstraintAdmission(None, (), StructuredOutputsConfig()).shutdown()
