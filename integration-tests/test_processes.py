@@ -416,7 +416,7 @@ def test_a_sleeping_engine_refuses_in_every_process_and_says_the_same_when_awake
     assert post(server, "/wake_up") == 200
     assert server.get_json("/is_sleeping") == {"is_sleeping": False}
     assert complete_all(server) == expected
-    assert (post(server, "/sleep?level=3"), post(server, "/wake_up?tags=weights")) == (400, 400)
+    assert (post(server, "/sleep?level=3"), post(server, "/wake_up?tags=graphs")) == (400, 400)
     server.stop()
 
 

@@ -41,6 +41,26 @@ async def test_an_engine_sleeps_refuses_and_wakes():
     assert (await call(app, "POST", "/v1/completions", COMPLETION)).status == 200
 
 
+@pytest.mark.parametrize(
+    ("level", "tags", "status", "level_after"),
+    [
+        (1, "weights", 200, 1),  # they were never freed
+        (1, "kv_cache", 200, 0),
+        (1, "weights&tags=kv_cache", 200, 0),
+        (2, "weights", 400, 2),
+        (2, "kv_cache", 400, 2),
+        (2, "weights&tags=kv_cache", 200, 0),
+        (1, "graphs", 400, 1),
+    ],
+)
+async def test_an_engine_wakes_by_parts(level: int, tags: str, status: int, level_after: int):
+    engine = FakeEngineClient()
+    engine.sleep_level = level
+    app = make_app(engine)
+    assert (await call(app, "POST", f"/wake_up?tags={tags}")).status == status
+    assert engine.sleep_level == level_after
+
+
 async def test_an_engine_with_running_requests_does_not_sleep():
     engine = FakeEngineClient()
     engine.num_running = 1

@@ -64,7 +64,12 @@ def test_answers_that_are_not_json_are_described(document: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/v1/responses/resp_1", "DELETE, GET"), ("/ping", "GET, HEAD, POST"), ("/v1/completions", "POST")],
+    [
+        ("/v1/responses/resp_1", "DELETE, GET"),
+        ("/ping", "GET, HEAD, POST"),
+        ("/v1/completions", "POST"),
+        ("/v1/responses/input_tokens", "POST"),
+    ],
 )
 async def test_the_answer_to_a_wrong_method_names_all_methods(path: str, allowed: str) -> None:
     answer = await call(build_app(ready_state(FakeEngineClient())), "PATCH", path)

@@ -124,11 +124,12 @@ def _translator(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], A
 
 
 def _methods(routes: Sequence[BaseRoute], path: str) -> str:
-    """The methods of all routes of a path; Starlette names those of the first one only."""
+    """The methods of all routes of a path, or of its pattern; Starlette names those of the first one only."""
+    found = [route for route in routes if isinstance(route, Route) and route.path_regex.match(path)]
+    exact = [route for route in found if route.path == path]
     methods: set[str] = set()
-    for route in routes:
-        if isinstance(route, Route) and route.path_regex.match(path):
-            methods |= route.methods or set()
+    for route in exact or found:
+        methods |= route.methods or set()
     return ", ".join(sorted(methods))
 
 

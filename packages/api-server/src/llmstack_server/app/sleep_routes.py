@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from llmstack_llm import request_errors
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.errors import HTTPError, engine_unavailable
 from llmstack_types import InvalidRequestError
@@ -33,13 +34,16 @@ def add_sleep_routes(router: APIRouter, state: ServerState) -> None:
 
     @router.post("/wake_up")
     async def wake_up(request: Request) -> Response:
-        """Allocates again what `/sleep` has freed."""
-        tags = request.query_params.getlist("tags")
-        if tags and set(tags) != _ALL_TAGS:
-            raise InvalidRequestError(
-                "Weights and KV cache are restored together; leave 'tags' out.",
-                param="tags", code="unsupported_value",
-            )  # fmt: skip
+        """Allocates again what `/sleep` has freed: all of it, or what `?tags=` names."""
+        tags = set(request.query_params.getlist("tags"))
+        level = await state.engine.current_sleep_level()
+        if not tags <= _ALL_TAGS:
+            raise request_errors.invalid_value("tags", f"expected one of {', '.join(sorted(_ALL_TAGS))}")
+        if level > 1 and tags and tags != _ALL_TAGS:
+            reason = "after level 2, weights and KV cache are restored together; give both tags or none"
+            raise request_errors.unsupported_value("tags", reason)
+        if tags == {"weights"}:
+            return Response(status_code=200)  # level 1 has kept them
         await state.engine.wake_up()
         await state.ask_peers(SLEEP_QUESTION)
         return Response(status_code=200)

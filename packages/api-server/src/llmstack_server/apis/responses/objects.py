@@ -45,8 +45,8 @@ class ResponseObject:
         self.completed_at = int(time.time()) if status == "completed" else None
 
     def as_object(self, output: Sequence[Item], usage: UsageCounter | None) -> dict[str, Any]:
-        """The object of the API, with every key of its schema."""
-        return {
+        """The object of the API, with every key of its schema; `usage` is left out where there is none, never null."""
+        found: dict[str, Any] = {
             "id": self.id,
             "object": "response",
             "created_at": self.created_at,
@@ -56,9 +56,9 @@ class ResponseObject:
             "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
             "model": self.model,
             "output": list(output),
-            "usage": None if usage is None else usage_object(usage),
             **self._echo(),
         }
+        return found if usage is None else found | {"usage": usage_object(usage)}
 
     def _echo(self) -> dict[str, Any]:
         """The parameters of the request, with defaults."""
