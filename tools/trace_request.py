@@ -8,7 +8,8 @@ Two paths are measured, each in the steady state, after warm-up requests:
 - `engine-core`: one decode step of one row: reading the socket, scheduling, the model runner, encoding the outputs.
 - `engine-core-eager`: the same with `enforce_eager`, so that the layers of the model are on the way too.
 
-The figures are those of the median pass by calls: in others a timer runs, a block fills or two tokens come together.
+The figures are those of the median pass by calls: in others a block fills or two tokens come together. What runs by
+the clock a few times per second, whether or not there is a request, is left out (`PERIODIC`).
 Counted by `sys.setprofile`: functions of files under `packages/*/src`, without those whose names are in angle brackets
 (lambdas, comprehensions). A resumption of a generator or coroutine is a call.
 """
@@ -46,6 +47,7 @@ WAIT_S = 0.05
 # The first steps of a row prefill it and capture the graph of one row.
 NUM_FIRST_STEPS = 5
 NUM_STEPS = 9
+PERIODIC = frozenset({"Server._accept", "Server._watch_engine", "AsyncMPClient._look"})
 
 
 @dataclass
@@ -89,7 +91,7 @@ class Profile:
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         """The function for `sys.setprofile`."""
         trace = self.trace
-        if trace is not None and event == "call" and self._counts(frame.f_code):
+        if trace is not None and event == "call" and self._counts(frame.f_code) and not _is_periodic(frame):
             trace.add(frame)
 
     def _counts(self, code: CodeType) -> bool:
@@ -102,6 +104,15 @@ class Profile:
 def _is_ours(code: CodeType) -> bool:
     path, name = os.path.abspath(code.co_filename), code.co_name
     return path.startswith(PACKAGES) and f"{os.sep}src{os.sep}" in path and not name.startswith("<")
+
+
+def _is_periodic(frame: FrameType | None) -> bool:
+    """Whether a timer of the server made the call, and no request."""
+    while frame is not None:
+        if frame.f_code.co_qualname in PERIODIC:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _depth(frame: FrameType) -> int:

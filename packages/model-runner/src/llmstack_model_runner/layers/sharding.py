@@ -5,6 +5,7 @@ As with `packing`, the choice is a context around construction, so no model's co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,7 +46,7 @@ class StageLinks(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # not with slots, which could not keep what is derived
 class Sharding:
     """Place of one rank among those that compute a model together.
 
@@ -67,16 +68,16 @@ class Sharding:
     links: StageLinks | None = None
     is_expert_parallel: bool = False
 
-    @property
+    @functools.cached_property
     def is_whole(self) -> bool:
         """Whether one rank computes everything."""
         return self.size == self.num_stages == 1
 
-    @property
+    @functools.cached_property
     def is_first_stage(self) -> bool:
         return self.stage == 0
 
-    @property
+    @functools.cached_property
     def is_last_stage(self) -> bool:
         return self.stage == self.num_stages - 1
 

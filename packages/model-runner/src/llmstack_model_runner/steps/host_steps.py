@@ -91,10 +91,12 @@ class HostSteps:
 
     def run(self, step: StepRows, token_masks: MakeTokenMasks | None = None) -> PendingStep:
         """Computes rows that the batch contains."""
+        batch, adapters = self._batch, self._adapters
         with self._timing.phase("prepare"):
-            inputs = prepare_inputs(self._batch, step, self._device)
-            is_adapted = self._place_adapters(step)
-        batch = self._batch
+            inputs = prepare_inputs(batch, step, self._device)
+            is_adapted = adapters is not None and adapters.begin_step(
+                batch.adapter_numbers[step.rows], step.num_scheduled_tokens
+            )
         with self._timing.phase("forward"):
             decoded = self._repeat_decode(inputs, is_adapted)
             if decoded is not None:
@@ -137,12 +139,6 @@ class HostSteps:
     def describe(self) -> str:
         """Description of how decode steps are run; empty if there are no graphs."""
         return "" if self._graphs is None else self._graphs.describe()
-
-    def _place_adapters(self, step: StepRows) -> bool:
-        """Prepares the adapters of the rows; whether there are any."""
-        if self._adapters is None:
-            return False
-        return self._adapters.begin_step(self._batch.adapter_numbers[step.rows], step.num_scheduled_tokens)
 
     def _repeat_decode(self, inputs: ModelInputs, is_adapted: bool) -> DecodeOutput | None:
         """Results of a replayed decode step; None for steps that cannot be replayed."""
