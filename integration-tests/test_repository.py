@@ -191,6 +191,7 @@ def test_only_what_owns_a_process_configures_logging(folder: Path) -> None:
         "api-server/src/llmstack_server/serving/api_worker.py",
         "engine-core/src/llmstack_engine_core/process.py",
         "parallel/src/llmstack_parallel/rank.py",
+        "parallel/src/llmstack_parallel/ray_host.py",
     }
     assert found <= {ROOT / "packages" / owner for owner in owners}
 
