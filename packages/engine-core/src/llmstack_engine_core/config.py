@@ -9,7 +9,7 @@ from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.kv_events import KVEventsConfig
 from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_types import ModelRunnerConfig
-from llmstack_types.vocabulary import LoggingLevel, words_of
+from llmstack_types.vocabulary import LogFormat, LoggingLevel, words_of
 
 _LOG_LEVELS = tuple(level.upper() for level in reversed(words_of(LoggingLevel)))
 
@@ -64,6 +64,7 @@ class EngineConfig:
         kv_events: Where the events of the prefix cache are published; None for nowhere.
         constraint_backend: What compiles and follows them, as `module:Class`.
         log_level: Of the engine core's process.
+        log_format: Of its lines: `text` or `json`.
         max_num_queued_requests: Requests the engine core holds at most, running ones included; more are refused.
         start_timeout_s: How long a client waits for the engine core to become ready.
         record_steps: File for the log of all steps; None keeps the last ones in memory.
@@ -88,6 +89,7 @@ class EngineConfig:
     is_max_model_len_explicit: bool = False
     log_stats: bool = True
     log_level: str = "INFO"
+    log_format: str = "text"
     max_num_queued_requests: int = 65_536
     start_timeout_s: float = 600.0
     shutdown_grace_s: float = 5.0
@@ -134,8 +136,13 @@ class EngineConfig:
             raise ValueError("async_scheduling and speculative decoding exclude each other: drafts follow known tokens")
         if not 0.0 <= self.block_metrics_sample <= 1.0:
             raise ValueError(f"block_metrics_sample must lie in [0, 1], but is {self.block_metrics_sample}")
+        self._check_log()
+
+    def _check_log(self) -> None:
         if self.log_level not in _LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, but is {self.log_level[:64]!r}")
+        if self.log_format not in words_of(LogFormat):
+            raise ValueError(f"log_format must be text or json, but is {self.log_format[:64]!r}")
 
     def _check_shared_limits(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "pipeline_parallel_size"):

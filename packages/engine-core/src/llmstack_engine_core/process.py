@@ -29,6 +29,7 @@ from llmstack_engine_core.spare import LOADED, lower_priority, restore_priority
 from llmstack_engine_core.start_order import StartOrder, receive_start_order
 from llmstack_engine_core.supervisor import STACKS_SIGNAL
 from llmstack_types import EngineStartError, LLMStackError
+from llmstack_types.log_lines import LogFormatter
 
 logger = logging.getLogger("llmstack_engine_core.process")  # `__name__` is `__main__` here
 
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
         order = receive_start_order(lifeline)
     except EngineStartError:  # the launcher has ended in the meantime
         return 1
-    _configure_logging(order.config.log_level)
+    _configure_logging(order.config.log_level, order.config.log_format)
     _end_with_parent_process(order.parent_pid)
     core = None
     if order.is_spare:
@@ -148,10 +149,11 @@ def _first_line(error: Exception) -> str:
     return lines[0][:MAX_REASON_LENGTH] if lines else type(error).__name__
 
 
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format=f"(engine-core {os.getpid()}) %(levelname)s %(name)s: %(message)s"
-    )
+def _configure_logging(level: str, log_format: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    has_color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    handler.setFormatter(LogFormatter(log_format, f"engine-core {os.getpid()}", has_color=has_color))
+    logging.basicConfig(level=level, handlers=[handler])
     if level == "INFO":
         logging.getLogger("torch").setLevel(logging.WARNING)  # its INFO is for those who debug it
 

@@ -153,6 +153,7 @@ class EngineArgs(
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None,
+            "log_format": self.log_format,
             "log_level": "DEBUG" if self.log_level == "trace" else self.log_level.upper(),
             "num_host_blocks": self.num_host_blocks, "host_kv_bytes": int(self.swap_space * 2**30),
             "async_scheduling": self.async_scheduling, "trace": self.trace,

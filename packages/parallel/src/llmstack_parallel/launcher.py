@@ -22,6 +22,7 @@ from llmstack_parallel.rank_order import RankOrder, send_rank_order
 from llmstack_parallel.segments import Segments
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError, ModelRunnerConfig
+from llmstack_types.log_lines import log_format_in_use
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,9 @@ class ProcessPeers:
                 process = _start_process(rank, own.descriptors)
                 self._processes.append(process)
                 level = logging.getLevelName(logger.getEffectiveLevel())
-                order = RankOrder(config, rank, self.epoch, address, backend, self._directory, own, level)
+                order = RankOrder(
+                    config, rank, self.epoch, address, backend, self._directory, own, level, log_format_in_use()
+                )
                 send_rank_order(process.lifeline, order)
             return make_exchange(backend, topology, 0, segments.of_rank(0), self._directory)
         finally:

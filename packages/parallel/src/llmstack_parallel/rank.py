@@ -23,6 +23,7 @@ from llmstack_parallel.rank_loop import RankLoop
 from llmstack_parallel.rank_order import RankOrder, receive_rank_order
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError
+from llmstack_types.log_lines import LogFormatter
 
 logger = logging.getLogger("llmstack_parallel.rank")  # `__name__` is `__main__` here
 
@@ -37,11 +38,9 @@ def main(arguments: list[str]) -> int:
     except EngineStartError:  # the engine core has ended in the meantime
         return 1
     topology = Topology(order.config.tensor_parallel_size, order.config.pipeline_parallel_size)
-    logging.basicConfig(
-        level=order.log_level,
-        stream=sys.stderr,
-        format=f"({topology.describe(order.rank)}, {os.getpid()}) %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter(order.log_format, f"{topology.describe(order.rank)}, {os.getpid()}"))
+    logging.basicConfig(level=order.log_level, handlers=[handler])
     threading.Thread(target=_end_with_engine_core, args=(lifeline,), name="lifeline", daemon=True).start()
     try:
         _serve(order, topology)

@@ -29,6 +29,7 @@ class RankOrder:
         directory: Where ranks of torch.distributed meet.
         segments: Descriptors of shared memory, inherited under these numbers.
         log_level: Of the process.
+        log_format: Of its lines.
     """
 
     config: ModelRunnerConfig
@@ -39,13 +40,14 @@ class RankOrder:
     directory: Path
     segments: RankSegments
     log_level: str
+    log_format: str
 
 
 def send_rank_order(lifeline: socket.socket, order: RankOrder) -> None:
     """Sends the order; a receiver that has died already is noticed by its answers."""
     body = msgpack.packb([
         to_plain(order.config), order.rank, order.epoch, order.address, order.backend, str(order.directory),
-        dict(segments_to_plain(order.segments)), order.log_level,
+        dict(segments_to_plain(order.segments)), order.log_level, order.log_format,
     ])  # fmt: skip
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         lifeline.sendall(_LENGTH.pack(len(body)) + body)
@@ -61,10 +63,20 @@ def receive_rank_order(lifeline: socket.socket) -> RankOrder:
     if num_bytes > MAX_ORDER_BYTES:
         raise EngineStartError(f"the start order has {num_bytes} bytes; {MAX_ORDER_BYTES} is the limit")
     match msgpack.unpackb(_receive_exactly(lifeline, num_bytes)):
-        case [config, int(rank), int(epoch), str(address), str(backend), str(directory), segments, str(log_level)]:
+        case [
+            config,
+            int(rank),
+            int(epoch),
+            str(address),
+            str(backend),
+            str(directory),
+            segments,
+            str(log_level),
+            str(log_format),
+        ]:
             return RankOrder(
                 from_plain(ModelRunnerConfig, config), rank, epoch, address, backend, Path(directory),
-                from_plain(RankSegments, segments), log_level,
+                from_plain(RankSegments, segments), log_level, log_format,
             )  # fmt: skip
         case _:
             raise EngineStartError("the start order is malformed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+import os
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -12,12 +13,12 @@ from pathlib import Path
 
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.errors import ServeError
+from llmstack_types.log_lines import LogFormatter
 
 # The `x-request-id` of the request that the running task answers.
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
 
 OUR_LOGGERS = ("llmstack_server", "llmstack_llm", "llmstack_engine_core", "llmstack_model_files")
-FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _LEVELS = {"trace": logging.DEBUG}
 
 
@@ -58,10 +59,16 @@ def set_up_logging(config: HTTPConfig) -> None:
         _configure_from_file(config.log_config_file)
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
+    has_color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    handler.setFormatter(LogFormatter(config.log_format, has_color=has_color, context=_request))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in OUR_LOGGERS:
         logging.getLogger(name).setLevel(level_number(config.log_level))
+
+
+def _request() -> dict[str, str]:
+    request_id = current_request_id.get()
+    return {} if request_id == "-" else {"request_id": request_id}
 
 
 def _configure_from_file(path: str) -> None:

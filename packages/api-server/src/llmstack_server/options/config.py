@@ -52,6 +52,7 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
         receive_timeout_s: How long a request may take to arrive.
         send_timeout_s: How long a client may read nothing of its answer.
         log_level: Of llmstack, which is an option of the engine.
+        log_format: The same.
         tls: None for HTTP without encryption.
     """
 
@@ -61,6 +62,7 @@ class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, Time
     receive_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
     log_level: str = "info"
+    log_format: str = "text"
     tls: TLSConfig | None = None
     cors: CORSConfig = field(default_factory=CORSConfig)
     request_log: RequestLogConfig = field(default_factory=RequestLogConfig)
@@ -183,6 +185,7 @@ def _http_config(settings: Settings, keys: tuple[str, ...], operator_keys: tuple
         api_keys=tuple(Secret(key) for key in keys),
         operator_keys=frozenset(Secret(key) for key in operator_keys),
         log_level=settings["log_level"],
+        log_format=settings["log_format"],
         tls=None if tls.certfile is None else tls,
     )
 

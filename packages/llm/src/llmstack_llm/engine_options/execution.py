@@ -10,6 +10,7 @@ from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import (
     KV_CACHE_DTYPE_ALIASES,
     KVCacheDType,
+    LogFormat,
     LogLevel,
     LogprobsMode,
     SchedulingPolicyName,
@@ -341,6 +342,9 @@ class EngineObservabilityOptions(OptionGroup):
         metavar="JSON",
         help="publish what the prefix cache stores and removes over ZeroMQ, with the token ids, which are prompt text",
         example='{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557"}',
+    )
+    log_format: LogFormat = option(
+        "text", flag="--log-format", help="lines of the log as text, or as a JSON object each"
     )
     trace: bool = option(False, flag="--trace", help="print a line for each stage of each request to standard error")
     kv_cache_metrics: bool = option(
