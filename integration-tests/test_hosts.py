@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import shutil
@@ -18,6 +19,9 @@ import psutil
 import pytest
 
 import llmstack_demo_model
+from llmstack_engine_core.commands.cluster_key import ClusterKeyCommand
+from llmstack_server.options.command_line import add_serve_arguments, settings_from
+from llmstack_server.options.config import config_from
 
 PORT = 29600
 FIRST, OTHER = "10.77.0.1", "10.77.0.2"
@@ -124,11 +128,18 @@ class Endpoint:
         ]  # fmt: skip
         self._env = {"XDG_RUNTIME_DIR": str(folder)}
         self.other = self.start_other()  # the other machine may come first
-        self.first = launch(*self._options, "--uds", str(self._uds), env=self._env, prefix=places.prefix("first"))
+        self.first = self.start_first()
         self.client = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self._uds)), base_url="http://first", timeout=60
         )
-        self.first.wait_for(lambda: self.first.log.count(" serves") == 1, "other machine")
+        self.wait_until_ready()
+
+    def start_first(self) -> Any:
+        options = [*self._options, "--uds", str(self._uds)]
+        return self._launch(*options, env=self._env, prefix=self._places.prefix("first"))
+
+    def wait_until_ready(self) -> None:
+        self.wait_until_both_serve(1)
         self.first.wait_for(lambda: self.client.get("/ready").status_code == 200, "ready server")
 
     def start_other(self, *arguments: str) -> Any:
@@ -203,3 +214,66 @@ def test_streams_go_on_when_a_machine_is_cut_off_stopped_and_killed(endpoint: En
     assert endpoint.first.stop() == 0
     assert endpoint.other.process.wait(30) == 0  # it ends with the first machine
     assert "Traceback" not in endpoint.first.log + endpoint.other.log
+
+
+def test_each_command_of_the_page_is_one() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text()
+    section = page.partition("\n## Several machines\n")[2].partition("\n## ")[0]
+    commands = [line.removeprefix("RAY_ADDRESS=10.0.0.1:6379 ") for line in section.splitlines()]
+    served = [line.split()[2:] for line in commands if line.startswith("llmstack serve ")]
+    assert len(served) == 3
+    for line in served:
+        parser = argparse.ArgumentParser()
+        add_serve_arguments(parser)
+        assert config_from(settings_from(parser.parse_args(line), {})).engine.has_other_hosts
+    keys = [line.split()[2:] for line in commands if line.startswith("llmstack cluster-key ")]
+    assert len(keys) == 5
+    for line in keys:
+        parser = argparse.ArgumentParser()
+        ClusterKeyCommand().add_arguments(parser)
+        parser.parse_args(line)
+
+
+@pytest.fixture(scope="module")
+def loopback(launch: Callable[..., Any]) -> Iterator[Endpoint]:
+    """The demo model, whose streams are sampled, on two machines that are one."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Endpoint(Loopback(), launch, Path(folder), [], PORT + 1)
+        yield one
+        one.client.close()
+
+
+@pytest.mark.full
+def test_sampled_streams_go_on_with_the_same_text_in_each_phase(loopback: Endpoint) -> None:
+    expected = loopback.read()
+    for num_joins, num_chunks in enumerate((1, 30), start=2):  # just after the prompt, and in the middle
+        assert loopback.read(lambda: loopback.signal_other(signal.SIGKILL), num_chunks=num_chunks) == expected
+        loopback.other = loopback.start_other()
+        loopback.wait_until_both_serve(num_joins)
+
+
+@pytest.mark.full
+def test_a_machine_of_other_bits_is_refused_on_both_sides(loopback: Endpoint) -> None:
+    loopback.signal_other(signal.SIGKILL)
+    other = loopback.start_other("--dtype", "float32")
+    assert other.process.wait(120) == 1
+    assert "engine core 0 and engine core 1 on" in other.log
+    assert "dtype is bfloat16, but float32" in other.log
+    assert "dtype is bfloat16, but float32" in loopback.first.log
+    assert loopback.client.get("/ready").status_code == 200
+    assert "Traceback" not in other.log
+
+
+@pytest.mark.full
+def test_a_first_machine_that_crashes_is_joined_again_without_loading(loopback: Endpoint) -> None:
+    num_serves = loopback.first.log.count(" serves")
+    loopback.other = loopback.start_other()
+    loopback.wait_until_both_serve(num_serves + 1)
+    pids = {process.pid for process in loopback.processes_of_other()}
+    loopback.first.stop(signal.SIGKILL)
+    loopback.first = loopback.start_first()
+    loopback.wait_until_ready()
+    assert {process.pid for process in loopback.processes_of_other()} == pids
+    assert len(set(loopback.read())) == 4
+    assert loopback.first.stop() == 0
+    assert loopback.other.process.wait(30) == 0
