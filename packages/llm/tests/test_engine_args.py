@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
+from llmstack_llm.options.problem import OptionsError
 from llmstack_llm.testing import write_model_folder
 
 
@@ -185,3 +186,18 @@ def test_cache_events_are_configured_with_vllms_fields_and_stay_on_this_machine_
     ):
         with pytest.raises(EngineArgsError, match=rf"^kv_events_config: .*{expected}"):
             EngineArgs(model, kv_events_config=wrong)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"max_engine_restarts": 0}, "needs max_engine_restarts"),
+        ({"tensor_parallel_size": 2}, "the ranks of a spare"),
+        ({"record_steps": "steps"}, "two processes would write one file"),
+        ({"kv_events_config": {"enable_kv_cache_events": True, "publisher": "zmq"}}, "two processes would publish"),
+        ({"device": "cuda"}, "the weights would be there twice"),
+    ],
+)
+def test_a_warm_spare_is_refused_where_it_cannot_serve(fields: dict[str, Any], sentence: str):
+    with pytest.raises(OptionsError, match=sentence):
+        EngineArgs("m", warm_spare=True, **({"max_engine_restarts": 1} | fields))

@@ -44,7 +44,7 @@ def test_all_that_is_missing_is_reported_together_after_the_table(capsys: pytest
 def test_a_line_without_anything_missing_ends_with_0_and_starts_nothing(capsys: pytest.CaptureFixture[str]):
     problems, namespace = problems_of("org/model", "--assume-model", "--assume-devices", "8x80GiB", "-dp", "8")
     assert (problems, ServeCommand().run(namespace)) == ([], 0)
-    assert capsys.readouterr().out.count("--data-parallel-size") == 1
+    assert capsys.readouterr().out.count("--data-parallel-size ") == 1
 
 
 @pytest.mark.parametrize("text", ["8", "x80GiB", "8x", "8x80MiB", "0x80GiB", "8x80GiBs"])

@@ -199,6 +199,10 @@ class EngineArgs(
         yield from super().conflicts()
         if self.warm_spare and self.record_steps is not None:
             yield Problem("{warm_spare} and {record_steps} exclude each other: two processes would write one file")
+        if self.warm_spare and self.kv_events_config:
+            yield Problem(
+                "{warm_spare} and {kv_events_config} exclude each other: two processes would publish at one port"
+            )
         if self.warm_spare and self.device == "cuda":
             yield Problem("{warm_spare} and {device} cuda exclude each other: the weights would be there twice")
         if self.kv_events_config and self._key_file() is None:
