@@ -19,6 +19,7 @@ from llmstack_types import (
     FinishReason,
     InvalidRequestError,
     LLMStackError,
+    LoRAIdentity,
     Operation,
     RequestEvent,
     SamplingParams,
@@ -35,8 +36,8 @@ from llmstack_types.vocabulary import LoggingLevel, LogLevel, words_of
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
-    BlockEviction, EngineCoreOutput, EngineCoreOutputs, RequestEvent, ScheduledRequest, SchedulerStats, StepPhases,
-    StepRecord, StepRecording, TokenLogprobs,
+    BlockEviction, EngineCoreOutput, EngineCoreOutputs, LoRAIdentity, RequestEvent, ScheduledRequest, SchedulerStats,
+    StepPhases, StepRecord, StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.
@@ -108,7 +109,7 @@ def test_dataclasses_are_frozen_and_slotted(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", NAMED_TUPLES, ids=lambda cls: cls.__name__)
-def test_rows_of_a_step_are_immutable_named_tuples(cls: Any) -> None:
+def test_named_tuples_are_immutable(cls: Any) -> None:
     instance = cls(*[None] * len(cls._fields))
     with pytest.raises(AttributeError):
         setattr(instance, cls._fields[0], 1)
