@@ -192,6 +192,26 @@ def test_a_row_that_was_preempted_meanwhile_keeps_its_drafts_but_not_its_slots()
     assert scheduler.stats().num_accepted_draft_tokens == 2
 
 
+def test_a_row_with_one_token_to_come_gets_no_drafts():
+    scheduler, scheduled = drafted(max_tokens=2)
+    scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[9]]), 0.0)
+    (row,) = scheduler.schedule(0.0).scheduled_requests
+    assert list(row.draft_token_ids) == []
+
+
+def test_a_beam_that_is_preempted_before_the_runner_knows_it_is_not_removed_from_it():
+    rig = Rig(Refusing(30, 4))
+    rig.add("parent")
+    rig.step()
+    child = EngineCoreRequest("child", [*PROMPT, 7], SamplingParams(max_tokens=3))
+    assert rig.scheduler.fork_request("parent", child) == 10
+    plan = StepPlan(SchedulerConfig(), 2)
+    rig.scheduler._preempt(rig.scheduler.running.last(), plan)
+    assert plan.preempted_request_ids == []
+    rig.finish()
+    assert rig.answers["child"] == continuation([*PROMPT, 7], 3)
+
+
 def test_a_beam_that_begins_otherwise_than_its_parent_shares_what_is_common():
     rig = Rig(Refusing(30, 4))
     rig.add("parent")

@@ -18,6 +18,7 @@ from llmstack_types import (
     EngineReady,
     FinishReason,
     InvalidRequestError,
+    LoRAIdentity,
     ModelRunnerConfig,
     PoolingParams,
     PoolingTask,
@@ -193,3 +194,11 @@ def test_a_refused_request_gets_an_output_with_its_error_and_no_tokens(core: Eng
     (output,) = core.step().outputs
     assert (output.request_id, list(output.new_token_ids)) == ("bad", [])
     assert (output.finish_reason, output.error) == (FinishReason.ERROR, "The model has no adapter of this name.")
+
+
+def test_a_name_of_an_adapter_is_its_identity() -> None:
+    identity = str(LoRAIdentity("style", "0" * 16, 1))
+    check_request(replace(GOOD, lora_name=identity), READY, has_adapters=True)
+    for name, has_adapters in ((identity, False), ("style", True)):
+        with pytest.raises(InvalidRequestError, match="no adapter of this name"):
+            check_request(replace(GOOD, lora_name=name), READY, has_adapters=has_adapters)

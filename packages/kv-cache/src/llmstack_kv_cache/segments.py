@@ -81,7 +81,7 @@ class CachedSegments:
                 self._store(event)
             case BlockRemoved():
                 self._remove(event.identities[0])
-            case AllCleared():
+            case AllCleared():  # pragma: no branch - there is no other event
                 self.clear()
 
     def clear(self) -> None:

@@ -134,7 +134,7 @@ def check_token_ids(
 
 
 def _refuse_token_id(param: str, token_ids: Sequence[object], start: int, vocab_size: int) -> None:
-    for index, token_id in enumerate(token_ids, start):
+    for index, token_id in enumerate(token_ids, start):  # pragma: no branch - one of them is at fault
         if type(token_id) is not int:
             article = request_errors.type_name(token_id)
             raise request_errors.invalid_value(f"{param}[{index}]", f"expected a token id, but got {article} instead")
