@@ -108,7 +108,7 @@ def fake_gpu() -> Iterator[None]:
         stack.enter_context(_guarded())
         patches: Mapping[str, Any] = {
             "llmstack_kernels.launch.is_available": lambda: True,
-            "llmstack_model_runner.model_runner.CudaCopyStreams": FakeStreams,
+            "llmstack_model_runner.memory.streamed_copies.CudaCopyStreams": FakeStreams,
             "torch.cuda.get_device_capability": lambda *_: (9, 0),
             "torch.cuda.get_device_name": lambda *_: "fake",
             "torch.Tensor.pin_memory": lambda tensor: tensor,
