@@ -34,8 +34,8 @@ def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
     assert choose_replica(EXACT, 1024, [0, 0, 0], idle, 0) == 0
 
 
-def test_a_queue_outweighs_a_hit_that_is_shorter_than_a_quarter_of_it() -> None:
-    for num_queued, expected in ((1000, 1), (3000, 0)):
+def test_a_queue_outweighs_a_hit_that_is_shorter_than_an_eighth_of_it() -> None:
+    for num_queued, expected in ((4000, 1), (4200, 0)):
         loads = [ReplicaLoad(), ReplicaLoad(num_queued_tokens=num_queued)]
         assert choose_replica(EXACT, 1024, [0, 512], loads, 0) == expected
 
@@ -116,7 +116,29 @@ def test_of_what_is_expected_above_the_limit_the_oldest_is_forgotten() -> None:
     index.expect(0, [7])
     index._max_expected = 2
     index.expect(0, KEYS[:1])
-    assert (index.find(KEYS), index.find([7]), len(index)) == ([1], [1], 2)
+    assert (index.find(KEYS), index.find([7]), len(index._key_to_expecting)) == ([1], [1], 2)
+
+
+def test_what_is_evicted_while_a_prompt_with_it_waits_still_counts_there() -> None:
+    router = make_router(2)
+    router.apply(1, whole(*KEYS))
+    assert router.route("waits", PROMPT, "", [0, 0]) == 1
+    router.apply(1, CacheUpdate(1, False, removed=pack_keys(KEYS)))
+    assert router.route("next", PROMPT, "", [0, 1]) == 1
+    for name in ("waits", "next"):
+        router.end(name)
+    for number in (2, 3):
+        router.apply(1, CacheUpdate(number, False))
+    assert router.index.find(KEYS) == [0, 0]
+
+
+def test_prompts_that_ended_are_not_kept_for_ever_where_a_replica_has_nothing_to_report() -> None:
+    router = make_router(1)
+    for number in range(2000):
+        router.route(str(number), PROMPT, "", [0])
+        router.end(str(number))
+    before, since = router.index._settling[0]
+    assert len(before) + len(since) < 2 * 256 + 1
 
 
 def test_what_has_been_reported_stays_when_its_prompt_has_ended() -> None:

@@ -13,6 +13,9 @@ from llmstack_kv_cache.segments import KEY_BYTES
 MAX_SEGMENTS: Final = 524_288
 # Segments that prompts under way will probably leave.
 MAX_EXPECTED_SEGMENTS: Final = 65_536
+MAX_SETTLING_PROMPTS: Final = 256
+
+_Prompt = tuple[int, Sequence[int]]
 
 
 class RoutingIndex:
@@ -34,9 +37,12 @@ class RoutingIndex:
         self._key_to_replicas: dict[int, int] = {}
         self._bits = [1 << replica for replica in range(num_replicas)]
         self._num_segments = [0] * num_replicas
-        self._expected: list[dict[int, None]] = [{} for _ in range(num_replicas)]
-        # Keys of prompts that ended before the last update, and since it.
-        self._settling: list[tuple[list[int], list[int]]] = [([], []) for _ in range(num_replicas)]
+        # By replica: key to the number of the last prompt under way that will leave it, the oldest first.
+        self._expected: list[dict[int, int]] = [{} for _ in range(num_replicas)]
+        self._key_to_expecting: dict[int, int] = {}
+        self._num_prompts = 0
+        # By replica: prompts that ended before its last update, and since it.
+        self._settling: list[tuple[list[_Prompt], list[_Prompt]]] = [([], []) for _ in range(num_replicas)]
         self._numbers: list[int | None] = [None] * num_replicas
 
     def __len__(self) -> int:
@@ -47,7 +53,7 @@ class RoutingIndex:
         found = [0] * len(self._num_segments)
         left = (1 << len(found)) - 1
         for number, key in enumerate(keys):
-            still = left & self._key_to_replicas.get(key, 0)
+            still = left & (self._key_to_replicas.get(key, 0) | self._key_to_expecting.get(key, 0))
             gone = left ^ still
             while gone:
                 lowest = gone & -gone
@@ -62,32 +68,30 @@ class RoutingIndex:
             left ^= lowest
         return found
 
-    def expect(self, replica: int, keys: Sequence[int]) -> list[int]:
-        """Notes segments that a prompt under way will leave; those that were unknown until now.
+    def expect(self, replica: int, keys: Sequence[int]) -> int:
+        """Notes segments that a prompt under way will leave, also where they are cached now; a number for `settle`.
 
         Above a limit the oldest ones are forgotten: where so much waits, they are evicted before the prompt runs.
         """
-        expected, new = self._expected[replica], list[int]()
         if self._numbers[replica] is None:  # it reports nothing: what is expected there would stay for ever
-            return new
+            return 0
+        self._num_prompts += 1
+        expected, bit = self._expected[replica], self._bits[replica]
         for key in reversed(keys):  # the end of a prompt is evicted before its beginning
-            if key in expected:
-                del expected[key]
-            elif self._add(replica, key):
-                new.append(key)
-            else:
-                continue
-            expected[key] = None
+            if expected.pop(key, None) is None:
+                self._key_to_expecting[key] = self._key_to_expecting.get(key, 0) | bit
+            expected[key] = self._num_prompts
         while len(expected) > self._max_expected:
-            oldest = next(iter(expected))
-            del expected[oldest]
-            self._remove(replica, oldest)
-        return new
+            self._forget_expected(replica, next(iter(expected)))
+        return self._num_prompts
 
-    def settle(self, replica: int, keys: list[int]) -> None:
-        """The prompt that `expect` returned these keys for has ended: soon they are cached, or will never be."""
-        if keys:
-            self._settling[replica][1].extend(keys)
+    def settle(self, replica: int, number: int, keys: Sequence[int]) -> None:
+        """A prompt that `expect` returned the number for has ended: soon its keys are cached, or will never be."""
+        if number:
+            since = self._settling[replica][1]
+            since.append((number, keys))
+            if len(since) >= MAX_SETTLING_PROMPTS:  # a replica that finds everything has nothing to report
+                self._settle_before(replica)
 
     def apply(self, replica: int, update: CacheUpdate) -> bool:
         """Takes an update of a replica; False where one before it is missing, which clears the replica's part."""
@@ -99,43 +103,49 @@ class RoutingIndex:
             self.clear(replica)
             self.num_gaps += 1
             return False
-        expected = self._expected[replica]
         for key in _unpack(update.removed):
-            expected.pop(key, None)
             self._remove(replica, key)
         for key in _unpack(update.added):
-            if key in expected:
-                expected.pop(key, None)
-            else:
-                self._add(replica, key)
-        before, since = self._settling[replica]
-        for key in before:
-            if key in expected:
-                expected.pop(key, None)
-                self._remove(replica, key)
-        self._settling[replica] = since, []
+            self._add(replica, key)
+        self._settle_before(replica)
         return True
 
     def clear(self, replica: int) -> None:
         """Forgets a replica's part, what is expected there included. O(all segments)."""
         self._numbers[replica] = None
-        self._expected[replica].clear()
+        for key in list(self._expected[replica]):
+            self._forget_expected(replica, key)
         self._settling[replica] = [], []
         if self._num_segments[replica]:
             bit = self._bits[replica]
             for key in [key for key, replicas in self._key_to_replicas.items() if replicas & bit]:
                 self._remove(replica, key)
 
-    def _add(self, replica: int, key: int) -> bool:
+    def _settle_before(self, replica: int) -> None:
+        expected, (before, since) = self._expected[replica], self._settling[replica]
+        for prompt, keys in before:
+            for key in keys:
+                if expected.get(key) == prompt:
+                    self._forget_expected(replica, key)
+        self._settling[replica] = since, []
+
+    def _forget_expected(self, replica: int, key: int) -> None:
+        del self._expected[replica][key]
+        left = self._key_to_expecting[key] ^ self._bits[replica]
+        if left:
+            self._key_to_expecting[key] = left
+        else:
+            del self._key_to_expecting[key]
+
+    def _add(self, replica: int, key: int) -> None:
         bit, replicas = self._bits[replica], self._key_to_replicas.get(key, 0)
         if replicas & bit:
-            return False
+            return
         if self._num_segments[replica] >= self._max_per_replica:
             self.num_left_out += 1
-            return False
+            return
         self._key_to_replicas[key] = replicas | bit if replicas else bit  # one object for all that one replica has
         self._num_segments[replica] += 1
-        return True
 
     def _remove(self, replica: int, key: int) -> None:
         bit, replicas = self._bits[replica], self._key_to_replicas.get(key, 0)

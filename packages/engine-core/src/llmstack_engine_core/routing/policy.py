@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 # Tokens that one more request in flight counts for: its row in each step delays the others by about as much.
 REQUEST_TOKENS: Final = 64
 # Waiting tokens are computed before those of the request, but a lower weight keeps prefixes together: measured with
-# Mooncake's conversations, 1 loses 8 % of the hits at two replicas, and 1/4 loses 2 % with the same waiting times.
-QUEUE_WEIGHT: Final = 0.25
+# Mooncake's conversations, see docs/scale.md.
+QUEUE_WEIGHT: Final = 0.125
 # What a replica has computed more than the others: it spreads prefixes where no replica has a queue.
 SURPLUS_WEIGHT: Final = 0.02
 

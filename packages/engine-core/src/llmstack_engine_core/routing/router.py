@@ -19,7 +19,8 @@ MAX_SEGMENTS_PER_PROMPT: Final = 1024
 class _Routed:
     replica: int
     num_queued_tokens: int
-    expected_keys: list[int]
+    prompt_number: int
+    keys: list[int]
 
 
 class Router:
@@ -80,7 +81,7 @@ class Router:
         num_new_tokens = len(token_ids) - cached[replica]
         self._num_queued_tokens[replica] += num_new_tokens
         self._num_computed_tokens[replica] += num_new_tokens
-        self._routed[request_id] = _Routed(replica, num_new_tokens, self.index.expect(replica, keys))
+        self._routed[request_id] = _Routed(replica, num_new_tokens, self.index.expect(replica, keys), keys)
         return replica
 
     def begin(self, request_id: str) -> None:
@@ -95,7 +96,7 @@ class Router:
         self.begin(request_id)
         routed = self._routed.pop(request_id, None)
         if routed is not None:
-            self.index.settle(routed.replica, routed.expected_keys)
+            self.index.settle(routed.replica, routed.prompt_number, routed.keys)
 
     def apply(self, replica: int, update: CacheUpdate) -> bool:
         """Takes what a replica has reported; False where a report is missing, so that the replica must begin again."""
