@@ -192,6 +192,13 @@ def test_a_row_that_was_preempted_meanwhile_keeps_its_drafts_but_not_its_slots()
     assert scheduler.stats().num_accepted_draft_tokens == 2
 
 
+def test_a_source_without_slots_for_drafts_is_not_asked():
+    scheduler = Scheduler(SchedulerConfig(max_model_len=64), FakeKVCacheManager(20, 4), draft_source=Guesses())
+    scheduler.add_request(EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=9)))
+    (row,) = scheduler.schedule(0.0).scheduled_requests
+    assert list(row.draft_token_ids) == []
+
+
 def test_a_row_with_one_token_to_come_gets_no_drafts():
     scheduler, scheduled = drafted(max_tokens=2)
     scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[9]]), 0.0)
