@@ -178,7 +178,7 @@ class AdapterGate:
     def _place(self, name: str, reading: Future[object]) -> InvalidRequestError | None:
         try:
             self._runner.add_adapter(name, reading.result())
-        except Exception as error:
+        except Exception as error:  # of one adapter, which must not end the engine core
             if not isinstance(error, ValueError):
                 logger.exception("the adapter %s could not be loaded", name[:128])
             text = str(error) if isinstance(error, ValueError) else NOT_LOADED

@@ -290,7 +290,7 @@ class AsyncLLM(EngineFrontEnd):
             await self._send([request_id], [request])
             output = await collector.get()
             notify(observers, RequestObserver.on_pooled, request_id)
-        except Exception as raised:
+        except Exception as raised:  # reported to observers, and raised again
             error = raised
             raise
         finally:

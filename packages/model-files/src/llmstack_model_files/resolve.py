@@ -191,7 +191,7 @@ def _download(repository: str, revision: str | None) -> Path:
         )
         if (Path(path) / "modules.json").is_file():
             snapshot_download(repository, revision=revision, allow_patterns=[_POOLING_PATTERN])
-    except Exception as error:
+    except Exception as error:  # of the network, the hub or the disk, which share no narrower type
         raise ModelFilesError(_why_not(repository, revision, error)) from error
     return Path(path)
 

@@ -45,7 +45,7 @@ def allocation(purpose: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # allocations fail with errors of many types; others are raised again
         if not is_out_of_memory(error):
             raise
         raise EngineStartError(f"out of memory: {purpose}; {remedy}") from error

@@ -50,7 +50,7 @@ class FileStore:
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-        except Exception as error:
+        except Exception as error:  # the call may raise anything; the store says what is its own
             if is_storage_error(error):
                 raise HTTPError(storage_unavailable()) from error
             raise
