@@ -66,7 +66,9 @@ def test_the_simulations_are_messy_enough_to_mean_something():
     totals = Counter()
     for seed in range(80):
         totals += run_once(seed)
-    assert min(totals[reason] for reason in FinishReason if reason is not FinishReason.ABORT) > 5
+    # Its requests ask for no detection of repetitions, and what is aborted has no output.
+    never_drawn = {FinishReason.ABORT, FinishReason.REPETITION}
+    assert min(totals[reason] for reason in FinishReason if reason not in never_drawn) > 5
     for name in ("preemptions", "swap_outs", "swap_ins", "shared", "copies", "drafts", "accepted", "aborted"):
         assert totals[name] > 50, name
     assert totals["hits"] > 500

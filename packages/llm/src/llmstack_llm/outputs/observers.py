@@ -64,5 +64,5 @@ def notify(
     for observer in observers:
         try:
             getattr(observer, method.__name__)(*arguments, **named)
-        except Exception:  # an observer is code of somebody else, and must not end a request
+        except Exception:  # a fault of an observer must not end a request
             logger.exception("an observer of requests failed")
