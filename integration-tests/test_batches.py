@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PAGE = Path(__file__).resolve().parents[1] / "docs/batches.md"
 
 
+@pytest.mark.full
 def test_the_example_of_the_page_runs(serve: Callable[..., Any], tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     with serve("--state-dir", str(tmp_path / "state")) as server:

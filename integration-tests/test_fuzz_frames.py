@@ -35,10 +35,10 @@ def test_the_same_holds_over_a_real_model_runner(fuzz: Any, tmp_path: Path) -> N
 
 
 def test_an_output_that_no_message_can_carry_ends_its_request_alone(fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode(message: Any) -> list[bytes]:
+    def encode(message: Any, *given: Any) -> list[bytes]:
         if any(output.request_id == "good-0" and output.new_token_ids for output in getattr(message, "outputs", ())):
             raise CodecError("too large")
-        return encode_in_parts(message)
+        return encode_in_parts(message, *given)
 
     monkeypatch.setattr("llmstack_engine_core.engine_core_proc.encode_in_parts", encode)
     loop = fuzz.FuzzedLoop(fuzz.config_for(None))

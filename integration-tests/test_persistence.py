@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import psutil
+import pytest
 
 PROMPT = "Tell me a long story about a fox."
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,6 +40,7 @@ def wait_for_end(client: openai.OpenAI, response_id: str) -> Any:
     return found
 
 
+@pytest.mark.full
 def test_a_server_that_is_killed_as_a_whole_finishes_the_background_after_its_restart(
     launch: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ def start(launch: Callable[..., Any], runtime_folder: Path) -> Callable[..., Any
     return start_server
 
 
+@pytest.mark.full
 def test_a_process_that_is_killed_at_a_random_point_leaves_a_server_that_serves_or_has_ended(
     start: Callable[..., Any], echo_arguments: list[str], runtime_folder: Path
 ) -> None:

@@ -135,9 +135,11 @@ class Recorder(CausalLM):
         """The model's."""
         return self._model.compute_logits(hidden)
 
-    def keep_repeated(self, run: Callable[[ModelInputs], DecodeOutput | None], inputs: ModelInputs) -> Any:
+    def keep_repeated(
+        self, run: Callable[[ModelInputs, bool], DecodeOutput | None], inputs: ModelInputs, is_adapted: bool = False
+    ) -> Any:
         """Runs a step of decodes that may be repeated natively, past `forward`."""
-        decoded = run(inputs)
+        decoded = run(inputs, is_adapted)
         if decoded is not None:
             self._keep(inputs.token_ids, inputs.attention_metadata, decoded.logits.clone())
         return decoded

@@ -62,7 +62,7 @@ class LogFormatter(logging.Formatter):
 
 def log_format_in_use() -> str:
     """The format of this process's log, for the processes that it starts."""
-    for handler in logging.getLogger().handlers:
+    for handler in logging.root.handlers:
         if isinstance(handler.formatter, LogFormatter):
             return handler.formatter.log_format
     return "text"
