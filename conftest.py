@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,12 @@ settings.register_profile("same-examples", settings.get_profile("llmstack"), der
 def pytest_configure(config: pytest.Config) -> None:
     """Only the full run searches for new examples."""
     settings.load_profile("same-examples" if config.option.markexpr == "not full" else "llmstack")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker more than there are cores: a test that starts a server waits for most of its time."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

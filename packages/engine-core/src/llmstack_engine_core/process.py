@@ -1,6 +1,6 @@
 """The engine core's process.
 
-The launcher starts it as `python -m llmstack_engine_core.process FD`.
+The launcher starts it as `python -m llmstack_engine_core.process FD FD [RUNNER]`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from llmstack_engine_core.build import build_engine_core
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
 from llmstack_engine_core.ipc.sockets import bind_engine_socket, remove_places
+from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.progress import SLOWDOWN, ProgressHook, SharedProgress
 from llmstack_engine_core.spare import LOADED, lower_priority, restore_priority
 from llmstack_engine_core.start_order import StartOrder, receive_start_order
@@ -51,6 +53,8 @@ def main(arguments: list[str]) -> int:
     # In C: the main thread may be inside native code for ever.
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
     lifeline, progress = socket.socket(fileno=int(arguments[0])), _map_progress(int(arguments[1]))
+    for runner in arguments[2:]:
+        _import_runner(runner)
     try:
         order = receive_start_order(lifeline)
     except EngineStartError:  # the launcher has ended in the meantime
@@ -67,6 +71,15 @@ def main(arguments: list[str]) -> int:
     atexit.register(remove_places, order.directory, order.address)
     threading.Thread(target=_follow_parent, args=(lifeline, order), name="lifeline", daemon=True).start()
     return _serve(order, progress, core)
+
+
+def _import_runner(runner: str) -> None:
+    """Imports a model runner; what it consists of is visited by no garbage collection, neither now nor later."""
+    gc.disable()
+    with contextlib.suppress(EngineStartError):  # the start itself says so
+        load_model_runner(runner)
+    gc.freeze()
+    gc.enable()
 
 
 def _load_in_reserve(lifeline: socket.socket, order: StartOrder, progress: SharedProgress) -> EngineCore | None:
@@ -131,6 +144,7 @@ def _serve(order: StartOrder, progress: SharedProgress, core: EngineCore | None 
 def _start(order: StartOrder, progress: SharedProgress) -> tuple[EngineCore | None, str]:
     """An engine core, or one line on why there is none."""
     hook = ProgressHook(progress, order.config.start_timeout_s / SLOWDOWN)
+    _import_runner(order.config.runner)
     try:
         core = build_engine_core(order.config, [hook])
         hook.listen_to(core.runner)

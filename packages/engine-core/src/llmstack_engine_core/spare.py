@@ -6,18 +6,17 @@ import contextlib
 import logging
 import os
 import socket
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from llmstack_engine_core.config import EngineConfig
-from llmstack_engine_core.progress import HangWatch, SharedProgress
+from llmstack_engine_core.progress import HangWatch
 from llmstack_engine_core.start_order import StartOrder, send_start_order
 from llmstack_engine_core.supervisor import EngineProcess
+from llmstack_engine_core.waiting_process import WaitingProcess
 from llmstack_types import EngineStartError
 
 logger = logging.getLogger(__name__)
@@ -30,24 +29,10 @@ LOWEST_PRIORITY: Final = 19
 _CAP_SYS_NICE: Final = 23
 
 
-@dataclass(frozen=True, slots=True)
-class StartedProcess:
-    """A process that waits for its start order.
-
-    Attributes:
-        lifeline: Our end of the socket by which each notices the end of the other.
-        progress: Shared with the process.
-    """
-
-    popen: subprocess.Popen[bytes]
-    lifeline: socket.socket
-    progress: SharedProgress
-
-
 class Spares:
     """At most one engine core in reserve, and those after it; for any thread."""
 
-    def __init__(self, config: EngineConfig, start: Callable[[], StartedProcess]) -> None:
+    def __init__(self, config: EngineConfig, start: Callable[[], WaitingProcess]) -> None:
         """`start`: Starts a process that waits for its start order."""
         self._config = config
         self._start = start
@@ -108,7 +93,7 @@ class Spares:
 
 
 class _Spare:
-    def __init__(self, config: EngineConfig, process: StartedProcess) -> None:
+    def __init__(self, config: EngineConfig, process: WaitingProcess) -> None:
         self.process = process
         self._config = config
         self._is_loaded = False
@@ -138,13 +123,9 @@ class _Spare:
         self._finalizer()
 
 
-def _end(process: StartedProcess, owner_pid: int) -> None:
-    """Ends a spare without asking: it has nothing to lose."""
-    if os.getpid() != owner_pid:  # a fork of the owner exits
-        return
-    process.popen.kill()
-    process.popen.wait()
-    process.lifeline.close()
+def _end(process: WaitingProcess, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:  # a fork of the owner exits, too
+        process.end()
 
 
 def lower_priority() -> None:

@@ -113,7 +113,6 @@ class EngineArgs(
 
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig
-        from llmstack_llm.model.use import RUNNERS
 
         speculative = self.speculative_config
         limits = {
@@ -149,7 +148,7 @@ class EngineArgs(
         }  # fmt: skip
         data: dict[str, Any] = {
             "model": model, "scheduler": scheduler,
-            "runner": self._runner_name(self.runner in RUNNERS),
+            "runner": self.runner_name,
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None,
@@ -215,8 +214,12 @@ class EngineArgs(
         if self.async_scheduling:
             yield Problem(f"{{async_scheduling}} and {size} exclude each other: a stage's input are known tokens")
 
-    def _runner_name(self, is_default: bool) -> str:
-        if not is_default:
+    @property
+    def runner_name(self) -> str:
+        """The model runner that an engine core imports."""
+        from llmstack_llm.model.use import RUNNERS
+
+        if self.runner not in RUNNERS:
             return self.runner
         return "parallel" if self.num_ranks > 1 else "default"
 

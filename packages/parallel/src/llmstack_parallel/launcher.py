@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import zmq
 
 from llmstack_engine_core.ipc.sockets import make_private_directory
-from llmstack_engine_core.launcher import start_module
+from llmstack_engine_core.waiting_process import start_module
 from llmstack_parallel.channel import ZmqChannel
 from llmstack_parallel.exchange import SHARED_MEMORY, make_exchange
 from llmstack_parallel.protocols import Channel, Exchange

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from llmstack_engine_core.ipc.sockets import make_private_directory
-from llmstack_engine_core.launcher import start_module
+from llmstack_engine_core.waiting_process import start_module
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.options.errors import ServeError
 from llmstack_server.serving import process_channel

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 # Of the youngest two generations; these collections take a moment.
 YOUNGEST_THRESHOLD = 700
@@ -14,6 +15,16 @@ NEVER = 2**31 - 1
 # Collections of the middle generation after which a full one may find something.
 MIN_MIDDLE_COLLECTIONS = 10
 MAX_WAIT_S = 60.0
+
+
+@contextmanager
+def start_without_collections() -> Iterator[None]:
+    """Begins no collection until `IdleCollections.begin`: imports make many objects, nearly all of which stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class IdleCollections:
@@ -28,6 +39,7 @@ class IdleCollections:
         """Leaves the objects of the start alone from now on, and the time of full collections to `tick`."""
         gc.collect()
         gc.freeze()
+        gc.enable()
         gc.set_threshold(YOUNGEST_THRESHOLD, MIDDLE_THRESHOLD, NEVER)
 
     def tick(self) -> None:
