@@ -212,15 +212,23 @@ def test_a_plain_request_enters_no_stage_of_grammars_and_beams(monkeypatch: pyte
     assert tokens(run(core)["r"]) == [11, 12, 13]
 
 
-def test_a_refused_request_leaves_its_id_to_the_next_one_and_takes_no_step_of_the_scheduler() -> None:
+def test_a_refused_request_takes_no_step_of_the_scheduler_and_its_id_is_free_when_it_is_answered() -> None:
     core = build()
     core.add_request(request("r", num_prompt_tokens=65))
     (refused,) = core.step().outputs
     assert refused.finish_reason is FinishReason.ERROR
     assert core.stats().step == 0
     core.add_request(request("r", num_prompt_tokens=65))
-    core.add_request(request("r"))
-    assert core.step().outputs[0].finish_reason is FinishReason.ERROR
-    with pytest.raises(InvalidRequestError, match="in use"):
+    with pytest.raises(InvalidRequestError, match="in use"):  # else the answer would end this one
         core.add_request(request("r"))
-    assert tokens(run(core)["r"]) == [11, 12, 13]
+    assert [output.finish_reason for output in core.step().outputs] == [FinishReason.ERROR]
+    core.add_request(request("r"))
+    assert tokens(run(core)["r"]) == [10, 11, 12, 13]
+
+
+def test_a_refused_request_can_be_aborted_before_it_is_answered() -> None:
+    core = build()
+    core.add_request(request("r", num_prompt_tokens=65))
+    core.abort_requests(["r"])
+    core.add_request(request("r"))
+    assert tokens(run(core)["r"]) == [10, 11, 12, 13]

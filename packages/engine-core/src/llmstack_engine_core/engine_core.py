@@ -101,7 +101,7 @@ class EngineCore:
         self._executed_s = 0.0
         self._request_ids: set[str] = set()
         self._constrained_ids: set[str] = set()
-        self._refused: list[EngineCoreOutput] = []
+        self._refused: dict[str, EngineCoreOutput] = {}  # by request, until the next step
         self._operations: dict[Operation[Any, *tuple[Any, ...]], Callable[..., Any]] = {
             Control.RESET_PREFIX_CACHE: self.reset_prefix_cache,
             Control.STATS: self.stats,
@@ -134,7 +134,7 @@ class EngineCore:
         request_id = request.request_id
         if self.sleep_level:
             raise InvalidRequestError("The engine core is asleep.")
-        if request_id in self._request_ids:
+        if request_id in self._request_ids or request_id in self._refused:
             raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
         try:
             if len(self._request_ids) >= self._max_num_queued_requests:
@@ -143,7 +143,7 @@ class EngineCore:
             if request.lora_name is None or self._adapter_gate is None or self._adapter_gate.admit(request):
                 self._enter(request)
         except InvalidRequestError as error:
-            self._refused.append(error_output(request_id, error.message))
+            self._refused[request_id] = error_output(request_id, error.message)
             if self._adapter_gate is not None:
                 self._adapter_gate.release([request_id])
         else:
@@ -167,7 +167,8 @@ class EngineCore:
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Ends requests at once; unknown ids are ignored, and no output follows."""
         named = dict.fromkeys(request_ids)  # keeps the caller's order, which a set would not
-        self._refused = [output for output in self._refused if output.request_id not in named]
+        for request_id in named:
+            self._refused.pop(request_id, None)
         # Others are unknown to the caller: a refused id may be that of another's beam.
         ended = dict.fromkeys(request_id for request_id in named if request_id in self._request_ids)
         if self._constrained_ids:
@@ -225,7 +226,7 @@ class EngineCore:
                     raise error
                 go_on(request)
             except InvalidRequestError as refusal:
-                self._refused.append(error_output(request.request_id, refusal.message))
+                self._refused[request.request_id] = error_output(request.request_id, refusal.message)
                 self._forget([request.request_id])
 
     def _update_due(self, scheduled: SchedulerOutput, pending: PendingOutput) -> EngineCoreOutputs:
@@ -250,8 +251,8 @@ class EngineCore:
         return self._beam_searches.update(step_outputs) if self._beam_searches.row_id_to_search else step_outputs
 
     def _complete(self, step_outputs: EngineCoreOutputs, phases: StepPhases | None = None) -> EngineCoreOutputs:
-        refused, self._refused = self._refused, []
-        outputs, timestamp_s = [*refused, *step_outputs.outputs], step_outputs.timestamp_s
+        refused, self._refused = self._refused, {}
+        outputs, timestamp_s = [*refused.values(), *step_outputs.outputs], step_outputs.timestamp_s
         finished = [output.request_id for output in step_outputs.outputs if output.finish_reason is not None]
         if finished:
             self._forget(finished)
