@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Compiled modules are kept even where the environment says otherwise. The tests start hundreds of processes, and each
+# of them would compile the whole project again, as each worker of pytest would rewrite all assertions.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A deadline is an assertion about time, and a shared machine breaks those: examples are limited by number instead.
 settings.register_profile("llmstack", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
