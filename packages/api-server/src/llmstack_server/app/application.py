@@ -34,6 +34,13 @@ from llmstack_server.web.middleware import (
 from llmstack_server.web.openapi_document import complete_document
 from llmstack_server.web.queue_gate import PREDICTED_WAIT_HEADER, QueueGateMiddleware
 from llmstack_server.web.rate_limit import RateLimitMiddleware
+from llmstack_server.web.resumable import ResumableMiddleware
+from llmstack_server.web.stream_answer import RESUMABLE_HEADER, STREAM_ID_HEADER
+
+_EXPOSED_HEADERS = (
+    "x-request-id", "request-id", "retry-after", "retry-after-ms", PREDICTED_WAIT_HEADER, RESUMABLE_HEADER,
+    STREAM_ID_HEADER,
+)  # fmt: skip
 
 
 class Application(FastAPI):
@@ -80,6 +87,7 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
     """Adds middleware from the innermost to the outermost."""
     http = state.config.http
     app.add_middleware(QueueGateMiddleware, state=state)
+    app.add_middleware(ResumableMiddleware, state=state)
     app.add_middleware(GateMiddleware, state=state)
     if http.rate_limits != RateLimits():
         app.add_middleware(RateLimitMiddleware, state=state)
@@ -95,7 +103,7 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
             allow_methods=list(http.cors.methods),
             allow_headers=list(http.cors.headers),
             allow_credentials=http.cors.allows_credentials,
-            expose_headers=["x-request-id", "request-id", "retry-after", "retry-after-ms", PREDICTED_WAIT_HEADER],
+            expose_headers=list(_EXPOSED_HEADERS),
         )
     if state.telemetry is not None:
         app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)

@@ -20,6 +20,7 @@ from llmstack_server.app.pause_routes import add_pause_routes
 from llmstack_server.app.server_info import server_info
 from llmstack_server.app.sleep_routes import add_sleep_routes
 from llmstack_server.app.steps import add_steps_routes
+from llmstack_server.app.stream_routes import add_stream_routes
 from llmstack_server.observability.metrics import CONTENT_TYPE
 from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.lifecycle import LifecycleState
@@ -48,6 +49,7 @@ def build_router(state: ServerState) -> APIRouter:
     add_anthropic_routes(router, state)
     add_invocations_route(router, state)
     add_steps_routes(router, state)
+    add_stream_routes(router, state)
     if state.config.http.has_docs:
         add_docs_routes(router)
     if state.config.http.has_chat_page:

@@ -18,6 +18,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 # The options whose limits refuse requests; all exist from the start, so that rates include the first refusal.
 _REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens", "tokenization", "max_queue_wait", "deadline")
+# A stream that is refused only ends with its connection; an abandoned one was ended without a reader.
+_STREAM_OUTCOMES = ("started", "joined", "resumed", "refused", "abandoned")
 
 _QUEUE_GAUGES = (
     ("predicted_queue_wait_seconds", "Predicted wait of a new request that waits for all others."),
@@ -66,11 +68,19 @@ class ServerMetrics:
             f"{PREFIX}admission_rejections", "Requests refused because a queue was full, by the option that limits it.",
             ("model_name", "reason"), registry=registry,
         )  # fmt: skip
+        self._streams = Counter(
+            f"{PREFIX}resumable_streams",
+            "Requests with Idempotency-Key or x-llmstack-resume, and later readers, by what became of them.",
+            ("model_name", "outcome"),
+            registry=registry,
+        )
         self._queue_gauges = [
             Gauge(PREFIX + name, text, ("model_name",), registry=registry) for name, text in _QUEUE_GAUGES
         ]
         for reason in _REJECTION_REASONS:
             self._rejections.labels(self._model_name, reason)
+        for outcome in _STREAM_OUTCOMES:
+            self._streams.labels(self._model_name, outcome)
         self.lifecycle_state = Gauge(
             f"{PREFIX}lifecycle_state", "1 for the current state.", ("state",), registry=registry
         )
@@ -114,6 +124,10 @@ class ServerMetrics:
     def count_rejection(self, reason: str) -> None:
         """Counts a request that was refused because a queue was full."""
         self._rejections.labels(self._model_name, reason).inc()
+
+    def count_stream(self, outcome: str) -> None:
+        """Counts a request whose answer may outlive its connection, or what became of it."""
+        self._streams.labels(self._model_name, outcome).inc()
 
     def set_queue(self, predicted_wait_s: float | None, tokens_per_s: float | None) -> None:
         """Sets what is predicted of the queue; nothing before a rate was measured."""

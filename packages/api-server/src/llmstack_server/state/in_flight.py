@@ -15,11 +15,22 @@ class InFlight:
         self._idle = asyncio.Event()
         self._idle.set()
         self._cuts: set[asyncio.Future[None]] = set()
+        self._num_readers = 0
 
     @property
     def count(self) -> int:
         """The number of requests in flight."""
-        return len(self._cuts)
+        return len(self._cuts) - self._num_readers
+
+    @contextmanager
+    def track_reader(self) -> Iterator[asyncio.Future[None]]:
+        """The same as `track` for a connection that only reads what another request generates: it is not counted."""
+        self._num_readers += 1
+        try:
+            with self.track() as cut:
+                yield cut
+        finally:
+            self._num_readers -= 1
 
     @contextmanager
     def track(self) -> Iterator[asyncio.Future[None]]:

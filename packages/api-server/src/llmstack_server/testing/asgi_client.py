@@ -39,12 +39,14 @@ async def call(
     headers: Mapping[str, str] | None = None,
     *,
     disconnect_after_parts: int | None = None,
+    disconnect_after_bytes: int | None = None,
 ) -> Answer:
     """Calls an ASGI application without a socket; `body` is sent as JSON unless it is bytes.
 
     `path` may end with a query.
 
-    The client stays until the answer is complete, or disconnects after `disconnect_after_parts` parts of it.
+    The client stays until the answer is complete, or disconnects after `disconnect_after_parts` parts of it, or
+    after `disconnect_after_bytes` bytes, where later ones are lost.
     """
     content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     all_headers = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
@@ -69,7 +71,14 @@ async def call(
             answer.status = message["status"]
             answer.headers = {k.decode().lower(): v.decode() for k, v in message["headers"]}
             return
-        answer.parts.append(bytes(message.get("body", b"")))
+        if has_left.is_set():
+            return
+        part = bytes(message.get("body", b""))
+        if disconnect_after_bytes is not None:
+            part = part[: disconnect_after_bytes - len(answer.body)]
+            if len(answer.body) + len(part) >= disconnect_after_bytes:
+                has_left.set()
+        answer.parts.append(part)
         is_complete = not message.get("more_body", False)
         if is_complete or (disconnect_after_parts is not None and len(answer.parts) >= disconnect_after_parts):
             has_left.set()

@@ -107,7 +107,7 @@ KINDS = (
     _invalid("model_not_found", "an unknown model", "`model`", 404),
     _invalid(
         "not_found",
-        "the id of a response, item, file or batch that is unknown, or that belongs to another API key",
+        "the id of a response, item, file, batch or stream that is unknown, or that belongs to another API key",
         "`response_id`, `previous_response_id`, `input_file_id` or the reference; null for an id of the path",
         404,
     ),
@@ -133,6 +133,21 @@ KINDS = (
         "the field; null for the body",
     ),
     _invalid("context_length_exceeded", "prompt and `max_tokens` exceed the context, or never fit into the KV cache"),
+    ErrorKind(
+        "idempotency_key_reused",
+        400,
+        INVALID_REQUEST,
+        "an `Idempotency-Key` that the same API key has used for another route or body",
+        "`Idempotency-Key`",
+        headers=_DO_NOT_RETRY,
+    ),
+    ErrorKind(
+        "stream_reader_replaced",
+        409,
+        INVALID_REQUEST,
+        "another connection reads this stream now; the last event of the one before",
+        headers=_DO_NOT_RETRY,
+    ),
     _invalid("duplicate_request_id", "a `request_id` that the same API key is using in a running request"),
     ErrorKind(
         "server_is_overloaded",

@@ -209,6 +209,22 @@ def storage_unavailable() -> ErrorAnswer:
     return error_answer("storage_unavailable", message)
 
 
+def idempotency_key_reused() -> ErrorAnswer:
+    """400 `idempotency_key_reused`: clients retry 409."""
+    message = "This 'Idempotency-Key' was used for another request: another route or another body."
+    return error_answer("idempotency_key_reused", message, "Idempotency-Key")
+
+
+def stream_reader_replaced() -> ErrorAnswer:
+    """409 `stream_reader_replaced`, for the earlier reader of a stream."""
+    return error_answer("stream_reader_replaced", "Another connection reads this stream now.")
+
+
+def stream_not_found() -> ErrorAnswer:
+    """404 `not_found`, for the id of a stream that was never used, has ended, or is another key's: all look alike."""
+    return error_answer("not_found", "There is no stream with this id.")
+
+
 def deadline_exceeded(limit_s: float) -> ErrorAnswer:
     """504 `deadline_exceeded`; `limit_s` is the server's own limit."""
     return error_answer("deadline_exceeded", f"The request was not done after {limit_s:g} seconds.")

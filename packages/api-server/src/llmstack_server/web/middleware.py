@@ -35,7 +35,7 @@ KEY_ASKING_PATH = "/"
 UNGATED_PATHS = OPEN_PATHS | {
     KEY_ASKING_PATH, "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
 }  # fmt: skip
-UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/docs/")
+UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/v1/streams/", "/docs/")
 # Routes that a sleeping engine can answer.
 WAKING_PATHS = frozenset({
     "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/tokenize", "/detokenize",

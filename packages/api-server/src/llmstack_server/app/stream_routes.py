@@ -1,0 +1,35 @@
+"""`GET /v1/streams/{id}`: an answer that has outlived its connection."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from llmstack_server.app.steps import parse_number
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.stream_record import UnknownStreamError
+from llmstack_server.web.clients import current_client
+from llmstack_server.web.errors import HTTPError, stream_not_found
+from llmstack_server.web.openapi import STREAM, error_responses
+from llmstack_server.web.resumable import LAST_EVENT_HEADER, read_event_id
+from llmstack_server.web.stream_answer import StreamAnswer
+
+
+def add_stream_routes(router: APIRouter, state: ServerState) -> None:
+    """Adds the route, and shares the streams with the other API processes."""
+    state.streams.share(state.peers, lambda: state.metrics.count_stream("abandoned"))
+
+    @router.get("/v1/streams/{stream_id}", responses=STREAM | error_responses(400, 401, 404))
+    async def stream(stream_id: str, request: Request) -> Response:
+        """The rest of an answer after event `after`, or after the one in the header `Last-Event-ID`."""
+        after = parse_number("after", request.query_params)
+        if "after" not in request.query_params and LAST_EVENT_HEADER in request.headers:
+            last_id, after = read_event_id(request.headers[LAST_EVENT_HEADER])
+            if last_id != stream_id:
+                raise HTTPError(stream_not_found())
+        try:
+            reader = await state.streams.open(stream_id, current_client.get().tenant, after)
+        except UnknownStreamError:
+            raise HTTPError(stream_not_found()) from None
+        state.metrics.count_stream("resumed")
+        return StreamAnswer(state, reader)

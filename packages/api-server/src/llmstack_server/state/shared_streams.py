@@ -1,0 +1,183 @@
+"""Answers that outlive their connections, in any process of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from llmstack_server.state.peers import Peers
+from llmstack_server.state.remote_streams import MAX_WAIT_S, Reader, RemoteReader, RemoteReaders
+from llmstack_server.state.stream_record import StreamReader, StreamRecord, UnknownStreamError
+from llmstack_server.state.stream_table import StreamTable
+
+TOPIC = "streams"
+MAX_REMEMBERED = 65_536
+MAX_TRIES = 3
+ANY_REQUEST = "-"
+UNSETTLED = -1
+
+_STREAM_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class KeyReusedError(Exception):
+    """The key was used for another request."""
+
+
+class SharedStreams:
+    """Streams by id, and by the keys of their requests.
+
+    With several processes, the id of a stream says which one has it. The process that follows from a key remembers
+    which one has claimed it last, and asks that one before it gives the key to another: of two retries at the same
+    time in two processes, one joins the other.
+    """
+
+    def __init__(self) -> None:
+        self.table = StreamTable()
+        self._peers: Peers | None = None
+        self._key_to_index: OrderedDict[str, int] = OrderedDict()
+        self._readers = RemoteReaders()
+
+    def share(self, peers: Peers | None, on_abandoned: Callable[[], object]) -> None:
+        """Shares the streams with the other processes of the server. `on_abandoned`: As of `StreamTable`."""
+        index, count = (0, 1) if peers is None else (peers.index, peers.count)
+        self.table = StreamTable(index, count, on_abandoned)
+        self._peers = peers
+        if peers is not None:
+            peers.add_topic(TOPIC, self._answer)
+
+    async def open(self, stream_id: str, owner: str, after: int, digest: str = ANY_REQUEST) -> Reader:
+        """A reader of the parts of a stream after the number `after`, which replaces the one before.
+
+        Raises:
+            UnknownStreamError: There is no such stream or part, it is another owner's, or of another request.
+        """
+        if not _STREAM_ID.fullmatch(stream_id):
+            raise UnknownStreamError
+        index = int(stream_id, 16) % self.table.count
+        if index == self.table.index or self._peers is None:
+            return self._open_here(stream_id, owner, after, digest)
+        return await self._open_there(index, f"open {stream_id} {after} {digest} {owner}", after)
+
+    async def claim(self, key: str, digest: str, owner: str, keep_s: float) -> StreamRecord | Reader | None:
+        """A new record for a request with a key, or a reader of the answer that there is; None where there is no room.
+
+        Raises:
+            KeyReusedError: The key was used for another request.
+        """
+        key = hashlib.sha256(f"{owner} {key}".encode()).hexdigest()[:32]
+        for _ in range(MAX_TRIES):
+            known = self.table.with_key(key)
+            if known is not None:
+                index = await asyncio.shield(known.settled)
+                if index == UNSETTLED:
+                    continue
+                if index == self.table.index:
+                    return _join(known, digest)
+            else:
+                record = self.table.add(owner, digest, keep_s, key)
+                index = await self._settle(record, key)
+                if index == self.table.index:
+                    return record
+            try:
+                return await self._open_there(index, f"join {key} {digest}", 0)
+            except UnknownStreamError:
+                continue  # it has ended meanwhile
+        return None
+
+    async def _settle(self, record: StreamRecord | None, key: str) -> int:
+        """Agrees with the other processes on the one that answers; the record is removed if that is another one."""
+        index = UNSETTLED
+        try:
+            index = await self._claim_in_server(key)
+        finally:  # also where the request is cancelled
+            if record is not None:
+                record.settled.set_result(index)
+                if index != self.table.index:
+                    self.table.remove(record)
+        return index
+
+    async def _claim_in_server(self, key: str) -> int:
+        peers = self._peers
+        if peers is None:
+            return self.table.index
+        home = int(key, 16) % peers.count
+        if home == peers.index:
+            return await self._holder(peers, key, peers.index)
+        index = await peers.ask_one(home, f"{TOPIC} claim {key} {peers.index}")
+        # One that does not answer has ended: then only this process knows the key.
+        return index if isinstance(index, int) and 0 <= index < peers.count else peers.index
+
+    async def _holder(self, peers: Peers, key: str, index: int) -> int:
+        """The process that has the answer, or `index`, which then claims the key."""
+        last = self._key_to_index.get(key, index)
+        if last != index:
+            is_held = self._holds(key) if last == peers.index else await peers.ask_one(last, f"{TOPIC} held {key}")
+            if is_held:
+                return last
+            if self._key_to_index.get(key) != last:  # another process has claimed it meanwhile
+                return self._key_to_index.get(key, index)
+        self._key_to_index[key] = index
+        self._key_to_index.move_to_end(key)
+        if len(self._key_to_index) > MAX_REMEMBERED:
+            self._key_to_index.popitem(last=False)
+        return index
+
+    def _holds(self, key: str) -> bool:
+        return self.table.with_key(key) is not None
+
+    def _open_here(self, stream_id: str, owner: str, after: int, digest: str) -> StreamReader:
+        record = self.table.get(stream_id, owner)
+        if record is None or digest not in (ANY_REQUEST, record.digest):
+            raise UnknownStreamError
+        return record.open(after)
+
+    async def _open_there(self, index: int, question: str, after: int) -> Reader:
+        peers = self._peers
+        answer = None if peers is None else await peers.ask_one(index, f"{TOPIC} {question}")
+        if peers is None or not isinstance(answer, dict) or "error" in answer:
+            raise KeyReusedError if isinstance(answer, dict) and answer["error"] == "reused" else UnknownStreamError
+        return RemoteReader(lambda text: peers.ask_one(index, f"{TOPIC} {text}"), answer, after)
+
+    async def _answer(self, question: str) -> Any:
+        """The answer to another process."""
+        what, *words = question.split(" ")  # without API keys the owner, which is the last word, is empty
+        if what == "claim" and self._peers is not None:
+            return await self._holder(self._peers, words[0], int(words[1]))
+        if what == "held":
+            return self._holds(words[0])
+        if what == "read":
+            return await self._readers.read(words[0], int(words[1]), knows_head=words[2] == "1")
+        if what == "close":
+            self._readers.close(words[0])
+            return True
+        return await self._opened(what, words)
+
+    async def _opened(self, what: str, words: list[str]) -> dict[str, Any]:
+        try:
+            if what == "open":
+                stream_id, after, digest, *owner = words
+                return self._readers.add(self._open_here(stream_id, owner[0] if owner else "", int(after), digest))
+            return self._readers.add(await self._join_settled(*words[:2]))
+        except KeyReusedError:
+            return {"error": "reused"}
+        except (UnknownStreamError, TimeoutError):
+            return {"error": "unknown"}
+
+    async def _join_settled(self, key: str, digest: str) -> StreamReader:
+        record = self.table.with_key(key)
+        if record is None:
+            raise UnknownStreamError
+        async with asyncio.timeout(MAX_WAIT_S):
+            if await asyncio.shield(record.settled) != self.table.index:
+                raise UnknownStreamError
+        return _join(record, digest)
+
+
+def _join(record: StreamRecord, digest: str) -> StreamReader:
+    if record.digest != digest:
+        raise KeyReusedError
+    return record.open(0)

@@ -1,0 +1,237 @@
+"""An answer that outlives its connection: its parts, and who reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmstack_server.state.packed_parts import PackedParts
+
+MAX_STREAM_BYTES = 1 << 20
+MAX_READ_BYTES = 256 << 10
+
+RawHeaders = tuple[tuple[bytes, bytes], ...]
+
+
+class UnknownStreamError(Exception):
+    """No stream has this id, or it is another tenant's."""
+
+
+class ReplacedError(Exception):
+    """A later reader has come to the stream."""
+
+
+class FailedError(Exception):
+    """The answer failed before its first part; `fields` are those of the error."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(str(fields.get("message", "")))
+        self.fields = fields
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of an HTTP answer."""
+
+    status: int
+    headers: RawHeaders
+    is_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a reader gets next.
+
+    Attributes:
+        first: The number of the first event, from 1 on; parts of an answer that is no stream are numbered, too.
+        is_last: Whether nothing follows.
+        is_resumable: Whether the stream can be read again, as far as that is known now.
+    """
+
+    head: Head
+    first: int
+    parts: list[bytes]
+    is_last: bool
+    is_resumable: bool
+
+
+class StreamRecord:
+    """One answer and its readers. A stream has one reader, the latest; a whole answer may have several.
+
+    Attributes:
+        id: 128 random bits.
+        owner: The tenant.
+        digest: Of the request.
+        key: Of the request in the table; None where it has none.
+        keep_s: Seconds that it is kept without a reader.
+        is_resumable: Whether a later reader may come. Otherwise parts are dropped when they were read.
+        is_over: Whether all parts are there.
+        abandoned: Set once no reader has it or can come.
+        settled: Of a record with a key: the index of the process that answers, once the processes agree.
+    """
+
+    def __init__(
+        self, stream_id: str, owner: str, digest: str, key: str | None, keep_s: float,
+        on_change: Callable[[StreamRecord], None],
+    ) -> None:  # fmt: skip
+        """`on_change`: Called when parts or readers change."""
+        self.id = stream_id
+        self.owner = owner
+        self.digest = digest
+        self.key = key
+        self.keep_s = keep_s
+        self.is_resumable = True
+        self.is_over = False
+        self.abandoned = asyncio.Event()
+        self.settled: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._head: Head | None = None
+        self._failure: Mapping[str, Any] | None = None
+        self._parts = PackedParts()
+        self._readers: set[StreamReader] = set()
+        self._latest: StreamReader | None = None
+        self._news = asyncio.Event()
+        self._on_change = on_change
+
+    @property
+    def num_parts(self) -> int:
+        """The parts so far, dropped ones included."""
+        return len(self._parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is counted for its parts."""
+        return self._parts.num_bytes
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether a reader has it now."""
+        return bool(self._readers)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is known to be a stream."""
+        return self._head is not None and self._head.is_stream
+
+    def is_latest(self, reader: StreamReader) -> bool:
+        """Whether no later reader has come."""
+        return reader is self._latest
+
+    def begin(self, head: Head) -> None:
+        """Notes the status and the headers, before all parts."""
+        self._head = head
+        self._tell()
+
+    async def append(self, part: bytes) -> None:
+        """Adds a part. Without later readers it waits until the reader has room for it."""
+        while not self.is_resumable and self.num_bytes > MAX_STREAM_BYTES and not self.abandoned.is_set():
+            await self._news.wait()
+        self._parts.append(part)
+        self._on_change(self)
+        self._tell()
+
+    def fail(self, fields: Mapping[str, Any]) -> None:
+        """Ends an answer that has not begun."""
+        self._failure = fields
+        self.finish()
+
+    def finish(self) -> None:
+        """Marks the last part as the end. Idempotent."""
+        if not self.is_over:
+            self.is_over = True
+            self._on_change(self)
+            self._tell()
+
+    def open(self, after: int) -> StreamReader:
+        """A reader of the parts after the number `after`.
+
+        Raises:
+            UnknownStreamError: There is no such part yet.
+        """
+        if after > self.num_parts or after < self._parts.num_dropped:
+            raise UnknownStreamError
+        reader = StreamReader(self, after)
+        self._readers.add(reader)
+        self._latest = reader
+        self._on_change(self)
+        self._tell()
+        return reader
+
+    def close_reader(self, reader: StreamReader) -> None:
+        """Takes a reader away. Idempotent."""
+        if reader in self._readers:
+            self._readers.discard(reader)
+            self._on_change(self)
+            self._tell()
+
+    async def read(self, reader: StreamReader, position: int, *, knows_head: bool) -> Batch:
+        """The parts after `position`, once there are some, it is over, or the reader learns of the head.
+
+        Raises:
+            ReplacedError: Another reader has come.
+            FailedError: It has failed before its first part.
+        """
+        while True:
+            if self._failure is not None:
+                raise FailedError(self._failure)
+            if reader not in self._readers or (self.is_stream and reader is not self._latest):
+                raise ReplacedError
+            head = self._head
+            if head is not None:
+                start = position if head.is_stream else max(position, self._parts.num_dropped)
+                if self.num_parts > start or self.is_over or not knows_head:
+                    return self._batch(head, start)
+            elif self.is_over:
+                raise UnknownStreamError  # it was abandoned before it began
+            await self._news.wait()
+
+    def drop_read(self, position: int) -> None:
+        """Drops the parts up to `position`, which no reader will ask for again."""
+        self._parts.drop(position)
+        self._tell()
+
+    def _batch(self, head: Head, start: int) -> Batch:
+        parts = self._parts.after(start, MAX_READ_BYTES)
+        is_last = self.is_over and start + len(parts) >= self.num_parts
+        return Batch(head, start + 1, parts, is_last, self.is_resumable)
+
+    def _tell(self) -> None:
+        """Wakes all that wait; later ones wait for the next change."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class StreamReader:
+    """One reader of a record in this process."""
+
+    def __init__(self, record: StreamRecord, position: int) -> None:
+        self.record = record
+        self._position = position
+        self._knows_head = False
+
+    @property
+    def stream_id(self) -> str:
+        """The id of the stream."""
+        return self.record.id
+
+    async def read(self) -> Batch:
+        """The next parts; raises as `StreamRecord.read`."""
+        batch = await self.read_from(self._position, knows_head=self._knows_head)
+        self._position = batch.first - 1 + len(batch.parts)
+        self._knows_head = True
+        return batch
+
+    async def read_from(self, position: int, *, knows_head: bool) -> Batch:
+        """The parts after `position`, for a reader that has read so far and may ask twice."""
+        if not self.record.is_resumable and self.record.is_latest(self):
+            self.record.drop_read(position)
+        return await self.record.read(self, position, knows_head=knows_head)
+
+    def close(self) -> None:
+        """Takes the reader away from its record. Idempotent."""
+        self.record.close_reader(self)
+
+    async def aclose(self) -> None:
+        """The same, as readers of other processes have it."""
+        self.close()

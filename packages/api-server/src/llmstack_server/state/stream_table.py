@@ -1,0 +1,132 @@
+"""The answers of one process that outlive their connections, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable
+
+from llmstack_server.state.stream_record import MAX_STREAM_BYTES, StreamRecord
+
+MAX_PER_OWNER = 16
+MAX_BYTES = 64 << 20
+# What a record costs besides its events.
+RECORD_OVERHEAD = 4096
+
+
+class StreamTable:
+    """Records by id and by key. One leaves when it is too large, unread for too long, or the oldest that is finished.
+
+    One that leaves is only read by the reader that it has; without one it is abandoned.
+    """
+
+    def __init__(self, index: int = 0, count: int = 1, on_abandoned: Callable[[], object] = lambda: None) -> None:
+        """`index` of `count`: Of this process; ids say which one has the stream.
+
+        `on_abandoned`: Called when an unfinished answer is given up.
+        """
+        self.index = index
+        self.count = count
+        self.on_abandoned = on_abandoned
+        self._id_to_record: dict[str, StreamRecord] = {}
+        self._key_to_record: dict[str, StreamRecord] = {}
+        self._finished: dict[str, StreamRecord] = {}
+        self._id_to_bytes: dict[str, int] = {}
+        self._id_to_timer: dict[str, asyncio.TimerHandle] = {}
+        self._num_of_owner: Counter[str] = Counter()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._id_to_record)
+
+    def add(self, owner: str, digest: str, keep_s: float, key: str | None = None) -> StreamRecord | None:
+        """A new record; None where there is no room, since all others are unfinished."""
+        while self._num_of_owner[owner] >= MAX_PER_OWNER:
+            if not self._evict_finished(owner):
+                return None
+        while self.num_bytes + RECORD_OVERHEAD > MAX_BYTES:
+            if not self._evict_finished():
+                return None
+        record = StreamRecord(self._new_id(), owner, digest, key, keep_s, self._on_change)
+        self._id_to_record[record.id] = record
+        if key is not None:
+            self._key_to_record[key] = record
+        self._num_of_owner[owner] += 1
+        self._id_to_bytes[record.id] = 0
+        self._count_bytes(record)
+        return record
+
+    def get(self, stream_id: str, owner: str) -> StreamRecord | None:
+        """The record with this id; None where it is another owner's."""
+        record = self._id_to_record.get(stream_id)
+        return record if record is not None and record.owner == owner else None
+
+    def with_key(self, key: str) -> StreamRecord | None:
+        """The record with this key."""
+        return self._key_to_record.get(key)
+
+    def remove(self, record: StreamRecord) -> None:
+        """Takes a record out. Its reader reads on; without one it is abandoned. Idempotent."""
+        if self._id_to_record.pop(record.id, None) is None:
+            return
+        if record.key is not None and self._key_to_record.get(record.key) is record:
+            del self._key_to_record[record.key]
+        self._finished.pop(record.id, None)
+        self._num_of_owner[record.owner] -= 1
+        if not self._num_of_owner[record.owner]:
+            del self._num_of_owner[record.owner]
+        self.num_bytes -= self._id_to_bytes.pop(record.id)
+        self._stop_timer(record)
+        record.is_resumable = False
+        self._abandon_unread(record)
+
+    def _on_change(self, record: StreamRecord) -> None:
+        """Parts or readers of a record have changed."""
+        if record.id not in self._id_to_record:
+            self._abandon_unread(record)
+            return
+        if record.is_over:
+            self._finished.setdefault(record.id, record)
+        if record.has_reader:
+            self._stop_timer(record)
+        elif record.id not in self._id_to_timer:
+            timer = asyncio.get_running_loop().call_later(record.keep_s, self.remove, record)
+            self._id_to_timer[record.id] = timer
+        self._count_bytes(record)
+        if record.num_bytes > MAX_STREAM_BYTES:
+            self.remove(record)
+            return
+        while self.num_bytes > MAX_BYTES:
+            if not self._evict_finished():
+                self.remove(record)
+                return
+
+    def _count_bytes(self, record: StreamRecord) -> None:
+        num_bytes = record.num_bytes + RECORD_OVERHEAD
+        self.num_bytes += num_bytes - self._id_to_bytes[record.id]
+        self._id_to_bytes[record.id] = num_bytes
+
+    def _evict_finished(self, owner: str | None = None) -> bool:
+        """Removes the oldest finished record, of any owner or of one; False where there is none."""
+        found = next((one for one in self._finished.values() if owner in (None, one.owner)), None)
+        if found is not None:
+            self.remove(found)
+        return found is not None
+
+    def _abandon_unread(self, record: StreamRecord) -> None:
+        if not record.has_reader and not record.abandoned.is_set():
+            record.abandoned.set()
+            if not record.is_over:
+                self.on_abandoned()
+
+    def _stop_timer(self, record: StreamRecord) -> None:
+        timer = self._id_to_timer.pop(record.id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _new_id(self) -> str:
+        while True:
+            stream_id = secrets.token_hex(16)
+            if int(stream_id, 16) % self.count == self.index:
+                return stream_id

@@ -1,0 +1,65 @@
+"""Takes down what a route sends, for any number of connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Message
+
+from llmstack_server.state.stream_record import Head, StreamRecord
+from llmstack_server.state.stream_table import StreamTable
+
+_END_OF_EVENT = b"\n\n"
+_ERROR_EVENT = b'data: {"error":'
+
+
+class Recorder:
+    """The `send` of a request whose answer is kept. What fails before its first token is not kept."""
+
+    def __init__(self, record: StreamRecord, table: StreamTable) -> None:
+        self._record = record
+        self._table = table
+        self._has_begun = False
+        self._is_stream = False
+        self._rest = b""
+
+    async def send(self, message: Message) -> None:
+        """Takes one message of ASGI."""
+        if message["type"] == "http.response.start":
+            self._begin(message)
+            return
+        body = bytes(message.get("body", b""))
+        if self._is_stream:
+            await self._append_events(body)
+        elif body:
+            await self._record.append(body)
+        if not message.get("more_body", False):
+            self.finish()
+
+    def fail(self, fields: Mapping[str, Any]) -> None:
+        """Ends the answer with an error; one that has begun ends where it is."""
+        if not self._has_begun:
+            self._table.remove(self._record)
+            self._record.fail(fields)
+
+    def finish(self) -> None:
+        """The answer is complete. Idempotent."""
+        self._record.finish()
+
+    def _begin(self, message: Message) -> None:
+        self._has_begun = True
+        headers = tuple((bytes(name), bytes(value)) for name, value in message["headers"])
+        self._is_stream = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
+        if message["status"] >= 400:
+            self._table.remove(self._record)
+        self._record.begin(Head(message["status"], headers, self._is_stream))
+
+    async def _append_events(self, body: bytes) -> None:
+        *events, self._rest = (self._rest + body).split(_END_OF_EVENT)
+        for event in events:
+            if event.startswith(b":"):
+                continue  # each connection has comments of its own
+            if not self._record.num_parts and event.startswith(_ERROR_EVENT):
+                self._table.remove(self._record)
+            await self._record.append(event + _END_OF_EVENT)

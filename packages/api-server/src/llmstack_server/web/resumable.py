@@ -1,0 +1,193 @@
+"""Middleware for requests whose answers outlive their connections."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import operator
+import re
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llmstack_llm import request_errors
+from llmstack_server.state.remote_streams import Reader
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.stream_record import StreamRecord
+from llmstack_server.web.body import BodyLimits, ClientDisconnected, read_body
+from llmstack_server.web.clients import current_client
+from llmstack_server.web.errors import HTTPError, answer_to, server_shutting_down, stream_not_found
+from llmstack_server.web.middleware import route_path
+from llmstack_server.web.recording import Recorder
+from llmstack_server.web.stream_answer import RESUMABLE_HEADER, StreamAnswer, raise_as_http
+
+KEY_HEADER = "Idempotency-Key"
+RESUME_HEADER = "x-llmstack-resume"
+LAST_EVENT_HEADER = "last-event-id"
+MAX_KEY_CHARS = 255
+MAX_KEEP_S = 60
+RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+_HEADERS = frozenset({KEY_HEADER.lower().encode(), RESUME_HEADER.encode(), LAST_EVENT_HEADER.encode()})
+_name_of = operator.itemgetter(0)
+_EVENT_ID = re.compile(r"([0-9a-f]{32})\.([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the headers of a request ask for.
+
+    Attributes:
+        key: The value of `Idempotency-Key`.
+        keep_s: Seconds that the answer is kept without a reader.
+        last_event: The id of a stream, and the number of the last event that came.
+    """
+
+    key: str | None
+    keep_s: int
+    last_event: tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Names the route of a request that no route answers, for the metrics."""
+
+    path: str
+
+
+class ResumableMiddleware:
+    """Generates the answers of such requests in tasks of their own. Outside of what may refuse new work."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+        self._tasks: set[asyncio.Task[None]] = set()
+        state.at_end.append(self._end)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # No coroutine of its own, and one look at the headers: every request passes here.
+        if (
+            scope["type"] != "http"
+            or _HEADERS.isdisjoint(map(_name_of, scope["headers"]))
+            or scope["method"] != "POST"
+            or route_path(scope) not in RESUMABLE_PATHS
+        ):
+            return self._app(scope, receive, send)
+        return self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, http = Headers(scope=scope), self._state.config.http
+        asked = read_headers(headers)
+        limits = BodyLimits(http.max_body_bytes, http.receive_timeout_s)
+        body = bytes(await read_body(headers, receive, limits))
+        owner = current_client.get().tenant
+        digest = hashlib.sha256(b"%b %b " % (route_path(scope).encode(), owner.encode()) + body).hexdigest()
+        scope.setdefault("route", _Route(route_path(scope)))
+        found = await self._find(asked, digest, owner)
+        metrics = self._state.metrics
+        if found is None:
+            metrics.count_stream("refused")
+            await self._app(scope, _replayed(body, receive), _marked(send))
+        elif isinstance(found, StreamRecord):
+            metrics.count_stream("started")
+            reader = found.open(0)
+            self._start(scope, body, found)
+            await StreamAnswer(self._state, reader, is_first=True)(scope, receive, send)
+        else:
+            metrics.count_stream("joined" if asked.last_event is None else "resumed")
+            await StreamAnswer(self._state, found)(scope, receive, send)
+
+    async def _find(self, asked: Asked, digest: str, owner: str) -> StreamRecord | Reader | None:
+        """The answer that there is, or a record for a new one; None where there is no room for one."""
+        streams = self._state.streams
+        try:
+            if asked.last_event is not None:
+                return await streams.open(asked.last_event[0], owner, asked.last_event[1], digest)
+            if asked.key is not None:
+                return await streams.claim(asked.key, digest, owner, asked.keep_s)
+            return streams.table.add(owner, digest, asked.keep_s)
+        except Exception as error:  # noqa: BLE001 (unknown ones are raised again)
+            raise_as_http(error)
+
+    def _start(self, scope: Scope, body: bytes, record: StreamRecord) -> None:
+        task = asyncio.get_running_loop().create_task(self._generate(scope, body, record))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _generate(self, scope: Scope, body: bytes, record: StreamRecord) -> None:
+        """Runs the request as if its client stayed until the answer is complete, or no reader can come."""
+        recorder = Recorder(record, self._state.streams.table)
+        try:
+            await self._app(scope, _replayed(body, lambda: _abandonment(record)), recorder.send)
+        except ClientDisconnected:
+            pass
+        except asyncio.CancelledError:
+            recorder.fail(dataclasses.asdict(server_shutting_down()))
+        except Exception as error:  # noqa: BLE001 (any error is the answer)
+            recorder.fail(dataclasses.asdict(answer_to(error, scope["state"]["request_id"])))
+        finally:
+            recorder.finish()
+
+    async def _end(self) -> None:
+        """Ends what still runs at the end of the server."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def read_headers(headers: Mapping[str, str]) -> Asked:
+    """What the headers ask for.
+
+    Raises:
+        InvalidRequestError: A value is not permitted.
+        HTTPError: 404, the id of the last event is not one of ours.
+    """
+    key, resume, last_event = headers.get(KEY_HEADER), headers.get(RESUME_HEADER), headers.get(LAST_EVENT_HEADER)
+    if key is not None and not (0 < len(key) <= MAX_KEY_CHARS and key.isascii()):
+        raise request_errors.invalid_value(KEY_HEADER, f"expected 1 to {MAX_KEY_CHARS} ASCII characters")
+    if resume is not None and not (resume.isascii() and resume.isdigit() and 0 < int(resume[:9]) <= MAX_KEEP_S):
+        raise request_errors.invalid_value(RESUME_HEADER, f"expected a number of seconds from 1 to {MAX_KEEP_S}")
+    keep_s = MAX_KEEP_S if resume is None else int(resume)
+    return Asked(key, keep_s, None if last_event is None else read_event_id(last_event))
+
+
+def read_event_id(text: str) -> tuple[str, int]:
+    """The id of a stream and the number of an event.
+
+    Raises:
+        HTTPError: 404, it has another form.
+    """
+    match = _EVENT_ID.fullmatch(text.strip())
+    if match is None:
+        raise HTTPError(stream_not_found())
+    return match.group(1), int(match.group(2))
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that has the body, and then what `receive` has."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+async def _abandonment(record: StreamRecord) -> Message:
+    await record.abandoned.wait()
+    return {"type": "http.disconnect"}
+
+
+def _marked(send: Send) -> Send:
+    """A `send` that says that the answer cannot be resumed."""
+
+    def send_marked(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            message["headers"].append((RESUMABLE_HEADER.encode(), b"false"))
+        return send(message)
+
+    return send_marked

@@ -1,0 +1,119 @@
+"""Answers that are read from a record, and sent to one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llmstack_server.state.remote_streams import Reader
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.shared_streams import KeyReusedError
+from llmstack_server.state.stream_record import Batch, FailedError, ReplacedError, UnknownStreamError
+from llmstack_server.web.answers import run_beside_client
+from llmstack_server.web.body import ClientDisconnected
+from llmstack_server.web.errors import (
+    ErrorAnswer,
+    HTTPError,
+    answer_to,
+    idempotency_key_reused,
+    stream_not_found,
+    stream_reader_replaced,
+)
+from llmstack_server.web.keep_alive import COMMENT, EventSender
+from llmstack_server.web.sse import encode_json, frame
+
+RESUMABLE_HEADER = "x-llmstack-resumable"
+STREAM_ID_HEADER = "x-llmstack-stream-id"
+# Headers that describe the answer itself, and not the request that generated it.
+_LASTING_HEADERS = frozenset({b"content-type", b"content-length", b"cache-control", b"x-accel-buffering"})
+
+
+class StreamAnswer(Response):
+    """What one reader reads, as the answer to one request. The events of a stream have their ids."""
+
+    def __init__(self, state: ServerState, reader: Reader, *, is_first: bool = False) -> None:
+        """`is_first`: Whether this is the request that generates the answer."""
+        super().__init__()
+        self._state = state
+        self._reader = reader
+        self._is_first = is_first
+        self._sender: EventSender | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; its errors before the first byte are raised."""
+        try:
+            with self._state.in_flight.track_reader() as cut:
+                await self._send_beside_client(scope["state"]["request_id"], receive, send, cut)
+        finally:
+            await self._reader.aclose()
+
+    async def _send_beside_client(
+        self, request_id: str, receive: Receive, send: Send, cut: asyncio.Future[None]
+    ) -> None:
+        try:
+            await run_beside_client(self._send_all(send), receive, cut)
+        except ClientDisconnected:
+            raise
+        except Exception as error:  # any error becomes the last event of a started stream
+            answer = _known_answer(error) or answer_to(error, request_id)
+            if self._sender is None or not self._sender.has_started:
+                raise HTTPError(answer) from error
+            await self._sender.end(frame(encode_json(answer.body())))
+
+    async def _send_all(self, send: Send) -> None:
+        batch = await self._reader.read()
+        if batch.head.is_stream:
+            await self._send_events(batch, send)
+        else:
+            await self._send_whole(batch, send)
+
+    async def _send_whole(self, batch: Batch, send: Send) -> None:
+        await send({"type": "http.response.start", "status": batch.head.status, "headers": self._headers_for(batch)})
+        while True:
+            body = b"".join(batch.parts)
+            await send({"type": "http.response.body", "body": body, "more_body": not batch.is_last})
+            if batch.is_last:
+                return
+            batch = await self._reader.read()
+
+    async def _send_events(self, batch: Batch, send: Send) -> None:
+        sender = self._sender = EventSender(send, self._headers_for(batch))
+        try:
+            while not batch.is_last:
+                await sender.event(self._events(batch) or COMMENT)
+                batch = await self._reader.read()
+        finally:
+            await sender.stop()
+        await sender.end(self._events(batch))
+
+    def _events(self, batch: Batch) -> bytes:
+        stream_id = self._reader.stream_id
+        parts = enumerate(batch.parts, start=batch.first)
+        return b"".join([b"id: %b.%d\n%b" % (stream_id.encode(), number, part) for number, part in parts])
+
+    def _headers_for(self, batch: Batch) -> list[tuple[bytes, bytes]]:
+        headers = [pair for pair in batch.head.headers if self._is_first or pair[0].lower() in _LASTING_HEADERS]
+        if batch.is_resumable:
+            headers.append((STREAM_ID_HEADER.encode(), self._reader.stream_id.encode()))
+        return [*headers, (RESUMABLE_HEADER.encode(), b"true" if batch.is_resumable else b"false")]
+
+
+def raise_as_http(error: Exception) -> NoReturn:
+    """Raises an error of streams as HTTPError, and any other one as it is."""
+    answer = _known_answer(error)
+    if answer is None:
+        raise error
+    raise HTTPError(answer) from error
+
+
+def _known_answer(error: Exception) -> ErrorAnswer | None:
+    if isinstance(error, ReplacedError):
+        return stream_reader_replaced()
+    if isinstance(error, UnknownStreamError):
+        return stream_not_found()
+    if isinstance(error, KeyReusedError):
+        return idempotency_key_reused()
+    return ErrorAnswer(**error.fields) if isinstance(error, FailedError) else None

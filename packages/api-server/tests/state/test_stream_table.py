@@ -1,0 +1,163 @@
+"""Answers that outlive their connections stay within their limits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from llmstack_server.state import stream_table
+from llmstack_server.state.packed_parts import EVENT_OVERHEAD, PackedParts
+from llmstack_server.state.stream_record import MAX_STREAM_BYTES, Head, ReplacedError, StreamRecord, UnknownStreamError
+from llmstack_server.state.stream_table import MAX_PER_OWNER, RECORD_OVERHEAD, StreamTable
+
+STREAM = Head(200, (), is_stream=True)
+
+
+def new_record(table: StreamTable, owner: str = "a", keep_s: float = 60.0, key: str | None = None) -> StreamRecord:
+    record = table.add(owner, "digest", keep_s, key)
+    assert record is not None
+    record.begin(STREAM)
+    return record
+
+
+def finish(record: StreamRecord) -> None:
+    """Ends a record without a reader."""
+    record.open(0).close()
+    record.finish()
+
+
+async def test_a_full_key_gives_up_its_oldest_finished_answer_and_no_other_keys():
+    table = StreamTable()
+    other = new_record(table, "b")
+    finish(other)
+    records = [new_record(table) for _ in range(MAX_PER_OWNER)]
+    assert table.add("a", "digest", 60.0) is None
+    finish(records[5])
+    finish(records[2])
+    assert table.add("a", "digest", 60.0) is not None
+    assert table.get(records[5].id, "a") is None
+    assert table.get(records[2].id, "a") is records[2]
+    assert table.get(other.id, "b") is other
+
+
+async def test_all_keys_together_give_up_the_oldest_finished_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream_table, "MAX_BYTES", 3 * RECORD_OVERHEAD + 1000)
+    table = StreamTable()
+    first, second, third = (new_record(table, owner) for owner in "abc")
+    assert table.add("d", "digest", 60.0) is None
+    finish(second)
+    finish(first)
+    await third.append(b"x" * 1001)
+    assert table.get(second.id, "b") is None
+    assert table.get(first.id, "a") is first
+    reader = third.open(0)
+    await third.append(b"x" * 10_000)  # without another finished one it gives up itself
+    assert table.get(first.id, "a") is None
+    assert table.get(third.id, "c") is None
+    assert not third.abandoned.is_set()
+    reader.close()
+    assert third.abandoned.is_set()
+    assert (len(table), table.num_bytes) == (0, 0)
+
+
+async def test_a_large_answer_reaches_its_reader_but_no_later_one():
+    given_up = 0
+
+    def count() -> None:
+        nonlocal given_up
+        given_up += 1
+
+    table = StreamTable(on_abandoned=count)
+    record = new_record(table, key="key")
+    reader = record.open(0)
+    drawn = random.Random(7)
+
+    async def generate() -> None:
+        for _ in range(8):
+            await record.append(drawn.randbytes(MAX_STREAM_BYTES // 2))  # with nothing in common
+        record.finish()
+
+    generating = asyncio.create_task(generate())
+    num_parts, is_last = 0, False
+    while not is_last:
+        batch = await reader.read()
+        num_parts, is_last = num_parts + len(batch.parts), batch.is_last
+        assert record.num_bytes <= 2 * MAX_STREAM_BYTES
+    await generating
+    assert num_parts == 8
+    assert not batch.is_resumable
+    assert table.get(record.id, "a") is None
+    assert table.with_key("key") is None
+    reader.close()
+    assert given_up == 0
+
+    unread = new_record(table)
+    unread.open(0).close()
+    await unread.append(b"x" * MAX_STREAM_BYTES)
+    assert unread.abandoned.is_set()
+    assert given_up == 1
+
+
+async def test_an_answer_without_a_reader_is_given_up_after_its_time_and_one_with_a_reader_is_not():
+    table = StreamTable()
+    unread, read = new_record(table, keep_s=0.01), new_record(table, keep_s=0.01)
+    read.open(0)
+    unread.open(0).close()
+    await asyncio.wait_for(unread.abandoned.wait(), 30)
+    assert len(table) == 1
+    reader = read.open(0)
+    reader.close()  # the first one still reads
+    assert not read.abandoned.is_set()
+
+
+async def test_a_later_reader_takes_a_stream_over():
+    record = new_record(StreamTable())
+    await record.append(b"one")
+    await record.append(b"two")
+    first = record.open(0)
+    assert (await first.read()).parts == [b"one", b"two"]
+    waiting = asyncio.create_task(first.read())
+    await asyncio.sleep(0)
+    second = record.open(1)
+    with pytest.raises(ReplacedError):
+        await waiting
+    batch = await second.read()
+    assert (batch.first, batch.parts, batch.is_last) == (2, [b"two"], False)
+    with pytest.raises(UnknownStreamError):
+        record.open(3)
+
+
+async def test_an_id_leads_to_its_process_and_to_its_owner_alone():
+    for index in range(3):
+        table = StreamTable(index, 3)
+        record = new_record(table)
+        assert int(record.id, 16) % 3 == index
+        assert table.get(record.id, "a") is record
+        assert table.get(record.id, "b") is None
+
+
+def test_packed_parts_are_what_was_appended():
+    drawn = random.Random(7)
+    head, tail = b'data: {"id":"chatcmpl-1","model":"m","choices":[{"index":0,' + b" " * 40, b"}]}\n\n"
+    for _ in range(50):
+        parts = PackedParts()
+        texts = [b"first", *(drawn.randbytes(drawn.randrange(6)) for _ in range(30)), b"[DONE]"]
+        expected = [head + text + tail if drawn.random() < 0.8 else text + b"\n\n" for text in texts]
+        for part in expected:
+            parts.append(part)
+        assert parts.after(0, 1 << 20) == expected
+        start = drawn.randrange(len(expected))
+        assert parts.after(start, 1) == expected[start : start + 1]
+        parts.drop(start)
+        assert (len(parts), parts.after(start, 1 << 20)) == (len(expected), expected[start:])
+        parts.drop(len(expected))
+        assert parts.num_bytes == 0
+
+
+def test_events_of_the_same_form_cost_little_more_than_their_text():
+    parts = PackedParts()
+    for number in range(100):
+        parts.append(b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","text":"%d"}\n\n' % number)
+    assert parts.num_bytes < 100 * (EVENT_OVERHEAD + 8) + 200
