@@ -24,6 +24,7 @@ from llmstack_types import (
     PoolingTask,
     SamplingParams,
     StructuredOutputsParams,
+    ThinkingTags,
 )
 
 VOCAB_SIZE = 97
@@ -56,6 +57,7 @@ def pooling(**changes: Any) -> EngineCoreRequest:
         sampling(stop_token_ids=(VOCAB_SIZE,)),
         sampling(allowed_token_ids=(VOCAB_SIZE,)),
         sampling(allowed_token_ids=()),
+        sampling(logprob_token_ids=(VOCAB_SIZE,)),
         sampling(logit_bias={VOCAB_SIZE: 1.0}),
         sampling(bad_words_token_ids=((1, VOCAB_SIZE),)),
         sampling(bad_words_token_ids=((1,), ())),
@@ -136,6 +138,12 @@ NO_TOKENS = ("max_tokens", "A pooling request generates no tokens.")
         (sampling(stop_token_ids=(97,)), {}, "stop_token_ids", "A token id in stop_token_ids is out of vocabulary."),
         (sampling(allowed_token_ids=(97,)), {}, "allowed_token_ids",
          "A token id in allowed_token_ids is out of vocabulary."),
+        (sampling(allowed_token_ids=(1,) * 98), {}, "allowed_token_ids", "More tokens are allowed than there are."),
+        (sampling(logprob_token_ids=(97,)), {}, "logprob_token_ids",
+         "A token id in logprob_token_ids is out of vocabulary."),
+        (sampling(thinking_tags=ThinkingTags((1,), (97,))), {}, "thinking_tags",
+         "A token id in thinking_tags is out of vocabulary."),
+        (sampling(thinking_tags=ThinkingTags((1,), ())), {}, "thinking_tags", "Nothing ends the reasoning."),
         (sampling(logit_bias={97: 1.0}), {}, "logit_bias", "A token id in logit_bias is out of vocabulary."),
         (sampling(bad_words_token_ids=((1,), (97,))), {}, "bad_words_token_ids",
          "A token id in bad_words_token_ids is out of vocabulary."),

@@ -50,6 +50,7 @@ from llmstack_types import (
     StepRecord,
     StepRecording,
     StructuredOutputsParams,
+    ThinkingTags,
     TokenLogprobs,
 )
 
@@ -124,6 +125,10 @@ PARAMS = st.builds(
         )
     ),
     kept_special_tokens=tuples(TEXT),
+    logprob_token_ids=optional(tuples(TOKEN_ID)),
+    thinking_token_budget=optional(st.integers(0, 2**31 - 1)),
+    thinking_tags=st.none()
+    | st.builds(ThinkingTags, tuples(TOKEN_ID), st.lists(TOKEN_ID, min_size=1, max_size=4).map(tuple), st.booleans()),
     repetition_detection=st.none() | st.builds(RepetitionDetectionParams, *[st.integers(0, 1024)] * 3),
 )
 REQUESTS = st.builds(

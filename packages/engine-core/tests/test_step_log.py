@@ -27,7 +27,7 @@ from llmstack_engine_core.step_log.records import (
 )
 from llmstack_engine_core.step_log.request_fields import pack_request, unpack_request
 from llmstack_engine_core.step_log.step_log import MAX_SEGMENT_BYTES, STEPS_PER_CHECKPOINT
-from llmstack_types import EngineCoreRequest, SamplingParams, StructuredOutputsParams
+from llmstack_types import EngineCoreRequest, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
 HEADER = LogHeader.of(SchedulerConfig(max_num_seqs=3), CacheConfig(7, 8), {"llmstack-engine-core": "0.1.0"})
 
@@ -49,6 +49,7 @@ requests = st.builds(
         logprobs=st.none() | st.integers(0, 20),
         prompt_logprobs=st.none() | st.integers(0, 20),
         logit_bias=st.none() | st.dictionaries(token_ids, st.floats(-100, 100), max_size=3),
+        repetition_detection=st.none() | st.builds(RepetitionDetectionParams, *[st.integers(0, 256)] * 3),
         structured_outputs=st.none()
         | st.builds(
             StructuredOutputsParams,

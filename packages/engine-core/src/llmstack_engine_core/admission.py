@@ -43,6 +43,10 @@ def check_request(request: EngineCoreRequest, ready: EngineReady, *, has_adapter
         raise InvalidRequestError("The model only pools.", param="model")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise InvalidRequestError("No token is allowed.", param="allowed_token_ids", code="empty_array")
+    if len(params.allowed_token_ids or ()) > ready.vocab_size:
+        raise InvalidRequestError("More tokens are allowed than there are.", param="allowed_token_ids")
+    if params.thinking_tags is not None and not params.thinking_tags.end_token_ids:
+        raise InvalidRequestError("Nothing ends the reasoning.", param="thinking_tags")
     if not all(params.bad_words_token_ids):
         raise InvalidRequestError("A bad word has no tokens.", param="bad_words_token_ids")
     if (params.logprobs or 0) > ready.vocab_size:
@@ -65,7 +69,7 @@ def _is_identity(name: str) -> bool:
 
 
 def _check_token_ids(request: EngineCoreRequest, ready: EngineReady) -> None:
-    params = request.sampling_params
+    params, tags = request.sampling_params, request.sampling_params.thinking_tags
     for name, token_ids in (
         ("prompt_token_ids", request.prompt_token_ids),
         ("output_token_ids", request.output_token_ids),
@@ -73,6 +77,8 @@ def _check_token_ids(request: EngineCoreRequest, ready: EngineReady) -> None:
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids),
         ("logit_bias", params.logit_bias),
+        ("logprob_token_ids", params.logprob_token_ids),
+        ("thinking_tags", tags and (*tags.start_token_ids, *tags.end_token_ids)),
         *(("bad_words_token_ids", sequence) for sequence in params.bad_words_token_ids),
     ):
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < ready.vocab_size):

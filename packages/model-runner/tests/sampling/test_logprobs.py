@@ -23,6 +23,22 @@ def test_entries_equal_log_softmax_and_name_the_most_likely() -> None:
         assert entry.rank == order.index(chosen) + 1
 
 
+def test_named_tokens_are_reported_in_place_of_the_most_likely_ones() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    params = [
+        SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=[9, 3, 9, 70]),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, logprobs=1),
+    ]
+    metadata = make_sampling_rows(params, [[0]] * 3, 50).metadata(np.arange(3), np.zeros(3, dtype=np.int64))
+    output = Sampler().sample(logits.clone(), metadata)
+    assert output.logprobs is not None
+    named, best = output.logprobs.to_lists()
+    expected, chosen = logits.log_softmax(-1), logits.argmax(-1).tolist()
+    assert (named.token_ids, best.token_ids) == ((chosen[0], 9, 3), (chosen[2], chosen[2]))
+    assert named.logprobs == tuple(expected[0, list(named.token_ids)].tolist())
+
+
 def test_minus_infinity_becomes_a_number_that_json_has() -> None:
     logits = torch.tensor([[0.0, -torch.inf, -torch.inf]])
     (entry,) = gather_logprobs(logits, torch.tensor([1]), [-1]).to_lists()

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RepetitionDetectionParams,
         RequestOutputKind,
         SamplingParams,
+        ThinkingTags,
     )
     from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
     from llmstack_types.stats import SchedulerStats
@@ -93,6 +94,7 @@ _MODULES = {
     "StepRecording": "events",
     "StructuredOutputsParams": "structured_outputs_params",
     "TenantLimitError": "errors",
+    "ThinkingTags": "sampling_params",
     "TokenLogprobs": "engine_core",
     "TokenMasks": "token_masks",
 }
@@ -137,6 +139,7 @@ __all__ = [
     "StepRecording",
     "StructuredOutputsParams",
     "TenantLimitError",
+    "ThinkingTags",
     "TokenLogprobs",
     "TokenMasks",
 ]

@@ -37,6 +37,21 @@ class RepetitionDetectionParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingTags:
+    """The tokens around a model's reasoning.
+
+    Attributes:
+        start_token_ids: Tokens that begin it.
+        end_token_ids: Tokens that end it; at least one.
+        is_open: Whether the prompt ends inside reasoning.
+    """
+
+    start_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of one request.
 
@@ -53,6 +68,7 @@ class SamplingParams:
         max_tokens: None means what the context has left.
         logprobs: Number of most likely tokens to report beside the chosen one; None means no logprobs.
         prompt_logprobs: The same for prompt tokens.
+        logprob_token_ids: Tokens to report in place of the most likely ones; None or empty means none.
         best_of: Completions to generate; the `n` with the best mean log-probability per token are returned, best first.
             None means `n`.
         use_beam_search: Finds the `n` best completions by beam search, best first, instead of drawing them.
@@ -68,6 +84,8 @@ class SamplingParams:
         structured_outputs: What the completion must conform to. The end of the constraint ends the completion, under
             `ignore_eos` and before `min_tokens` too, which only keep it from ending while more could follow.
         repetition_detection: Ends a completion whose last tokens are one pattern, repeated; not before `min_tokens`.
+        thinking_token_budget: Tokens of reasoning after which the tokens that end it are forced; None means no limit.
+        thinking_tags: Where reasoning begins and ends; without them there is no budget.
         stream_interval: Tokens of a completion between two outputs of a stream, after the first.
         truncate_prompt_tokens: Tokens of the prompt that are kept; -1 keeps what leaves room for `max_tokens`.
         truncation_side: The side on which tokens are dropped, `left` or `right`.
@@ -107,6 +125,9 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     kept_special_tokens: tuple[str, ...] = ()
     repetition_detection: RepetitionDetectionParams | None = None
+    logprob_token_ids: tuple[int, ...] | list[int] | None = None
+    thinking_token_budget: int | None = None
+    thinking_tags: ThinkingTags | None = None
     stream_interval: int = 1
     truncate_prompt_tokens: int | None = None
     truncation_side: str = "left"

@@ -61,18 +61,33 @@ class CompletionLogprobs:
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], positions: Sequence[Position], num_top: int, *, shows_ids: bool = False
+    token_ids: Sequence[int],
+    positions: Sequence[Position],
+    num_top: int,
+    *,
+    shows_ids: bool = False,
+    wanted: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The `logprobs` object of one choice of a chat; `shows_ids` as in `CompletionLogprobs`."""
+    """The `logprobs` object of one choice of a chat; `shows_ids` as in `CompletionLogprobs`.
+
+    `wanted`: Tokens that are shown in place of the `num_top` most likely ones.
+    """
+    if wanted:
+        kept, num_top = frozenset(wanted), len(wanted)
+    else:
+        kept = None
     content = [
-        _chat_entry(token_id, position, num_top, shows_ids)
+        _chat_entry(token_id, position, num_top, shows_ids, kept)
         for token_id, position in zip(token_ids, positions, strict=True)
     ]
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(token_id: int, position: Position, num_top: int, shows_ids: bool) -> dict[str, Any]:
-    best = sorted(position.items(), key=lambda item: -item[1].logprob)[:num_top]
+def _chat_entry(
+    token_id: int, position: Position, num_top: int, shows_ids: bool, kept: frozenset[int] | None
+) -> dict[str, Any]:
+    shown = position.items() if kept is None else [item for item in position.items() if item[0] in kept]
+    best = sorted(shown, key=lambda item: -item[1].logprob)[:num_top]
     entry = _chat_token(token_id, position[token_id], shows_ids)
     entry["top_logprobs"] = [_chat_token(other_id, other, shows_ids) for other_id, other in best]
     return entry

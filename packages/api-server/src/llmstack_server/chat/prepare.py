@@ -19,7 +19,7 @@ from llmstack_output_parsers import TOOL_PARSERS
 from llmstack_server.chat.constraints import after_reasoning, constraint_name, with_tool_constraint
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.reading import ReadingPlan, ReasoningPlan
-from llmstack_server.chat.reasoning import is_open_in, tag_ids
+from llmstack_server.chat.reasoning import is_open_in, tag_ids, thinking_tags
 from llmstack_server.chat.tools import FORCED_MODES, ToolMode, ToolUse, check_tools
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
@@ -145,6 +145,13 @@ async def _plan(
     sampling, plan = prompt.sampling, await _reading_plan(state, conversation, tool_use, prompt.text)
     if plan.reasoning is not None and "structured_outputs" in sampling.values:
         sampling, plan = await asyncio.to_thread(_fit_together, sampling, plan, plan.reasoning)
+    if state.chat_parsers.reasoning is not None and sampling.values.get("thinking_token_budget") is not None:
+        tokenizer, reasoning = await state.engine.get_tokenizer(), plan.reasoning
+        sampling = sampling.with_thinking_tags(
+            None
+            if reasoning is None  # the constraint leaves no room for any
+            else thinking_tags(tokenizer, reasoning.parser, is_open=reasoning.starts_with_reasoning)
+        )
     if plan.kept_special_tokens:
         sampling = sampling.with_kept_tokens(plan.kept_special_tokens)
     return sampling, plan

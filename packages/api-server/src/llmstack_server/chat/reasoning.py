@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llmstack_output_parsers import ReasoningParserFactory
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.protocols import TextCodec
+from llmstack_types import ThinkingTags
 
 
 def is_open_in(prompt: str, conversation: Conversation, parser: ReasoningParserFactory) -> bool | None:
@@ -56,3 +58,29 @@ def tag_ids(tokenizer: TextCodec, parser: ReasoningParserFactory) -> tuple[int, 
     """The tokens of the tags; None where a tag is not a single token."""
     start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in (parser.start, parser.end))
     return (start[0], end[0]) if len(start) == len(end) == 1 else None
+
+
+def thinking_tags(tokenizer: TextCodec, parser: ReasoningParserFactory, *, is_open: bool) -> ThinkingTags:
+    """The tokens around the reasoning of an answer; `is_open` as in `ThinkingTags`."""
+    start, end = (tokenizer.encode(tag, add_special_tokens=False) for tag in (parser.start, parser.end))
+    return ThinkingTags(tuple(start), tuple(end), is_open)
+
+
+def thinking_tags_after(
+    tokenizer: TextCodec, parser: ReasoningParserFactory, prompt: str | Sequence[int]
+) -> ThinkingTags:
+    """The tokens around the reasoning that continues a prompt: open after a start tag that no end tag follows."""
+    tags = thinking_tags(tokenizer, parser, is_open=bool(getattr(parser, "is_open_by_default", False)))
+    if isinstance(prompt, str):
+        start, end = prompt.rfind(parser.start), prompt.rfind(parser.end)
+    else:
+        start, end = (_last_of(prompt, ids) for ids in (tags.start_token_ids, tags.end_token_ids))
+    return tags if start == end else replace(tags, is_open=start > end)
+
+
+def _last_of(token_ids: Sequence[int], wanted: Sequence[int]) -> int:
+    """Where `wanted` last begins; -1 where it does not occur."""
+    for index in range(len(token_ids) - len(wanted), -1, -1):
+        if token_ids[index] == wanted[0] and list(token_ids[index : index + len(wanted)]) == list(wanted):
+            return index
+    return -1

@@ -82,11 +82,9 @@ COMMON: Mapping[str, Predicate] = {
     "routed_experts_prompt_start": one_of(0),
     "service_tier": word_of("service_tier", *SERVICE_TIERS),
     "watermarking": one_of(False),
-    "logprob_token_ids": one_of([]),
     "logits_processors": one_of([]),
     "kv_transfer_params": _NEVER,
     "lora_request": _NEVER,
-    "thinking_token_budget": _NEVER,
 }
 
 _PREFIXES = "cached prefixes are found by their tokens alone"

@@ -13,10 +13,11 @@ from llmstack_llm.model.config import load_model_config
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
 from llmstack_llm.text.tokenizer import load_tokenizer
 from llmstack_server.app import build_app
+from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.http_options import AnswerConfig
 from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
-from llmstack_types import RepetitionDetectionParams
+from llmstack_types import RepetitionDetectionParams, ThinkingTags
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -117,6 +118,54 @@ async def test_chunks_may_hold_several_tokens_and_say_the_same(llm_app: Any, pat
 async def test_what_counts_as_a_repetition_is_checked(given: Any, param: str):
     answer = await call(fake_app(), "POST", COMPLETIONS, {"prompt": "Hi", "repetition_detection": given})
     assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_named_tokens_are_shown_in_place_of_the_most_likely_ones():
+    engine = FakeEngineClient()
+    app = build_app(ready_state(engine))
+    fields = {"logprob_token_ids": [72, 65, 72], "max_tokens": 1}
+    chat = {"messages": HELLO, **fields, "logprobs": True, "top_logprobs": 5}
+    entry = (await call(app, "POST", CHAT, chat)).json()["choices"][0]["logprobs"]["content"][0]
+    assert [other["token"] for other in entry["top_logprobs"]] == ["H"]  # this engine reports no others
+    params = engine.admitted[-1].sampling_params
+    assert (params.logprobs, params.logprob_token_ids) == (0, (72, 65))
+    answer = await call(app, "POST", COMPLETIONS, {"prompt": "Hi", "logprobs": 4, **fields})
+    assert set(answer.json()["choices"][0]["logprobs"]["top_logprobs"][0]) == {"H"}
+    for path, body in ((COMPLETIONS, {"prompt": "Hi", **fields}), (CHAT, {"messages": HELLO, **fields})):
+        error = (await call(app, "POST", path, body)).json()["error"]
+        assert (error["param"], "together with 'logprobs'" in error["message"]) == ("logprob_token_ids", True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_open"),
+    [
+        (CHAT, {"messages": HELLO}, True),
+        (CHAT, {"messages": [{"role": "user", "content": "a</think>"}]}, False),
+        (COMPLETIONS, {"prompt": "a<think>b"}, True),
+        (COMPLETIONS, {"prompt": "<think>b</think>"}, False),
+        (COMPLETIONS, {"prompt": list(b"a<think>b</think")}, True),
+        (COMPLETIONS, {"prompt": list(b"<think>b</think>")}, False),
+        (COMPLETIONS, {"prompt": "a"}, True),
+    ],
+)
+async def test_a_budget_of_reasoning_reaches_the_engine_with_the_tags(path: str, body: dict[str, Any], is_open: bool):
+    engine = FakeEngineClient()
+    app = build_app(ready_state(engine, chat=ChatOptions(reasoning_parser="deepseek_r1")))
+    body = {**body, "max_tokens": 1, "thinking_token_budget": 3}
+    assert (await call(app, "POST", path, body)).status == 200
+    params = engine.admitted[-1].sampling_params
+    tags = ThinkingTags(tuple(b"<think>"), tuple(b"</think>"), is_open)
+    assert (params.thinking_token_budget, params.thinking_tags) == (3, tags)
+    assert (await call(app, "POST", path, {**body, "thinking_token_budget": -1})).status == 200
+    assert engine.admitted[-1].sampling_params.thinking_token_budget is None
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "a"})])
+async def test_a_budget_needs_a_model_whose_reasoning_is_known(llm_app: Any, path: str, body: dict[str, Any]):
+    answer = await call(llm_app, "POST", path, {**body, "max_tokens": 1, "thinking_token_budget": 3})
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "unsupported_value", "thinking_token_budget")
+    assert "--reasoning-parser" in error["message"]
 
 
 async def test_repetition_detection_reaches_the_engine():

@@ -22,6 +22,7 @@ from llmstack_types import (
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
+    ThinkingTags,
 )
 
 _Member = TypeVar("_Member")
@@ -33,6 +34,8 @@ MAX_EOS_TOKEN_IDS: Final = 4096
 MAX_BAD_WORD_SEQUENCES: Final = 4096
 MAX_EXTRA_ARG_ITEMS: Final = 4096
 MAX_PATTERN_SIZE: Final = 1024
+MAX_LOGPROB_TOKEN_IDS: Final = 1024
+MAX_TAG_TOKENS: Final = 64
 
 _INT32 = 2**31 - 1
 _REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
@@ -174,6 +177,26 @@ def _repetition_detection(value: Any, name: str) -> RepetitionDetectionParams | 
     return RepetitionDetectionParams(longest, shortest, count)
 
 
+def _logprob_token_ids(value: Any, name: str) -> tuple[int, ...] | None:
+    return None if value is None else _few_token_ids(value, name, MAX_LOGPROB_TOKEN_IDS)
+
+
+def _thinking_tags(value: Any, name: str) -> ThinkingTags:
+    """From the tokens that begin reasoning, those that end it, and whether it has begun."""
+    start, end, is_open = fields.row(value, name, 3)
+    end_token_ids = _few_token_ids(end, name, MAX_TAG_TOKENS)
+    if not end_token_ids:
+        raise CodecError(f"{name} must say what ends reasoning")
+    return ThinkingTags(_few_token_ids(start, name, MAX_TAG_TOKENS), end_token_ids, fields.boolean(is_open, name))
+
+
+def _few_token_ids(value: Any, name: str, max_length: int) -> tuple[int, ...]:
+    token_ids = tuple(fields.unpack_uint32(value, name))
+    if len(token_ids) > max_length:
+        raise CodecError(f"{name} must hold at most {max_length} ids")
+    return token_ids
+
+
 _MAX_BIAS = 1e6
 _MAX_PENALTY = 100.0
 _TINY = 5e-324  # above 0
@@ -228,6 +251,9 @@ _SAMPLING_CHECKS: Final[dict[str, fields.Check]] = {
     "structured_outputs": fields.optional(decode_structured_outputs),
     "kept_special_tokens": _texts,
     "repetition_detection": _repetition_detection,
+    "logprob_token_ids": _logprob_token_ids,
+    "thinking_token_budget": _OPTIONAL_COUNT,
+    "thinking_tags": fields.optional(_thinking_tags),
 }
 _NAMES: Final = tuple(_SAMPLING_CHECKS)
 _CHECKS: Final = tuple(_SAMPLING_CHECKS.values())
@@ -239,12 +265,14 @@ _BAD_WORDS_TOKEN_IDS: Final = _NAMES.index("bad_words_token_ids")
 _EXTRA_ARGS: Final = _NAMES.index("extra_args")
 _STRUCTURED_OUTPUTS: Final = _NAMES.index("structured_outputs")
 _REPETITION_DETECTION: Final = _NAMES.index("repetition_detection")
+_LOGPROB_TOKEN_IDS: Final = _NAMES.index("logprob_token_ids")
+_THINKING_TAGS: Final = _NAMES.index("thinking_tags")
 
 
 def encode_sampling_params(params: SamplingParams) -> list[Any]:
     """The fields that an engine core heeds, in the order of the class."""
     values = list(_GET_FIELDS(params))
-    for index in (_STOP_TOKEN_IDS, _ALLOWED_TOKEN_IDS):
+    for index in (_STOP_TOKEN_IDS, _ALLOWED_TOKEN_IDS, _LOGPROB_TOKEN_IDS):
         if values[index] is not None:
             values[index] = fields.pack_uint32(values[index], _NAMES[index])
     sequences = params.bad_words_token_ids
@@ -259,6 +287,10 @@ def encode_sampling_params(params: SamplingParams) -> list[Any]:
     detection = params.repetition_detection
     if detection is not None:
         values[_REPETITION_DETECTION] = [detection.max_pattern_size, detection.min_pattern_size, detection.min_count]
+    tags = params.thinking_tags
+    if tags is not None:
+        ids = [fields.pack_uint32(one, "thinking_tags") for one in (tags.start_token_ids, tags.end_token_ids)]
+        values[_THINKING_TAGS] = [*ids, tags.is_open]
     bias = params.logit_bias
     if bias is not None:
         packed_ids = fields.pack_uint32(bias.keys(), "logit_bias")

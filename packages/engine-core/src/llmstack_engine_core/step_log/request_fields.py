@@ -16,22 +16,25 @@ from llmstack_types import (
     PoolingParams,
     PoolingTask,
     PoolingType,
+    RepetitionDetectionParams,
     SamplingParams,
     StructuredOutputsParams,
 )
 
-# What only the front end reads: no decision depends on it, and it may hold a user's text.
+# What only the front end and the sampler read: no decision depends on it, and it may hold a user's text.
 _NOT_RECORDED: Final = frozenset(
     {
         "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
         "output_kind", "best_of", "bad_words", "bad_words_token_ids", "extra_args", "kept_special_tokens",
         "stream_interval", "truncate_prompt_tokens", "truncation_side", "lora_path",
+        "logprob_token_ids", "thinking_token_budget", "thinking_tags",
     }
 )  # fmt: skip
 _PARAMS: Final = "sampling_params"
 _POOLING: Final = "pooling_params"
 _STRUCTURED: Final = "structured_outputs"
-_NESTED: Final = frozenset({_PARAMS, _POOLING, _STRUCTURED})
+_REPETITION: Final = "repetition_detection"
+_NESTED: Final = frozenset({_PARAMS, _POOLING, _STRUCTURED, _REPETITION})
 
 
 def _defaults(cls: type) -> dict[str, Any]:
@@ -42,6 +45,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 _REQUEST_DEFAULTS: Final = _defaults(EngineCoreRequest)
 _PARAMS_DEFAULTS: Final = _defaults(SamplingParams)
 _POOLING_DEFAULTS: Final = _defaults(PoolingParams)
+_REPETITION_DEFAULTS: Final = _defaults(RepetitionDetectionParams)
 _STRUCTURED_DEFAULTS: Final = _defaults(StructuredOutputsParams)
 
 
@@ -77,6 +81,8 @@ def _pack_params(params: SamplingParams) -> dict[str, Any]:
     named = _changed(params, _PARAMS_DEFAULTS)
     if params.structured_outputs is not None:
         named[_STRUCTURED] = _changed(params.structured_outputs, _STRUCTURED_DEFAULTS)
+    if params.repetition_detection is not None:
+        named[_REPETITION] = _changed(params.repetition_detection, _REPETITION_DEFAULTS)
     return named
 
 
@@ -86,6 +92,8 @@ def _unpack_params(named: dict[str, Any]) -> SamplingParams:
         if "choice" in structured:
             structured["choice"] = tuple(structured["choice"])
         named[_STRUCTURED] = StructuredOutputsParams(**structured)
+    if _REPETITION in named:
+        named[_REPETITION] = RepetitionDetectionParams(**_known(named[_REPETITION], _REPETITION_DEFAULTS))
     return SamplingParams(**named)
 
 

@@ -22,7 +22,7 @@ from llmstack_llm.admission.rules import (
     check_truncation_side,
     normal_logit_bias,
 )
-from llmstack_types import RepetitionDetectionParams, RequestOutputKind
+from llmstack_types import RepetitionDetectionParams, RequestOutputKind, ThinkingTags
 
 FieldCheck = Callable[[str, Any, AdmissionLimits], Any]
 """From the user's name of a field, its value and the limits to the normal form; raises InvalidRequestError."""
@@ -32,6 +32,7 @@ MAX_BEST_OF = 20
 MAX_LENGTH_PENALTY = 10.0  # ten thousand tokens to the tenth power is still a float
 MAX_STREAM_INTERVAL = 1 << 20
 MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_PATTERN_SIZE = 256  # a token costs as many comparisons, 10 µs
 GREEDY_BELOW_TEMPERATURE = 1e-5
 LOWEST_TEMPERATURE = 0.01
@@ -72,10 +73,23 @@ def _stop_token_ids(param: str, value: Any, limits: AdmissionLimits) -> tuple[in
 def _allowed_token_ids(param: str, value: Any, limits: AdmissionLimits) -> tuple[int, ...] | None:
     if value is None:
         return None
-    check_token_ids(param, value, limits.vocab_size)
+    check_token_ids(param, value, limits.vocab_size, max_length=limits.vocab_size)
     if not value:
         raise request_errors.empty_array(param)
     return tuple(value)
+
+
+def _logprob_token_ids(param: str, value: Any, limits: AdmissionLimits) -> tuple[int, ...] | None:
+    if not value and (value is None or isinstance(value, list | tuple)):
+        return None
+    check_token_ids(param, value, limits.vocab_size, max_length=MAX_LOGPROB_TOKEN_IDS)
+    return tuple(dict.fromkeys(value))
+
+
+def _thinking_token_budget(param: str, value: Any, limits: AdmissionLimits) -> int | None:
+    """As in vLLM, -1 is no limit."""
+    _THINKING_BUDGET.check(param, value)
+    return None if value == -1 else value
 
 
 def _truncation_side(param: str, value: Any, limits: AdmissionLimits) -> str:
@@ -131,6 +145,7 @@ def _repetition_detection(param: str, value: Any, limits: AdmissionLimits) -> Re
 
 _PATTERN_SIZE = IntegerRule(0, MAX_PATTERN_SIZE, is_optional=True)
 _TEMPERATURE = DecimalRule(0.0, 2.0)
+_THINKING_BUDGET = IntegerRule(-1, 2**31 - 1, is_optional=True)
 _TOP_K = IntegerRule(-1, INT64_MAX)
 _SEED = IntegerRule(
     INT64_MIN, INT64_MAX, is_optional=True, above_note=" (less_than_equal)", below_note=" (greater_than_equal)"
@@ -168,6 +183,9 @@ FIELD_CHECKS: Mapping[str, FieldCheck] = {
     "stop": _stop,
     "stop_token_ids": _stop_token_ids,
     "allowed_token_ids": _allowed_token_ids,
+    "logprob_token_ids": _logprob_token_ids,
+    "thinking_token_budget": _thinking_token_budget,
+    "thinking_tags": InstanceRule(ThinkingTags, "the tags of reasoning").check,
     "truncation_side": _truncation_side,
     "extra_args": _extra_args,
     "bad_words": _bad_words,

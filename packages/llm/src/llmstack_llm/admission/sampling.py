@@ -12,7 +12,7 @@ from llmstack_llm.admission.choice import CHOICE_FIELDS, check_choice, is_chosen
 from llmstack_llm.admission.fields import FIELD_CHECKS
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.admission.structured_outputs import normal_constraint
-from llmstack_types import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from llmstack_types import RequestOutputKind, SamplingParams, StructuredOutputsParams, ThinkingTags
 
 NO_NAMES: Mapping[str, str] = {}
 NO_DEFAULTS: Mapping[str, Any] = {}
@@ -63,6 +63,11 @@ class CheckedSampling:
         normal = normal_constraint(constraint, self.values, names)
         return CheckedSampling({**self.values, "structured_outputs": normal}, names)
 
+    def with_thinking_tags(self, tags: ThinkingTags | None) -> CheckedSampling:
+        """The same fields, with the tokens around reasoning; None for an answer that has no reasoning to limit."""
+        given = {"thinking_tags": tags} if tags is not None else {"thinking_token_budget": None}
+        return CheckedSampling({**self.values, **given}, self.names)
+
     def with_kept_tokens(self, kept_special_tokens: tuple[str, ...]) -> CheckedSampling:
         """The same fields, with special tokens that appear in the text."""
         return CheckedSampling({**self.values, "kept_special_tokens": kept_special_tokens}, self.names)
@@ -100,6 +105,11 @@ def check_sampling(
     for field, check in FIELD_CHECKS.items():
         if field in given:
             values[field] = check(names.get(field, field), given[field], limits)
+    if values.get("logprob_token_ids"):
+        if values.get("logprobs") is None:
+            name, other = (names.get(field, field) for field in ("logprob_token_ids", "logprobs"))
+            raise request_errors.invalid_value(name, f"it is only allowed together with '{other}'")
+        values["logprobs"] = 0  # they are reported in place of the most likely ones
     _check_lengths(values, names, is_echo)
     if not CHOICE_FIELDS.isdisjoint(values):
         check_choice({**_DEFAULTS, **values}, names)

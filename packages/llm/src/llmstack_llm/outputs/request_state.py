@@ -26,17 +26,22 @@ LOWEST_LOGPROB = -9999.0
 """JSON has no negative infinity; vLLM cuts here too."""
 
 
-def logprobs_dict(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """The chosen token first, then the most likely ones with ranks 1, 2, 3 and so on."""
+def logprobs_dict(
+    entry: TokenLogprobs, tokenizer: Tokenizer | None, *, are_best: bool = True
+) -> dict[int, Logprob]:
+    """The chosen token first, then the most likely ones with ranks 1, 2, 3 and so on.
+
+    `are_best`: False where the others are tokens that the request named, whose ranks are unknown.
+    """
     chosen_id = entry.token_ids[0]
     found: dict[int, Logprob] = {chosen_id: _logprob(chosen_id, entry.logprobs[0], entry.rank, tokenizer)}
     for rank, (token_id, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1):
         if token_id != chosen_id:
-            found[token_id] = _logprob(token_id, logprob, rank, tokenizer)
+            found[token_id] = _logprob(token_id, logprob, rank if are_best else None, tokenizer)
     return found
 
 
-def _logprob(token_id: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -> Logprob:
+def _logprob(token_id: int, logprob: float, rank: int | None, tokenizer: Tokenizer | None) -> Logprob:
     text = None if tokenizer is None else tokenizer.text_of(token_id)
     return Logprob(max(logprob, LOWEST_LOGPROB), rank, text)
 
@@ -201,6 +206,7 @@ class CompletionState:
         self.is_prompt_only = params.max_tokens == 0
         self._min_tokens = params.min_tokens
         self._stream_interval = params.stream_interval
+        self._has_best_logprobs = not params.logprob_token_ids
         self._is_end_shown = params.include_stop_str_in_output
 
     def note_status(self, status: RequestStatus, time_s: float) -> None:
@@ -238,7 +244,7 @@ class CompletionState:
         logprob = max(logprobs.logprobs[0], LOWEST_LOGPROB)
         self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprob
         if self.logprobs is not None:
-            self.logprobs.append(logprobs_dict(logprobs, self._tokenizer))
+            self.logprobs.append(logprobs_dict(logprobs, self._tokenizer, are_best=self._has_best_logprobs))
 
     def finish(self, finish_reason: str, stop_reason: int | str | None) -> None:
         """Ends it, and lets out what was held back: part of a character, then what looked like a stop string."""

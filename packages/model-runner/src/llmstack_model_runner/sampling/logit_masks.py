@@ -47,6 +47,13 @@ def allow_only(logits: torch.Tensor, allowed: TokenEntries) -> None:
     logits[index] = kept
 
 
+def force(logits: torch.Tensor, forced: TokenEntries) -> None:
+    """Leaves each entry as the only token of its row, in place; there is one entry per row."""
+    index = forced.index(logits.device)
+    logits[index[0]] = -torch.inf
+    logits[index] = 0.0
+
+
 def add_bias(logits: torch.Tensor, bias: LogitBias) -> None:
     """Adds the values to the logits, in place."""
     logits[bias.entries.index(logits.device)] += torch.from_numpy(bias.values).to(logits.device)

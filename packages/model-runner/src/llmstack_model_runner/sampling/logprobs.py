@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from llmstack_model_runner.sampling.fast_cpu import count_above
@@ -64,7 +66,12 @@ class LogprobsTensors:
         ]
 
 
-def gather_logprobs(logits: torch.Tensor, chosen_token_ids: torch.Tensor, num_top: Sequence[int]) -> LogprobsTensors:
+def gather_logprobs(
+    logits: torch.Tensor,
+    chosen_token_ids: torch.Tensor,
+    num_top: Sequence[int],
+    wanted: Mapping[int, npt.NDArray[np.int64]] | None = None,
+) -> LogprobsTensors:
     """Log-softmax of each row at the chosen token and at its `num_top` most likely tokens; -1 means all.
 
     The rank of a token is one more than the number of more likely tokens. Equally likely tokens are reported by
@@ -74,6 +81,7 @@ def gather_logprobs(logits: torch.Tensor, chosen_token_ids: torch.Tensor, num_to
         logits: float32 [num_positions, vocab_size]
         chosen_token_ids: int64 [num_positions]
         num_top: Number of tokens for each position.
+        wanted: Position to the tokens that it reports in place of the most likely ones.
     """
     vocab_size = logits.shape[-1]
     num_top = [vocab_size if num < 0 else min(num, vocab_size) for num in num_top]
@@ -81,6 +89,12 @@ def gather_logprobs(logits: torch.Tensor, chosen_token_ids: torch.Tensor, num_to
     chosen = logprobs.gather(-1, chosen_token_ids[:, None])
     width = max(num_top, default=0)
     top_logprobs, top_token_ids = exact_top_k(logprobs, width) if width else _no_top(logprobs)
+    for position, token_ids in (wanted or {}).items():
+        num_top[position] = len(token_ids)
+        top_token_ids, top_logprobs = (_widened(one, len(token_ids)) for one in (top_token_ids, top_logprobs))
+        index = torch.from_numpy(token_ids).to(logprobs.device)
+        top_token_ids[position, : len(token_ids)] = index
+        top_logprobs[position, : len(token_ids)] = logprobs[position, index]
     return LogprobsTensors(
         chosen_token_ids=chosen_token_ids,
         chosen_logprobs=_finite(chosen.squeeze(-1)),
@@ -92,7 +106,7 @@ def gather_logprobs(logits: torch.Tensor, chosen_token_ids: torch.Tensor, num_to
 
 
 def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    return tensor if tensor.ndim == 1 else torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
+    return tensor if tensor.ndim == 1 or tensor.shape[1] >= width else torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
 
 
 def _finite(logprobs: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ class RandomRows:
 
     def select(self, index: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> RandomRows:
         """The parameters of some of these rows."""
-        return RandomRows(*[getattr(self, field.name)[index] for field in fields(self)])
+        return RandomRows(*[getattr(self, one.name)[index] for one in fields(self)])
 
     def at_temperature_one(self) -> RandomRows:
         """The same parameters for logits that are already divided by their temperature."""
@@ -50,6 +50,8 @@ class SamplingMetadata:
         random: Parameters of random rows; None if all rows are greedy.
         masked_tokens: End tokens before `min_tokens`, and last tokens of bad words.
         logprobs: (row, number of most likely tokens) of rows that report log-probabilities.
+        logprob_token_ids: Tokens that a row reports in place of the most likely ones.
+        forced: The only tokens that their rows may get.
         processors: Custom logits processors, notified of all rows.
         processor_rows: Requests of the logits' rows, for the processors; None if there are no processors.
     """
@@ -61,13 +63,15 @@ class SamplingMetadata:
     bias: LogitBias | None = None
     penalties: Penalties | None = None
     logprobs: Sequence[tuple[int, int]] = ()
+    logprob_token_ids: Mapping[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    forced: TokenEntries | None = None
     processors: LogitsProcessors | None = None
     processor_rows: LogitsRows | None = None
 
     @property
     def has_masks(self) -> bool:
         """Whether some tokens may be masked."""
-        masks = (self.bitmask, self.allowed, self.masked_tokens, self.processor_rows)
+        masks = (self.bitmask, self.allowed, self.masked_tokens, self.forced, self.processor_rows)
         return any(mask is not None for mask in masks)
 
     @property

@@ -61,6 +61,8 @@ def _change(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
         logits = metadata.processors.before_penalties(logits, metadata.processor_rows)
     if metadata.penalties is not None:
         apply_penalties(logits, metadata.penalties)
+    if metadata.forced is not None:
+        logit_masks.force(logits, metadata.forced)
     return logits
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from llmstack_model_runner.sampling.bad_words import BadWords
 from llmstack_model_runner.sampling.logit_masks import IntArray, LogitBias, TokenEntries
+from llmstack_model_runner.sampling.thinking import ThinkingLimit
 from llmstack_types import SamplingParams
 
 
@@ -18,17 +19,20 @@ class RowExtras:
     """Rarely used parameters of one request."""
 
     num_logprobs: int | None
+    logprob_token_ids: IntArray | None
     min_tokens: int
     ending_token_ids: IntArray
     allowed_token_ids: IntArray | None
     bias: tuple[IntArray, npt.NDArray[np.float32]] | None
     bad_token_ids: IntArray
     bad_sequences: Sequence[tuple[int, ...]]
+    thinking: ThinkingLimit | None
 
     @staticmethod
     def of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> RowExtras | None:
         """The parameters of a request, or None if it has none. Ids outside the vocabulary are dropped."""
-        is_plain = params.logprobs is None and not (
+        thinking, wanted = ThinkingLimit.of(params), params.logprob_token_ids
+        is_plain = params.logprobs is None and thinking is None and not (
             params.min_tokens or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids
         )
         # The grammar of a constrained row decides whether the row may end.
@@ -39,12 +43,14 @@ class RowExtras:
         allowed = params.allowed_token_ids
         return RowExtras(
             num_logprobs=params.logprobs,
+            logprob_token_ids=_distinct(wanted, vocab_size) if wanted else None,
             min_tokens=min_tokens,
             ending_token_ids=_in_vocabulary({*eos_token_ids, *(params.stop_token_ids or ())}, vocab_size),
             allowed_token_ids=_in_vocabulary(set(allowed), vocab_size) if allowed else None,
             bias=_bias(params.logit_bias, vocab_size) if params.logit_bias else None,
             bad_token_ids=_in_vocabulary({one[0] for one in bad if len(one) == 1}, vocab_size),
             bad_sequences=[one for one in bad if len(one) > 1],
+            thinking=thinking,
         )
 
 
@@ -53,12 +59,14 @@ class BatchExtras:
     """The extras of one step's rows of logits; valid while steps have the same requests in the same order."""
 
     logprobs: Sequence[tuple[int, int]] = ()
+    logprob_token_ids: Mapping[int, IntArray] = field(default_factory=dict)
     allowed: TokenEntries | None = None
     bias: LogitBias | None = None
     endings: TokenEntries | None = None  # masked before the row's min_tokens
     min_tokens: IntArray | None = None  # [num_rows]
     bad_tokens: TokenEntries | None = None
     bad_words: BadWords | None = None
+    thinking: Sequence[tuple[int, ThinkingLimit]] = ()
 
     @staticmethod
     def of(rows: Mapping[int, RowExtras], num_rows: int) -> BatchExtras:
@@ -68,12 +76,16 @@ class BatchExtras:
         sequences = [(row, sequence) for row, extras in rows.items() for sequence in extras.bad_sequences]
         return BatchExtras(
             logprobs=[(row, one.num_logprobs) for row, one in rows.items() if one.num_logprobs is not None],
+            logprob_token_ids={
+                row: one.logprob_token_ids for row, one in rows.items() if one.logprob_token_ids is not None
+            },
             allowed=_entries(rows, lambda extras: extras.allowed_token_ids),
             bias=_batch_bias(rows),
             endings=_entries(rows, lambda extras: extras.ending_token_ids if extras.min_tokens else None),
             min_tokens=min_tokens,
             bad_tokens=_entries(rows, lambda extras: extras.bad_token_ids if len(extras.bad_token_ids) else None),
             bad_words=BadWords.of(sequences) if sequences else None,
+            thinking=[(row, one.thinking) for row, one in rows.items() if one.thinking is not None],
         )
 
     def masked_tokens(
@@ -93,6 +105,20 @@ class BatchExtras:
             np.concatenate([part.rows for part in parts]), np.concatenate([part.token_ids for part in parts])
         )
 
+    def forced_tokens(
+        self, token_ids: npt.NDArray[np.int32], rows: IntArray, num_known: IntArray, output_indices: IntArray
+    ) -> TokenEntries | None:
+        """The tokens that rows have to get in this step, or None; the arguments are those of `masked_tokens`."""
+        forced: list[tuple[int, int]] = []
+        for row, thinking in self.thinking:
+            end = int(num_known[row])
+            token_id = thinking.forced_token(token_ids[rows[row], end - int(output_indices[row]) : end])
+            if token_id is not None:
+                forced.append((row, token_id))
+        if not forced:
+            return None
+        return TokenEntries(*(np.array(column, dtype=np.int64) for column in zip(*forced, strict=True)))
+
 
 def _entries(rows: Mapping[int, RowExtras], get: Callable[[RowExtras], IntArray | None]) -> TokenEntries | None:
     parts = [(row, token_ids) for row, extras in rows.items() if (token_ids := get(extras)) is not None]
@@ -110,6 +136,11 @@ def _batch_bias(rows: Mapping[int, RowExtras]) -> LogitBias | None:
 def _bias(logit_bias: Mapping[int, float], vocab_size: int) -> tuple[IntArray, npt.NDArray[np.float32]]:
     token_ids = _in_vocabulary(set(logit_bias), vocab_size)
     return token_ids, np.array([logit_bias[int(token_id)] for token_id in token_ids], dtype=np.float32)
+
+
+def _distinct(token_ids: Sequence[int], vocab_size: int) -> IntArray:
+    """The ids in the vocabulary, in their order."""
+    return np.array([one for one in dict.fromkeys(token_ids) if 0 <= one < vocab_size], dtype=np.int64)
 
 
 def _in_vocabulary(token_ids: set[int], vocab_size: int) -> IntArray:

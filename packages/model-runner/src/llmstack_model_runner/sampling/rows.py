@@ -123,6 +123,8 @@ class SamplingRows:
                 masked_tokens=extras.masked_tokens(self._token_ids, rows, num_known, output_indices),
                 bias=extras.bias,
                 logprobs=extras.logprobs,
+                logprob_token_ids=extras.logprob_token_ids,
+                forced=extras.forced_tokens(self._token_ids, rows, num_known, output_indices),
             )
         if self._has_processors:
             self._processors.update()

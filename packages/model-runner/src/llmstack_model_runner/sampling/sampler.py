@@ -39,8 +39,8 @@ class SamplerOutput:
 class Sampler:
     """Samples all rows at once, without state between steps.
 
-    The order is: bitmask, allowed tokens, masked tokens (`min_tokens`, bad words), logit bias, custom processors, and
-    penalties (repetition, frequency, presence). Greedy rows then take the argmax. Random rows go on with temperature,
+    The order is: bitmask, allowed tokens, masked tokens (`min_tokens`, bad words), logit bias, custom processors,
+    penalties (repetition, frequency, presence), and forced tokens (the end of reasoning). Greedy rows then take the argmax. Random rows go on with temperature,
     argmax-invariant custom processors, min-p, typical-p, top-k, top-p and the draw.
     """
 
@@ -62,7 +62,7 @@ class Sampler:
             logits: float32 [num_rows, vocab_size]; overwritten if the metadata changes logits.
             metadata: Parameters; rows are those of `logits`.
         """
-        logprob_rows = [row for row, _ in metadata.logprobs]
+        logprob_rows, wanted = [row for row, _ in metadata.logprobs], metadata.logprob_token_ids
         raw = logits[logprob_rows] if logprob_rows and self._is_raw else None
         processed = process_logits(logits, metadata)
         token_ids = processed.token_ids
@@ -75,6 +75,7 @@ class Sampler:
             _processed_logits(processed, logprob_rows) if raw is None else raw,
             token_ids[logprob_rows],
             [num_top for _, num_top in metadata.logprobs],
+            {index: ids for index, row in enumerate(logprob_rows) if (ids := wanted.get(row)) is not None},
         )
         return SamplerOutput(token_ids, processed.is_good, tuple(logprob_rows), logprobs)
 

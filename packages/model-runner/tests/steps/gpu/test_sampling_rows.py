@@ -193,6 +193,8 @@ def test_a_failed_row_goes_on_with_token_0_as_on_the_host() -> None:
         (SamplingParams(allowed_token_ids=(1, 2)), "allowed_token_ids"),
         (SamplingParams(bad_words_token_ids=((1, 2),)), "bad_words"),
         (SamplingParams(typical_p=0.5), "typical_p"),
+        (SamplingParams(logprobs=0, logprob_token_ids=(1,)), "logprob_token_ids"),
+        (SamplingParams(thinking_token_budget=1), "thinking_token_budget"),
         (SamplingParams(min_tokens=1, stop_token_ids=tuple(range(20))), "ending tokens"),
         (SamplingParams(stop_token_ids=tuple(range(20))), None),
     ],

@@ -68,6 +68,8 @@ _NEVER = one_of()
 KNOWN: Mapping[str, Predicate] = {
     **COMMON,
     "repetition_detection": _NEVER,
+    "logprob_token_ids": one_of([]),
+    "thinking_token_budget": _NEVER,
     "add_special_tokens": one_of(False),
     "response_format": _NEVER,
     "betas": _always,

@@ -80,6 +80,8 @@ def sampling_of(fields: ChatCompletionRequest) -> GivenSampling:
     """The sampling fields of a request, and its names of them."""
     if fields.top_logprobs and not fields.logprobs:
         raise request_errors.invalid_value("top_logprobs", "it is only allowed together with 'logprobs': true")
+    if fields.logprob_token_ids and not fields.logprobs:
+        raise request_errors.invalid_value("logprob_token_ids", "it is only allowed together with 'logprobs': true")
     is_newer = fields.max_completion_tokens is not None
     given, names = given_sampling(fields, _NAMES | {"max_tokens": "max_completion_tokens"} if is_newer else _NAMES)
     if fields.logprobs:
@@ -196,7 +198,8 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
 
     def _logprobs(self, new: ChatDelta | ChatMessage) -> dict[str, Any]:
         num_top, shows_ids = self._fields.top_logprobs or 0, self.shows_tokens_as_ids
-        return chat_logprobs(new.token_ids, new.logprobs or (), num_top, shows_ids=shows_ids)
+        wanted = self._fields.logprob_token_ids
+        return chat_logprobs(new.token_ids, new.logprobs or (), num_top, shows_ids=shows_ids, wanted=wanted)
 
 
 def _end_of(delta: ChatDelta) -> ChatDelta:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from llmstack_llm import GenerationRequest, GivenSampling
+from llmstack_llm import GenerationRequest, GivenSampling, request_errors
 from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.infilling import check_echo, with_suffix
 from llmstack_server.apis.openai.protocol import COMPLETIONS, CompletionRequest
 from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
+from llmstack_server.chat.reasoning import thinking_tags_after
 from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
@@ -43,7 +44,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         given["logprobs"] = fields.logprobs
         if fields.echo:  # the log-probabilities include the prompt
             given.setdefault("prompt_logprobs", fields.logprobs)
-    sampling = GivenSampling(given, names, is_echo=bool(fields.echo))
+    tags = await _thinking_tags(state, fields, given, values)
     if fields.suffix:
         add_special_tokens = fields.add_special_tokens is not False
         values = [*await with_suffix(state, values, fields.suffix, add_special_tokens=add_special_tokens)]
@@ -53,7 +54,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         GenerationRequest(
             f"{ids.engine}-{index}",
             value,
-            sampling,
+            GivenSampling(given | tags[index], names, is_echo=bool(fields.echo)),
             param=f"prompt[{index}]" if is_list else "prompt",
             priority=fields.priority or 0,
             cache_salt=client.cache_salt(fields.cache_salt),
@@ -69,6 +70,20 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     has_logprobs = fields.logprobs is not None
     echoes = [] if tokenizer is None else [_echo(tokenizer, prompt, has_logprobs) for prompt in outputs.prompts]
     return CompletionAnswer(state, fields, ids, outputs, echoes)
+
+
+async def _thinking_tags(
+    state: ServerState, fields: CompletionRequest, given: Mapping[str, Any], values: Sequence[str | list[int]]
+) -> Sequence[Mapping[str, Any]]:
+    """Of each prompt the field with the tokens around its reasoning, where the request has a budget for it."""
+    parser = state.chat_parsers.reasoning
+    if fields.thinking_token_budget is None or parser is None:
+        return [{}] * len(values)
+    if "structured_outputs" in given:
+        reason = "here, a constraint applies to the whole text, reasoning included"
+        raise request_errors.invalid_value("thinking_token_budget", reason)
+    tokenizer = await state.engine.get_tokenizer("thinking_token_budget")
+    return [{"thinking_tags": thinking_tags_after(tokenizer, parser, value)} for value in values]
 
 
 # What clients of vLLM find in every choice of a whole answer.
@@ -109,7 +124,10 @@ class _ChoiceBuilder:
         self._fields = fields
         self._echo = echo
         self._is_first = True
-        self._logprobs = None if fields.logprobs is None else CompletionLogprobs(fields.logprobs, shows_ids=shows_ids)
+        self._logprobs: CompletionLogprobs | None = None
+        if fields.logprobs is not None:
+            num_shown = len(fields.logprob_token_ids or ()) or fields.logprobs
+            self._logprobs = CompletionLogprobs(num_shown, shows_ids=shows_ids)
 
     def build(self, index: int, output: PromptOutput, new: Completion) -> dict[str, Any]:
         """The choice object of new output; the first one includes the prompt, where it is echoed."""

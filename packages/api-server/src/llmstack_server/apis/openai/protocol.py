@@ -16,6 +16,8 @@ class AnswerFields(GenerationFields):
 
     request_id: str | None = Field(None, description="what the answer's id ends in")
     return_tokens_as_token_ids: bool | None = Field(None, description="tokens of log-probabilities as token_id:N")
+    logprob_token_ids: list[int] | None = Field(None, description="tokens to report besides the chosen ones")
+    thinking_token_budget: int | None = Field(None, description="tokens of reasoning before it is ended; -1: no limit")
     repetition_detection: dict[str, Any] | None = Field(None, description="ends an answer that repeats a pattern")
 
 

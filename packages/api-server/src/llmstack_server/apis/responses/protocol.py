@@ -82,6 +82,8 @@ _NEVER = one_of()
 UNSUPPORTED: Mapping[str, Predicate] = {
     **COMMON,
     "repetition_detection": _NEVER,
+    "logprob_token_ids": one_of([]),
+    "thinking_token_budget": _NEVER,
     "add_special_tokens": one_of(False),
     "enable_response_messages": one_of(False),
     "previous_input_messages": _NEVER,

@@ -86,6 +86,10 @@ class DeviceSamplingRows:
             return "custom logits processors"
         if params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids:
             return "logit_bias, allowed_token_ids or bad_words"
+        if params.logprob_token_ids:
+            return "logprob_token_ids"
+        if params.thinking_token_budget is not None:
+            return "thinking_token_budget"
         if params.typical_p < 1.0:
             return "typical_p"
         if len(_ending_token_ids(params, eos_token_ids)) > MAX_ENDING_TOKENS:
