@@ -13,6 +13,7 @@ from llmstack_types import (
     LoRAIdentity,
     PoolingParams,
     PoolingTask,
+    SamplingParams,
 )
 
 MAX_BEAMS: Final = 1024
@@ -41,14 +42,7 @@ def check_request(request: EngineCoreRequest, ready: EngineReady, *, has_adapter
         _check_pooling(request, request.pooling_params, ready)
     elif not ready.is_generative:
         raise InvalidRequestError("The model only pools.", param="model")
-    if params.allowed_token_ids is not None and not params.allowed_token_ids:
-        raise InvalidRequestError("No token is allowed.", param="allowed_token_ids", code="empty_array")
-    if len(params.allowed_token_ids or ()) > ready.vocab_size:
-        raise InvalidRequestError("More tokens are allowed than there are.", param="allowed_token_ids")
-    if params.thinking_tags is not None and not params.thinking_tags.end_token_ids:
-        raise InvalidRequestError("Nothing ends the reasoning.", param="thinking_tags")
-    if not all(params.bad_words_token_ids):
-        raise InvalidRequestError("A bad word has no tokens.", param="bad_words_token_ids")
+    _check_lists(params, ready)
     if (params.logprobs or 0) > ready.vocab_size:
         raise InvalidRequestError("There are more logprobs than tokens in the vocabulary.", param="logprobs")
     num_positions = len(request.prompt_token_ids) * (1 + (params.prompt_logprobs or 0))
@@ -58,6 +52,17 @@ def check_request(request: EngineCoreRequest, ready: EngineReady, *, has_adapter
         )
     if params.use_beam_search:
         _check_beam_search(request, ready)
+
+
+def _check_lists(params: SamplingParams, ready: EngineReady) -> None:
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise InvalidRequestError("No token is allowed.", param="allowed_token_ids", code="empty_array")
+    if len(params.allowed_token_ids or ()) > ready.vocab_size:
+        raise InvalidRequestError("More tokens are allowed than there are.", param="allowed_token_ids")
+    if params.thinking_tags is not None and not params.thinking_tags.end_token_ids:
+        raise InvalidRequestError("Nothing ends the reasoning.", param="thinking_tags")
+    if not all(params.bad_words_token_ids):
+        raise InvalidRequestError("A bad word has no tokens.", param="bad_words_token_ids")
 
 
 def _is_identity(name: str) -> bool:

@@ -285,7 +285,9 @@ class InputProcessor:
             raise request_errors.unsupported_value("stop", "stop strings need a tokenizer")
         if values.get("thinking_token_budget") is not None and values.get("thinking_tags") is None:
             name = sampling.names.get("thinking_token_budget", "thinking_token_budget")
-            raise request_errors.unsupported_value(name, "what ends this model's reasoning is not known here (--reasoning-parser)")
+            raise request_errors.unsupported_value(
+                name, "what ends this model's reasoning is not known here (--reasoning-parser)"
+            )
         text, token_ids = self._text_and_ids(prompt, param)
         if values.get("truncate_prompt_tokens") is not None:
             text, token_ids = self._cut(text, token_ids, sampling, param, add_special_tokens)

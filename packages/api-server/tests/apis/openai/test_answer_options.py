@@ -160,6 +160,16 @@ async def test_a_budget_of_reasoning_reaches_the_engine_with_the_tags(path: str,
     assert engine.admitted[-1].sampling_params.thinking_token_budget is None
 
 
+@pytest.mark.parametrize("fields", [{"prompt": ["<think>", "</think>"]}, {"prompt": "a", "guided_regex": "a"}])
+async def test_a_budget_of_completions_has_its_conditions(fields: dict[str, Any]):
+    app = build_app(ready_state(FakeEngineClient(), chat=ChatOptions(reasoning_parser="deepseek_r1")))
+    body = {"max_tokens": 1, "thinking_token_budget": 3, **fields}
+    error = (await call(app, "POST", COMPLETIONS, body)).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "thinking_token_budget")
+    several = {"max_tokens": 1, "thinking_token_budget": 3, "prompt": ["<think>", "a<think>b"]}
+    assert (await call(app, "POST", COMPLETIONS, several)).status == 200
+
+
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "a"})])
 async def test_a_budget_needs_a_model_whose_reasoning_is_known(llm_app: Any, path: str, body: dict[str, Any]):
     answer = await call(llm_app, "POST", path, {**body, "max_tokens": 1, "thinking_token_budget": 3})

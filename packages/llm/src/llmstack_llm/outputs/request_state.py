@@ -26,9 +26,7 @@ LOWEST_LOGPROB = -9999.0
 """JSON has no negative infinity; vLLM cuts here too."""
 
 
-def logprobs_dict(
-    entry: TokenLogprobs, tokenizer: Tokenizer | None, *, are_best: bool = True
-) -> dict[int, Logprob]:
+def logprobs_dict(entry: TokenLogprobs, tokenizer: Tokenizer | None, *, are_best: bool = True) -> dict[int, Logprob]:
     """The chosen token first, then the most likely ones with ranks 1, 2, 3 and so on.
 
     `are_best`: False where the others are tokens that the request named, whose ranks are unknown.

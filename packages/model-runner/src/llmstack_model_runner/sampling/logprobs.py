@@ -106,7 +106,11 @@ def gather_logprobs(
 
 
 def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    return tensor if tensor.ndim == 1 or tensor.shape[1] >= width else torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
+    return (
+        tensor
+        if tensor.ndim == 1 or tensor.shape[1] >= width
+        else torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
+    )
 
 
 def _finite(logprobs: torch.Tensor) -> torch.Tensor:

@@ -32,8 +32,10 @@ class RowExtras:
     def of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> RowExtras | None:
         """The parameters of a request, or None if it has none. Ids outside the vocabulary are dropped."""
         thinking, wanted = ThinkingLimit.of(params), params.logprob_token_ids
-        is_plain = params.logprobs is None and thinking is None and not (
-            params.min_tokens or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids
+        is_plain = (
+            params.logprobs is None
+            and thinking is None
+            and not (params.min_tokens or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
         )
         # The grammar of a constrained row decides whether the row may end.
         min_tokens = 0 if params.structured_outputs is not None else params.min_tokens

@@ -40,8 +40,9 @@ class Sampler:
     """Samples all rows at once, without state between steps.
 
     The order is: bitmask, allowed tokens, masked tokens (`min_tokens`, bad words), logit bias, custom processors,
-    penalties (repetition, frequency, presence), and forced tokens (the end of reasoning). Greedy rows then take the argmax. Random rows go on with temperature,
-    argmax-invariant custom processors, min-p, typical-p, top-k, top-p and the draw.
+    penalties (repetition, frequency, presence), and forced tokens (the end of reasoning). Greedy rows then take the
+    argmax. Random rows go on with temperature, argmax-invariant custom processors, min-p, typical-p, top-k, top-p and
+    the draw.
     """
 
     def __init__(self, logprobs_mode: str = "raw_logprobs") -> None:

@@ -44,7 +44,8 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         given["logprobs"] = fields.logprobs
         if fields.echo:  # the log-probabilities include the prompt
             given.setdefault("prompt_logprobs", fields.logprobs)
-    tags = await _thinking_tags(state, fields, given, values)
+    given |= await _thinking_tags(state, fields, given, values)
+    sampling = GivenSampling(given, names, is_echo=bool(fields.echo))
     if fields.suffix:
         add_special_tokens = fields.add_special_tokens is not False
         values = [*await with_suffix(state, values, fields.suffix, add_special_tokens=add_special_tokens)]
@@ -54,7 +55,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         GenerationRequest(
             f"{ids.engine}-{index}",
             value,
-            GivenSampling(given | tags[index], names, is_echo=bool(fields.echo)),
+            sampling,
             param=f"prompt[{index}]" if is_list else "prompt",
             priority=fields.priority or 0,
             cache_salt=client.cache_salt(fields.cache_salt),
@@ -74,16 +75,20 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
 
 async def _thinking_tags(
     state: ServerState, fields: CompletionRequest, given: Mapping[str, Any], values: Sequence[str | list[int]]
-) -> Sequence[Mapping[str, Any]]:
-    """Of each prompt the field with the tokens around its reasoning, where the request has a budget for it."""
+) -> Mapping[str, Any]:
+    """The field with the tokens around the reasoning of the prompts, where the request has a budget for it."""
     parser = state.chat_parsers.reasoning
     if fields.thinking_token_budget is None or parser is None:
-        return [{}] * len(values)
+        return {}
     if "structured_outputs" in given:
         reason = "here, a constraint applies to the whole text, reasoning included"
         raise request_errors.invalid_value("thinking_token_budget", reason)
     tokenizer = await state.engine.get_tokenizer("thinking_token_budget")
-    return [{"thinking_tags": thinking_tags_after(tokenizer, parser, value)} for value in values]
+    tags, *others = {thinking_tags_after(tokenizer, parser, value) for value in values}
+    if others:
+        reason = "some of the prompts end inside reasoning and others outside; send them apart"
+        raise request_errors.invalid_value("thinking_token_budget", reason)
+    return {"thinking_tags": tags}
 
 
 # What clients of vLLM find in every choice of a whole answer.
