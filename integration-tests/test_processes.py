@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -73,6 +74,33 @@ def open_stream(server: Any) -> Any:
     stream = server.client.completions.create(model="llmstack-demo", prompt="The", stream=True, **LONG)
     next(iter(stream))
     return stream
+
+
+def lose_stream(server: Any, asked: dict[str, Any]) -> tuple[str, str]:
+    """The last id and the text of a resumable stream whose connection is closed after some events."""
+    text, last_id, num_events = "", "", 0
+    body = asked | {"stream": True}
+    headers = {"Idempotency-Key": "lost"}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("id: "):
+                last_id = line.removeprefix("id: ")
+            elif line.startswith("data: "):
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                num_events += 1
+            if num_events == 4:
+                break
+    return last_id, text
+
+
+def rest_of_lost(server: Any, last_id: str) -> str:
+    """The text of a stream after the event with this id."""
+    stream_id, _, number = last_id.partition(".")
+    answer = httpx.get(f"{server.url}/v1/streams/{stream_id}?after={number}", timeout=60)
+    assert answer.status_code == 200
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return "".join(json.loads(line)["choices"][0]["text"] for line in lines[:-1])
 
 
 def rest_of(stream: Any) -> str:
@@ -237,9 +265,12 @@ def test_streams_of_all_api_processes_go_on_with_another_engine_core(
     undisturbed = server.client.completions.create(**asked).choices[0].text
     streams = [iter(server.client.completions.create(**asked, stream=True)) for _ in range(6)]
     texts = [next(stream).choices[0].text for stream in streams]
+    lost_id, lost_text = lose_stream(server, asked)
     os.kill(first_pid, signal.SIGKILL)
     texts = [text + "".join(chunk.choices[0].text for chunk in rest) for text, rest in zip(texts, streams, strict=True)]
     assert texts == [undisturbed] * 6
+    for _ in range(6):  # any API process may answer
+        assert lost_text + rest_of_lost(server, lost_id) == undisturbed
     server.wait_for(lambda: server.get_status("/ready") == 200, "recovered server")
     assert server.engine_pid() != first_pid
     assert api_pids(server)

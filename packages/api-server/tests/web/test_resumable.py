@@ -36,6 +36,7 @@ class HeldEngine(FakeEngineClient):
     def __init__(self, num_free_tokens: int = 0) -> None:
         super().__init__()
         self.num_free_tokens = num_free_tokens
+        self.num_held = 0
         self.gate = asyncio.Event()
 
     async def _outputs(self, *arguments: Any) -> Any:
@@ -43,6 +44,7 @@ class HeldEngine(FakeEngineClient):
         async with aclosing(super()._outputs(*arguments)) as outputs:
             async for output in outputs:
                 if num_tokens >= self.num_free_tokens:
+                    self.num_held += 1
                     await self.gate.wait()
                 num_tokens += 1
                 yield output
@@ -51,6 +53,13 @@ class HeldEngine(FakeEngineClient):
 def server(engine: FakeEngineClient | None = None, **options: Any) -> tuple[Any, ServerState]:
     state = ready_state(engine or FakeEngineClient(), HTTPConfig(**options))
     return build_app(state), state
+
+
+async def let_it_send(engine: HeldEngine) -> None:
+    """Returns when the engine is held and all that it has generated was sent."""
+    await wait_until(lambda: engine.num_held)
+    for _ in range(100):  # all that remains is on this event loop
+        await asyncio.sleep(0)
 
 
 async def post(app: Any, body: Any, headers: Any = KEY, path: str = CHATS, **options: Any) -> Answer:
@@ -172,7 +181,7 @@ async def test_a_second_reader_replaces_the_first_which_ends_with_an_error():
     app, _ = server(engine)
     body = CHAT | {"stream": True}
     first = asyncio.create_task(post(app, body))
-    await wait_until(lambda: engine.num_running)
+    await let_it_send(engine)
     second = asyncio.create_task(post(app, body))
     taken = await first
     assert json.loads(taken.body.split(b"data: ")[-1])["error"]["code"] == "stream_reader_replaced"
@@ -227,16 +236,30 @@ async def test_a_server_that_ends_tells_the_reader():
     engine = HeldEngine(num_free_tokens=1)
     app, state = server(engine)
     reading = asyncio.create_task(post(app, CHAT | {"stream": True}))
-    await wait_until(lambda: engine.num_running)
+    await let_it_send(engine)
     state.in_flight.cut()
-    answer = await reading
-    if answer.status == 200:
-        assert b"server_shutting_down" in answer.body
-    else:
-        assert code_of(answer) == (503, "server_shutting_down")
+    assert b"server_shutting_down" in (await reading).body
     await wait_until(lambda: not state.in_flight.count)
     for end in state.at_end:
         await end()
+
+
+async def test_messages_are_joined_and_end_in_their_own_form():
+    engine = HeldEngine(num_free_tokens=2)
+    app, _ = server(engine)
+    body = CHAT | {"stream": True, "model": "fake"}
+    first = asyncio.create_task(post(app, body, path="/v1/messages"))
+    await let_it_send(engine)
+    second = asyncio.create_task(post(app, body, path="/v1/messages"))
+    lines = (await first).body.decode().splitlines()
+    assert lines[-3] == "event: error"
+    error = json.loads(lines[-2].removeprefix("data: "))
+    assert (error["type"], error["error"]["message"]) == ("error", "Another connection reads this stream now.")
+    engine.gate.set()
+    assert re.findall(r"^event: (\w+)", (await second).body.decode(), re.MULTILINE)[-1] == "message_stop"
+    reused = await post(app, body | {"max_tokens": 3}, path="/v1/messages")
+    assert (reused.status, reused.json()["type"]) == (400, "error")
+    assert len(engine.admitted) == 1
 
 
 async def test_the_official_client_retries_and_streams_with_a_key():

@@ -23,6 +23,8 @@ from llmstack_types import (
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1024
+ERROR_EVENT = "error_event"
+"""In the state of a request: what makes the last event of an `ErrorAnswer`, where its API has another form."""
 
 
 @dataclass(frozen=True, slots=True)

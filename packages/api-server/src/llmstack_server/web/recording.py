@@ -11,7 +11,7 @@ from llmstack_server.state.stream_record import Head, StreamRecord
 from llmstack_server.state.stream_table import StreamTable
 
 _END_OF_EVENT = b"\n\n"
-_ERROR_EVENT = b'data: {"error":'
+_ERROR_EVENTS = (b'data: {"error":', b"event: error\n")
 
 
 class Recorder:
@@ -60,6 +60,6 @@ class Recorder:
         for event in events:
             if event.startswith(b":"):
                 continue  # each connection has comments of its own
-            if not self._record.num_parts and event.startswith(_ERROR_EVENT):
+            if not self._record.num_parts and event.startswith(_ERROR_EVENTS):
                 self._table.remove(self._record)
             await self._record.append(event + _END_OF_EVENT)

@@ -29,7 +29,7 @@ RESUME_HEADER = "x-llmstack-resume"
 LAST_EVENT_HEADER = "last-event-id"
 MAX_KEY_CHARS = 255
 MAX_KEEP_S = 60
-RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+RESUMABLE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 
 _HEADERS = frozenset({KEY_HEADER.lower().encode(), RESUME_HEADER.encode(), LAST_EVENT_HEADER.encode()})
 _name_of = operator.itemgetter(0)

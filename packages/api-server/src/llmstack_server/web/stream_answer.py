@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,6 +16,7 @@ from llmstack_server.state.stream_record import Batch, FailedError, ReplacedErro
 from llmstack_server.web.answers import run_beside_client
 from llmstack_server.web.body import ClientDisconnected
 from llmstack_server.web.errors import (
+    ERROR_EVENT,
     ErrorAnswer,
     HTTPError,
     answer_to,
@@ -46,22 +48,23 @@ class StreamAnswer(Response):
         """Answers one request; its errors before the first byte are raised."""
         try:
             with self._state.in_flight.track_reader() as cut:
-                await self._send_beside_client(scope["state"]["request_id"], receive, send, cut)
+                await self._send_beside_client(scope["state"], receive, send, cut)
         finally:
             await self._reader.aclose()
 
     async def _send_beside_client(
-        self, request_id: str, receive: Receive, send: Send, cut: asyncio.Future[None]
+        self, context: Mapping[str, Any], receive: Receive, send: Send, cut: asyncio.Future[None]
     ) -> None:
         try:
             await run_beside_client(self._send_all(send), receive, cut)
         except ClientDisconnected:
             raise
         except Exception as error:  # any error becomes the last event of a started stream
-            answer = _known_answer(error) or answer_to(error, request_id)
+            answer = _known_answer(error) or answer_to(error, context["request_id"])
             if self._sender is None or not self._sender.has_started:
                 raise HTTPError(answer) from error
-            await self._sender.end(frame(encode_json(answer.body())))
+            own_event: Callable[[ErrorAnswer], bytes] | None = context.get(ERROR_EVENT)
+            await self._sender.end(frame(encode_json(answer.body())) if own_event is None else own_event(answer))
 
     async def _send_all(self, send: Send) -> None:
         batch = await self._reader.read()

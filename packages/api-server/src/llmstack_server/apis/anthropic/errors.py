@@ -8,8 +8,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_server.web.body import ClientDisconnected
-from llmstack_server.web.errors import MAX_MESSAGE_CHARS, ErrorAnswer, answer_to
+from llmstack_server.web.errors import ERROR_EVENT, MAX_MESSAGE_CHARS, ErrorAnswer, answer_to
 from llmstack_server.web.middleware import route_path, send_error
+from llmstack_server.web.sse import frame_named
 
 PATH = "/v1/messages"
 OVERLOADED_STATUS = 529
@@ -47,6 +48,11 @@ def in_anthropic_form(answer: ErrorAnswer, request_id: str) -> AnthropicErrorAns
     return AnthropicErrorAnswer(status, kind, answer.code, message, answer.param, answer.headers, request_id)
 
 
+def error_event(answer: ErrorAnswer, request_id: str) -> bytes:
+    """The last event of a stream that failed."""
+    return frame_named(in_anthropic_form(answer, request_id).body())
+
+
 class AnthropicErrorMiddleware:
     """Renders all errors of Anthropic's routes, also those of inner middleware."""
 
@@ -58,6 +64,7 @@ class AnthropicErrorMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = scope["state"]["request_id"]
+        scope["state"][ERROR_EVENT] = lambda answer: error_event(answer, request_id)
         has_started = False
 
         async def send_with_id(message: Message) -> None:

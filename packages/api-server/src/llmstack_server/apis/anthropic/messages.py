@@ -9,7 +9,7 @@ from typing import Any
 
 from llmstack_llm import GivenSampling, request_errors
 from llmstack_server.apis.anthropic.content import ContentBuilder
-from llmstack_server.apis.anthropic.errors import in_anthropic_form
+from llmstack_server.apis.anthropic.errors import error_event
 from llmstack_server.apis.anthropic.input import continues_last_message, read_messages
 from llmstack_server.apis.anthropic.protocol import EFFORTS, KNOWN, CountTokensRequest, MessagesRequest, PromptFields
 from llmstack_server.apis.anthropic.tools import chat_tool_choice, chat_tools, structured_outputs, template_kwargs
@@ -173,8 +173,7 @@ class MessagesAnswer(ChatStream):
 
     def error_event(self, error: ErrorAnswer) -> bytes:
         """The last event of a stream that failed."""
-        body = in_anthropic_form(error, current_request_id.get()).body()
-        return frame_named(body)
+        return error_event(error, current_request_id.get())
 
     def _closing(self) -> Iterator[dict[str, Any]]:
         yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
