@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -157,13 +158,15 @@ class StepRecorder(EventHook):
             self._num_rows -= len(self._steps.popleft().request_ids)
 
     def read(self, now_s: float, after_step: int = 0) -> StepRecording:
-        """What is kept of the steps after `after_step`, and the last events."""
+        """What is kept of the steps after `after_step`, and the events since that one began."""
         steps = [kept.record() for kept in self._steps if kept.stats.step > after_step]
-        request_ids = {event.request_id for event in self._events}.union(
+        since_s = next((kept.start_s for kept in self._steps if kept.stats.step == after_step), -math.inf)
+        events = [event for event in self._events if event.time_s >= since_s]
+        request_ids = {event.request_id for event in events}.union(
             *({row.request_id for row in step.rows} for step in steps)
         )
         tenants = {request_id: self._tenant_of(request_id) for request_id in request_ids} if self._id_to_tenant else {}
-        return StepRecording(now_s, steps, list(self._events), {one: found for one, found in tenants.items() if found})
+        return StepRecording(now_s, steps, events, {one: found for one, found in tenants.items() if found})
 
     def _tenant_of(self, request_id: str) -> str:
         """The tenant of a request, or of the beam search that it is a row of; empty where it is not known."""

@@ -6,16 +6,15 @@ no data of the server: it asks for everything with the key that its user enters.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 from importlib import resources
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
 from llmstack_server.web.errors import HTTPError, missing_api_key
-from llmstack_server.web.middleware import KEY_ASKING_PATH
+from llmstack_server.web.middleware import CHAT_PATH
+from llmstack_types.html_page import HtmlPage, html_page
 
 _SCRIPTS = ("markdown.js", "script.js")
 
@@ -23,44 +22,34 @@ _SCRIPTS = ("markdown.js", "script.js")
 def add_chat_page(router: APIRouter) -> None:
     """Adds the page, which needs no key."""
 
-    @router.head(KEY_ASKING_PATH, include_in_schema=False)
-    @router.get(KEY_ASKING_PATH, include_in_schema=False)
+    @router.head(CHAT_PATH, include_in_schema=False)
+    @router.get(CHAT_PATH, include_in_schema=False)
     async def chat_page(request: Request) -> Response:
-        """The page; a browser without a key gets it with status 401, since it asks for the key."""
-        needs_key = bool(request.scope["state"].get("needs_key"))
-        if needs_key and "text/html" not in request.headers.get("accept", ""):
-            raise HTTPError(missing_api_key())
-        page, policy = chat_document()
-        headers = {
-            "content-security-policy": policy,
-            "cache-control": "no-cache",
-            "referrer-policy": "no-referrer",
-            "x-content-type-options": "nosniff",
-        }
-        return HTMLResponse(page, status_code=401 if needs_key else 200, headers=headers)
+        """A document without data: its calls need the key."""
+        return page_response(request, _chat_page())
+
+
+def page_response(request: Request, page: HtmlPage) -> Response:
+    """A page for people; a browser without a key gets it with status 401, since it asks for the key.
+
+    Raises:
+        HTTPError: A key is missing, and what asks is no browser.
+    """
+    needs_key = bool(request.scope["state"].get("needs_key"))
+    if needs_key and "text/html" not in request.headers.get("accept", ""):
+        raise HTTPError(missing_api_key())
+    headers = {
+        "content-security-policy": page.policy,
+        "cache-control": "no-cache",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+    return HTMLResponse(page.text, status_code=401 if needs_key else 200, headers=headers)
 
 
 @functools.cache
-def chat_document() -> tuple[str, str]:
-    """The page, and its content security policy."""
-    style, script = _read("style.css"), "".join(_read(name) for name in _SCRIPTS)
-    script = f'"use strict";\n{script}'
-    page = _read("page.html").replace("/* style */", style).replace("/* script */", script)
-    directives = (
-        "default-src 'none'",
-        f"style-src '{_hash(style)}'",
-        f"script-src '{_hash(script)}'",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
-    return page, "; ".join(directives)
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _chat_page() -> HtmlPage:
+    return html_page(_read("page.html"), _read("style.css"), "".join(_read(name) for name in _SCRIPTS))
 
 
 def _read(name: str) -> str:

@@ -16,6 +16,7 @@ from llmstack_server.app.adapter_routes import add_adapter_routes
 from llmstack_server.app.chat_page import add_chat_page
 from llmstack_server.app.docs_page import add_docs_routes
 from llmstack_server.app.invocations import add_invocations_route
+from llmstack_server.app.live_page import add_live_page
 from llmstack_server.app.pause_routes import add_pause_routes
 from llmstack_server.app.server_info import server_info
 from llmstack_server.app.sleep_routes import add_sleep_routes
@@ -54,6 +55,7 @@ def build_router(state: ServerState) -> APIRouter:
         add_docs_routes(router)
     if state.config.http.has_chat_page:
         add_chat_page(router)
+        add_live_page(router, state)
     for name in state.config.http.extra_routes:
         load_named("--extra-routes", name)(router, state)
     if state.config.http.enable_control_routes:

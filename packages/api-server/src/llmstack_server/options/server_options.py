@@ -278,7 +278,9 @@ class PageOptions(OptionGroup):
     has_docs: bool = option(
         True, flag="--disable-fastapi-docs", sets=False, help="serve neither /docs nor /openapi.json"
     )
-    has_chat_page: bool = option(True, flag="--ui", help="serve a page to talk to the model at /")
+    has_chat_page: bool = option(
+        True, flag="--ui", help="serve pages for people: / to talk to the model, /live to watch it"
+    )
     has_tokenizer_info: bool = option(False, flag="--enable-tokenizer-info-endpoint", help="open GET /tokenizer_info")
 
 

@@ -29,11 +29,12 @@ REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
 # Probes of liveness and readiness have no key.
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
-# The chat page asks for the key itself.
-KEY_ASKING_PATH = "/"
+# Pages for people, which ask for the key themselves.
+CHAT_PATH, LIVE_PATH = "/", "/live"
+KEY_ASKING_PATHS = frozenset({CHAT_PATH, LIVE_PATH})
 # Routes about the server itself, which are answered in every state of the engine.
 UNGATED_PATHS = OPEN_PATHS | {
-    KEY_ASKING_PATH, "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
+    CHAT_PATH, LIVE_PATH, "/metrics", "/version", "/load", "/server_info", "/openapi.json", "/docs", "/v1/models",
 }  # fmt: skip
 UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/v1/streams/", "/docs/")
 # Routes that a sleeping engine can answer.
@@ -157,7 +158,7 @@ class AuthenticationMiddleware:
         self._keys = state.config.http.api_keys
         self._clients = clients_of(state.config)
         self._open_paths = OPEN_PATHS | ({"/metrics"} if state.config.http.has_open_metrics else set())
-        self._asking_path = KEY_ASKING_PATH if state.config.http.has_chat_page else None
+        self._asking_paths = KEY_ASKING_PATHS if state.config.http.has_chat_page else frozenset()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -165,7 +166,7 @@ class AuthenticationMiddleware:
             is_known = "client" in scope["state"]  # a request of the server itself, such as of a batch
             if self._keys and not is_known and route_path(scope) not in self._open_paths:
                 headers = Headers(scope=scope)
-                if route_path(scope) == self._asking_path and not _has_key(headers):
+                if route_path(scope) in self._asking_paths and not _has_key(headers):
                     scope["state"]["needs_key"] = True
                 else:
                     index = self._key_index(headers)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmstack_engine_core.step_log import RecordedRun
 
+MAX_PAGE_STEPS = 5000
+
 
 class ReplayCommand:
-    """`llmstack replay FILE [--against OTHER]`."""
+    """`llmstack replay FILE [--against OTHER | --page OUT]`."""
 
     name = "replay"
     help = "derive the decisions of a recorded run again, and prove or compare them"
@@ -23,7 +25,14 @@ class ReplayCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the flags of `llmstack replay`."""
         parser.add_argument("file", type=Path, metavar="FILE", help="what `llmstack serve --record-steps FILE` wrote")
-        parser.add_argument(
+        other = parser.add_mutually_exclusive_group()
+        other.add_argument(
+            "--page",
+            type=Path,
+            metavar="OUT.html",
+            help=f"write a page that draws the last {MAX_PAGE_STEPS} steps: requests over steps, without a server",
+        )
+        other.add_argument(
             "--against",
             metavar="OTHER",
             help="name the first decision that differs from the run under OTHER: a policy (fcfs, priority), settings "
@@ -39,6 +48,8 @@ class ReplayCommand:
         path = namespace.file
         try:
             run = read_step_log(path)
+            if namespace.page is not None:
+                return _draw(run, path, namespace.page)
             if namespace.against is not None:
                 return _compare(run, path, namespace.against)
             return _verify(run, path)
@@ -63,6 +74,20 @@ def _verify(run: RecordedRun, path: Path) -> int:
         )
     note = "" if run.is_closed else " (the log was not closed: the server was killed, or still runs)"
     sys.stdout.write(f"{path}: {counts}: every decision is as recorded, hash {report.digest}{note}\n")
+    return 0
+
+
+def _draw(run: RecordedRun, path: Path, page: Path) -> int:
+    from llmstack_engine_core.replay.steps_of_log import steps_of_log
+    from llmstack_engine_core.timeline import timeline_of, timeline_page
+
+    last = steps_of_log(run, MAX_PAGE_STEPS)
+    try:
+        page.write_text(timeline_page(timeline_of(last)).text, encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"llmstack replay: error: --page: {page} cannot be written: {error.strerror}\n")
+        return 2
+    sys.stdout.write(f"{path}: {len(last.steps)} steps are drawn in {page}\n")
     return 0
 
 

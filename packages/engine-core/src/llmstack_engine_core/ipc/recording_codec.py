@@ -1,10 +1,11 @@
 """Encoding of `StepRecording` as plain lists.
 
-It is requested by debugging tools, so it need not be fast.
+The rows of a step travel as columns: a page that follows 256 requests reads thousands of rows per second.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
@@ -21,8 +22,7 @@ from llmstack_types import ScheduledRequest, StepRecord, StepRecording
 
 MAX_STEPS: Final = 65_536
 _TIME = fields.number()
-_COUNT = fields.integer()
-_REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
+_REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
 _TENANT = fields.text(MAX_TENANT_LENGTH)
 _KEY = fields.text(MAX_REQUEST_ID_LENGTH)
 
@@ -30,20 +30,25 @@ _KEY = fields.text(MAX_REQUEST_ID_LENGTH)
 def encode_recent_steps(recent: StepRecording) -> list[Any]:
     """Steps and events, oldest first."""
     steps = [
-        [record.start_s, record.phases, encode_stats(record.stats), [_encode_row(row) for row in record.rows]]
+        [record.start_s, record.phases, encode_stats(record.stats), _encode_rows(record.rows)]
         for record in recent.steps
     ]
     return [recent.now_s, steps, encode_events(recent.events), [list(pair) for pair in recent.tenants.items()]]
 
 
-def _encode_row(row: ScheduledRequest) -> list[Any]:
+def _encode_rows(rows: Sequence[ScheduledRequest]) -> list[Any]:
+    if not rows:
+        return [[], [], [], [], []]
+    request_ids, computed, scheduled, block_ids, draft_ids = zip(*rows, strict=True)
     return [
-        row.request_id,
-        row.num_computed_tokens,
-        row.num_scheduled_tokens,
-        fields.pack_uint32(row.new_block_ids, "new_block_ids"),
-        fields.pack_uint32(row.draft_token_ids, "draft_token_ids"),
-    ]
+        request_ids, computed, scheduled, _encode_sparse(block_ids, "new_block_ids"),
+        _encode_sparse(draft_ids, "draft_token_ids"),
+    ]  # fmt: skip
+
+
+def _encode_sparse(column: Sequence[Sequence[int]], name: str) -> list[list[Any]]:
+    """Row numbers with their values, where there are any."""
+    return [[index, fields.pack_uint32(values, name)] for index, values in enumerate(column) if values]
 
 
 def decode_recent_steps(value: Any) -> StepRecording:
@@ -60,19 +65,37 @@ def _decode_tenants(value: Any) -> dict[str, str]:
 
 def _decode_record(value: Any) -> StepRecord:
     start_s, phases, stats, rows = fields.row(value, "step", 4)
-    decoded = [_decode_row(row) for row in _list(rows, "rows")]
-    return StepRecord(_TIME(start_s, "start_s"), decode_phases(phases), decode_stats(stats), decoded)
+    return StepRecord(_TIME(start_s, "start_s"), decode_phases(phases), decode_stats(stats), _decode_rows(rows))
 
 
-def _decode_row(value: Any) -> ScheduledRequest:
-    request_id, num_computed, num_scheduled, block_ids, draft_ids = fields.row(value, "row", 5)
-    return ScheduledRequest(
-        _REQUEST_ID(request_id, "request_id"),
-        _COUNT(num_computed, "num_computed_tokens"),
-        _COUNT(num_scheduled, "num_scheduled_tokens"),
-        fields.unpack_uint32(block_ids, "new_block_ids"),
-        fields.unpack_uint32(draft_ids, "draft_token_ids"),
-    )
+def _decode_rows(value: Any) -> list[ScheduledRequest]:
+    request_ids, computed, scheduled, block_ids, draft_ids = fields.row(value, "rows", 5)
+    request_ids = _REQUEST_IDS(request_ids, "request_ids")
+    num_rows = len(request_ids)
+    columns = [
+        request_ids, _counts(computed, num_rows, "num_computed_tokens"),
+        _counts(scheduled, num_rows, "num_scheduled_tokens"), _decode_sparse(block_ids, num_rows, "new_block_ids"),
+        _decode_sparse(draft_ids, num_rows, "draft_token_ids"),
+    ]  # fmt: skip
+    return list(map(ScheduledRequest, *columns))
+
+
+def _counts(value: Any, num_rows: int, name: str) -> list[int]:
+    # Passes in C, as in `fields.texts`.
+    if type(value) is not list or len(value) != num_rows or (value and set(map(type, value)) != {int}):
+        raise CodecError(f"{name} must be a list of {num_rows} integers")
+    if value and min(value) < 0:
+        raise CodecError(f"{name} must not be negative")
+    return value
+
+
+def _decode_sparse(value: Any, num_rows: int, name: str) -> list[list[int]]:
+    column: list[list[int]] = [[] for _ in range(num_rows)]
+    for index, packed in (fields.row(pair, name, 2) for pair in _list(value, name)):
+        if type(index) is not int or not 0 <= index < num_rows:
+            raise CodecError(f"{name} must name rows from 0 to {num_rows - 1}")
+        column[index] = fields.unpack_uint32(packed, name)
+    return column
 
 
 def _list(value: Any, name: str) -> list[Any]:

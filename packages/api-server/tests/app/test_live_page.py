@@ -1,0 +1,121 @@
+"""`/live`: a page that draws the steps, and the stream that feeds it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmstack_server.app import build_app, live_page
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.secret import Secret
+from llmstack_server.state.lifecycle import LifecycleState
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.web.clients import clients_of
+from llmstack_types import (
+    RequestEvent,
+    RequestStatus,
+    ScheduledRequest,
+    SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
+)
+
+KEYS = (Secret("first-key"), Secret("second-key"))
+
+
+def kept_steps(state: ServerState | None = None) -> StepRecording:
+    steps = [
+        StepRecord(
+            10.0 + step,
+            StepPhases(0.001, 0.002, 0.003),
+            SchedulerStats(step, num_running=2, num_free_blocks=5, num_blocks=8),
+            [ScheduledRequest("mine", 3, 4 if step == 1 else 1, [5]), ScheduledRequest("other", 0, 1, [])],
+        )
+        for step in (1, 2, 3)
+    ]
+    events = [RequestEvent(name, RequestStatus.WAITING, 10.5) for name in ("mine", "other")]
+    keys = [] if state is None else [client.tenant for client in clients_of(state.config)]
+    tenants = dict(zip(("mine", "other"), keys, strict=False))
+    return StepRecording(20.0, steps, events, tenants)
+
+
+async def read_once(state: ServerState, path: str = "/live/events", key: str | None = None) -> dict[str, object]:
+    """The first part of the stream, which a drain ends after it."""
+    app = build_app(state)
+    read = state.engine.recent_steps
+
+    async def last_read(after_step: int = 0, engine_index: int = 0) -> StepRecording:
+        state.lifecycle.advance(LifecycleState.DRAINING)
+        return await read(after_step, engine_index)
+
+    state.engine.recent_steps = last_read  # type: ignore[method-assign]
+    answer = await call(app, "GET", path, headers={"authorization": f"Bearer {key}"} if key else {})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    (part,) = [json.loads(line[5:]) for line in answer.body.decode().splitlines() if line]
+    return part
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "INTERVAL_S", 0.0)
+
+
+async def test_the_page_loads_nothing_and_its_policy_allows_nothing_else() -> None:
+    answer = await call(build_app(ready_state(FakeEngineClient())), "GET", "/live")
+    page = answer.body.decode()
+    assert answer.status == 200
+    assert len(answer.body) < 60_000
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+    assert '<script id="timeline" type="application/json">null</script>' in page
+    for word in ("innerHTML", "insertAdjacentHTML", "document.write", "eval(", "Storage", "cookie"):
+        assert word not in page
+
+
+async def test_without_the_chat_page_there_is_none_either() -> None:
+    app = build_app(ready_state(FakeEngineClient(), HTTPConfig(has_chat_page=False)))
+    assert (await call(app, "GET", "/live")).status == 404
+
+
+async def test_with_keys_the_page_asks_for_one_and_its_stream_needs_one() -> None:
+    app = build_app(ready_state(FakeEngineClient(), HTTPConfig(api_keys=KEYS)))
+    page = await call(app, "GET", "/live", headers={"accept": "text/html"})
+    assert (page.status, page.headers["content-type"]) == (401, "text/html; charset=utf-8")
+    assert (await call(app, "GET", "/live/events")).json()["error"]["code"] == "missing_api_key"
+
+
+async def test_the_stream_has_steps_runs_and_events() -> None:
+    state = ready_state(engine := FakeEngineClient())
+    engine.step_log = kept_steps()
+    part = await read_once(state)
+    assert part["num_engines"] == 1
+    assert [step[0] for step in part["steps"]] == [1, 2, 3]  # type: ignore[attr-defined]
+    assert part["runs"] == [
+        ["mine", 1, 1, "p", 4, 0, 1], ["other", 1, 3, "d", 3, 0, 0], ["mine", 2, 3, "d", 2, 0, 2],
+    ]  # fmt: skip
+    assert [event[0] for event in part["events"]] == ["mine", "other"]  # type: ignore[attr-defined]
+
+
+async def test_a_key_sees_its_own_requests_and_no_blocks() -> None:
+    state = ready_state(engine := FakeEngineClient(), HTTPConfig(api_keys=KEYS))
+    engine.step_log = kept_steps(state)
+    part = await read_once(state, key="first-key")
+    assert {run[0] for run in part["runs"]} == {"mine"}  # type: ignore[attr-defined]
+    assert {event[0] for event in part["events"]} == {"mine"}  # type: ignore[attr-defined]
+    assert {step[5] for step in part["steps"]} == {None}  # type: ignore[attr-defined]
+
+
+async def test_it_goes_on_after_a_step() -> None:
+    state = ready_state(engine := FakeEngineClient())
+    engine.step_log = kept_steps()
+    part = await read_once(state, "/live/events?after=2")
+    assert [step[0] for step in part["steps"]] == [3]  # type: ignore[attr-defined]
+
+
+async def test_there_are_so_many_readers_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "MAX_READERS", 0)
+    answer = await call(build_app(ready_state(FakeEngineClient())), "GET", "/live/events")
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "server_is_overloaded")

@@ -1,0 +1,32 @@
+"""The page that draws a timeline: one document that loads nothing else."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from llmstack_types.html_page import HtmlPage, html_page
+
+
+def timeline_page(timeline: Mapping[str, Any] | None = None) -> HtmlPage:
+    """The page, which follows its server live; with a timeline it needs no server."""
+    return _live_page() if timeline is None else _page(json.dumps(timeline, ensure_ascii=False))
+
+
+@functools.cache
+def _live_page() -> HtmlPage:
+    return _page("null")
+
+
+def _page(timeline: str) -> HtmlPage:
+    page, style = _read("page.html"), _read("style.css")
+    script = "\n".join(_read(name) for name in ("steps.js", "script.js"))
+    # In HTML, `<` in a string could end the element that holds it.
+    return html_page(page.replace("null", timeline.replace("<", "\\u003c"), 1), style, script)
+
+
+def _read(name: str) -> str:
+    return (resources.files("llmstack_engine_core.timeline") / "assets" / name).read_text(encoding="utf-8")

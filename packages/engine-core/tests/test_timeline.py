@@ -1,0 +1,94 @@
+"""Steps as a drawing: runs of requests, and the page that holds them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core import EngineConfig, build_engine_core
+from llmstack_engine_core.commands.replay import ReplayCommand
+from llmstack_engine_core.replay.steps_of_log import steps_of_log
+from llmstack_engine_core.step_log import read_step_log
+from llmstack_engine_core.timeline import timeline_of, timeline_page
+from llmstack_types import (
+    EngineCoreRequest,
+    ModelRunnerConfig,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
+)
+
+
+def step(number: int, *rows: ScheduledRequest) -> StepRecord:
+    return StepRecord(float(number), StepPhases(0.0, 0.001, 0.0), SchedulerStats(number, num_blocks=8), rows)
+
+
+def row(name: str, num_tokens: int, num_drafts: int = 0) -> ScheduledRequest:
+    return ScheduledRequest(name, 0, num_tokens, [1], [7] * num_drafts)
+
+
+def runs(*steps: StepRecord) -> list[list[object]]:
+    return timeline_of(StepRecording(9.0, steps, ()))["runs"]
+
+
+def test_consecutive_steps_of_a_kind_are_one_run() -> None:
+    chunks = [step(1, row("r", 8)), step(2, row("r", 5)), step(3, row("r", 1)), step(4, row("r", 1))]
+    assert runs(*chunks) == [["r", 1, 2, "p", 13, 0, 2], ["r", 3, 4, "d", 2, 0, 2]]
+
+
+def test_a_step_without_the_request_ends_its_run() -> None:
+    assert runs(step(1, row("r", 1)), step(2, row("s", 1)), step(3, row("r", 1))) == [
+        ["r", 1, 1, "d", 1, 0, 1], ["s", 2, 2, "d", 1, 0, 1], ["r", 3, 3, "d", 1, 0, 1],
+    ]  # fmt: skip
+
+
+def test_drafts_make_no_prefill_of_a_decode() -> None:
+    assert runs(step(1, row("r", 4, num_drafts=3))) == [["r", 1, 1, "d", 4, 3, 1]]
+
+
+def test_text_of_ids_cannot_leave_the_element_that_holds_it() -> None:
+    page = timeline_page({"steps": [], "runs": [["</script><img src=x>", 1, 1, "d", 1, 0, 0]], "events": []}).text
+    (held,) = re.findall(r'<script id="timeline" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert json.loads(held)["runs"][0][0] == "</script><img src=x>"
+    assert "<img" not in page
+
+
+def test_a_log_is_drawn_as_a_recorder_saw_it(tmp_path: Path) -> None:
+    log = tmp_path / "steps.log"
+    limits = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 8}
+    core = build_engine_core(
+        EngineConfig(
+            ModelRunnerConfig("echo", block_size=4, **limits), runner="echo", scheduler=SchedulerConfig(**limits),
+            num_blocks=9, record_steps=str(log),
+        )
+    )  # fmt: skip
+    for number in range(4):
+        core.add_request(
+            EngineCoreRequest(f"r-{number}", [1 + number] * 11, SamplingParams(max_tokens=9, ignore_eos=True))
+        )
+    while core.has_unfinished_requests():
+        core.step()
+    recorded = timeline_of(core.recent_steps(0))
+    core.shutdown()
+    drawn = timeline_of(steps_of_log(read_step_log(log), max_steps=5000))
+    assert any(event[2] == "preempted" for event in drawn["events"])
+    assert drawn["runs"] == recorded["runs"]
+    assert [event[::2] for event in drawn["events"]] == [event[::2] for event in recorded["events"]]
+    page = tmp_path / "steps.html"
+    assert run_replay(log, page) == 0
+    (held,) = re.findall(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert json.loads(held)["runs"] == recorded["runs"]
+    assert run_replay(log, tmp_path / "missing" / "steps.html") == 2
+
+
+def run_replay(log: Path, page: Path) -> int:
+    parser = argparse.ArgumentParser()
+    command = ReplayCommand()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(log), "--page", str(page)]))
