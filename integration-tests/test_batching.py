@@ -55,34 +55,33 @@ def test_answers_do_not_change_with_the_batch(
         assert (preemptions > 0) == ("--num-kv-blocks" in flags)
 
 
-def test_256_streams_are_open_at_once_and_all_finish(serve: Callable[..., Any]) -> None:
-    with serve() as server:
-        model = server.client.models.list().data[0].id
+def test_256_streams_are_open_at_once_and_all_finish(demo_server: Any) -> None:
+    model = demo_server.client.models.list().data[0].id
 
-        async def run() -> tuple[int, int]:
-            client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-            num_open = most_open = 0
+    async def run() -> tuple[int, int]:
+        client = openai.AsyncOpenAI(base_url=f"{demo_server.url}/v1", api_key="none", max_retries=0, timeout=120)
+        num_open = most_open = 0
 
-            async def one(index: int) -> str | None:
-                nonlocal num_open, most_open
-                stream = await client.completions.create(
-                    model=model, prompt=f"Story {index}:", max_tokens=24, stream=True, extra_body={"ignore_eos": True}
-                )
-                reason, is_first = None, True
-                async for chunk in stream:
-                    if is_first:
-                        is_first = False
-                        num_open += 1
-                        most_open = max(most_open, num_open)
-                    reason = chunk.choices[0].finish_reason
-                num_open -= 1
-                return reason
+        async def one(index: int) -> str | None:
+            nonlocal num_open, most_open
+            stream = await client.completions.create(
+                model=model, prompt=f"Story {index}:", max_tokens=24, stream=True, extra_body={"ignore_eos": True}
+            )
+            reason, is_first = None, True
+            async for chunk in stream:
+                if is_first:
+                    is_first = False
+                    num_open += 1
+                    most_open = max(most_open, num_open)
+                reason = chunk.choices[0].finish_reason
+            num_open -= 1
+            return reason
 
-            reasons = await asyncio.gather(*(one(i) for i in range(256)))
-            await client.close()
-            return reasons.count("length"), most_open
+        reasons = await asyncio.gather(*(one(i) for i in range(256)))
+        await client.close()
+        return reasons.count("length"), most_open
 
-        num_finished, most_open = asyncio.run(run())
-        assert num_finished == 256
-        assert most_open > 64
-        assert server.metric("llmstack:num_requests_running") == 0
+    num_finished, most_open = asyncio.run(run())
+    assert num_finished == 256
+    assert most_open > 64
+    assert demo_server.metric("llmstack:num_requests_running") == 0

@@ -37,24 +37,18 @@ def open_stream(server: Any) -> Any:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_a_signal_stops_an_idle_server_and_leaves_nothing(
+def test_health_is_503_while_loading_then_200_and_a_signal_stops_the_idle_server_leaving_nothing(
     launch: Callable[..., Any], runtime_folder: Path, sig: signal.Signals
 ) -> None:
     server = launch(env={"XDG_RUNTIME_DIR": str(runtime_folder)})
-    server.wait_until_ready()
-    assert server.stop(sig, timeout_s=20) == 0
-    assert list(runtime_folder.iterdir()) == []
-
-
-def test_health_answers_503_while_loading_and_200_once_ready(launch: Callable[..., Any]) -> None:
-    server = launch()
     server.wait_until_listening()
     statuses = []
     server.wait_for(lambda: statuses.append(server.get_status("/health")) or statuses[-1] == 200, "ready server")
     assert set(statuses) <= {0, 503, 200}
     assert 503 in statuses
     assert server.log.count("is ready on") == 1
-    server.stop()
+    assert server.stop(sig, timeout_s=20) == 0
+    assert list(runtime_folder.iterdir()) == []
 
 
 def test_sigterm_while_loading_exits_cleanly(launch: Callable[..., Any], runtime_folder: Path) -> None:
@@ -114,6 +108,7 @@ def test_shutdown_timeout_zero_aborts_running_requests(launch: Callable[..., Any
         list(stream)
 
 
+@pytest.mark.full  # test_processes.py has it for two API processes
 def test_a_dead_engine_core_ends_the_server_with_a_clear_line(launch: Callable[..., Any], runtime_folder: Path) -> None:
     server = launch("--max-engine-restarts", "0", env={"XDG_RUNTIME_DIR": str(runtime_folder)})
     server.wait_until_ready()

@@ -140,10 +140,18 @@ def test_a_collector_that_is_gone_has_no_effect(launch: Callable[..., Any]) -> N
     assert "Traceback" not in server.log
 
 
-def test_the_lines_of_a_trace_follow_a_request_through_both_processes(serve: Callable[..., Any]) -> None:
-    with serve(env={"LLMSTACK_TRACE": "1"}) as server:
-        _, answer, headers = server.post("/v1/completions", COMPLETION)
-        lines = server.wait_for(lambda: whole_trace(server.log, headers["x-request-id"]), "end of the trace")
+@pytest.fixture(scope="module")
+def telling_server(serve: Callable[..., Any]) -> Iterator[Any]:
+    """A server that writes trace lines, and sends timings along."""
+    with serve("--enable-per-request-metrics", env={"LLMSTACK_TRACE": "1"}) as server:
+        yield server
+
+
+def test_the_lines_of_a_trace_follow_a_request_through_both_processes(telling_server: Any) -> None:
+    _, answer, headers = telling_server.post("/v1/completions", COMPLETION)
+    lines = telling_server.wait_for(
+        lambda: whole_trace(telling_server.log, headers["x-request-id"]), "end of the trace"
+    )
     request_id = f"{answer['id']}-0"
     stages = [
         r"\(http\) \S+: POST /v1/completions",
@@ -168,21 +176,21 @@ def whole_trace(log: str, http_request_id: str) -> list[str]:
     return lines if any(f"{http_request_id}: 200 after" in line for line in lines) else []
 
 
-def test_steps_and_timings_can_be_read(serve: Callable[..., Any]) -> None:
-    with serve("--enable-per-request-metrics") as server:
-        _, answer, _ = server.post("/v1/completions", COMPLETION)
-        check_timings(answer["metrics"])
-        several = server.post("/v1/completions", {**COMPLETION, "n": 2})[1]
-        assert "metrics" not in several
-        steps = server.wait_for(lambda: ended(server.get_json("/steps"), f"{answer['id']}-0"), "end of a request")
-        events = [event["status"] for event in steps["events"] if event["id"] == f"{answer['id']}-0"]
-        assert events == ["WAITING", "RUNNING", "FINISHED_LENGTH_CAPPED"]
-        rows = [row for step in steps["steps"] for row in step["requests"] if row["id"] == f"{answer['id']}-0"]
-        assert len(rows) == 5
-        assert [row["num_scheduled_tokens"] for row in rows[1:]] == [1] * 4
-        last = steps["steps"][-1]["step"]
-        assert server.get_json(f"/steps?after={last}")["steps"] == []
-        assert server.get_status("/steps?after=-1") == 400
+def test_steps_and_timings_can_be_read(telling_server: Any) -> None:
+    server = telling_server
+    _, answer, _ = server.post("/v1/completions", COMPLETION)
+    check_timings(answer["metrics"])
+    several = server.post("/v1/completions", {**COMPLETION, "n": 2})[1]
+    assert "metrics" not in several
+    steps = server.wait_for(lambda: ended(server.get_json("/steps"), f"{answer['id']}-0"), "end of a request")
+    events = [event["status"] for event in steps["events"] if event["id"] == f"{answer['id']}-0"]
+    assert events == ["WAITING", "RUNNING", "FINISHED_LENGTH_CAPPED"]
+    rows = [row for step in steps["steps"] for row in step["requests"] if row["id"] == f"{answer['id']}-0"]
+    assert len(rows) == 5
+    assert [row["num_scheduled_tokens"] for row in rows[1:]] == [1] * 4
+    last = steps["steps"][-1]["step"]
+    assert server.get_json(f"/steps?after={last}")["steps"] == []
+    assert server.get_status("/steps?after=-1") == 400
 
 
 def ended(steps: dict[str, Any], request_id: str) -> dict[str, Any] | None:
@@ -196,13 +204,11 @@ def check_timings(timings: dict[str, float]) -> None:
     assert timings["tokens_per_second"] > 0
 
 
-def test_every_name_on_the_dashboard_is_exported(serve: Callable[..., Any]) -> None:
+def test_every_name_on_the_dashboard_is_exported(demo_server: Any) -> None:
     asked = names_of(json.loads(DASHBOARD.read_text()))
     assert len(asked) > 20
-    with serve() as server:
-        server.post("/v1/completions", COMPLETION)
-        exported = exported_names(server)
-    assert asked - exported == set()
+    demo_server.post("/v1/completions", COMPLETION)
+    assert asked - exported_names(demo_server) == set()
 
 
 def test_the_example_of_the_page_prints_the_states_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:

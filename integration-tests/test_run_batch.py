@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from llmstack_command.main import main
+
 COMMAND = [sys.executable, "-m", "llmstack_command", "run-batch"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -170,11 +172,17 @@ def test_a_pipe_in_and_a_pipe_out(demo_server: Any) -> None:
     ],
 )
 def test_a_mistake_is_one_line(
-    arguments: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    code: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(Path("in"), REQUESTS[:1])
-    ran = run_batch(*arguments)
-    assert (ran.returncode, ran.stdout) == (code, "")
-    assert words in ran.stderr
-    assert ran.stderr.count("\n") == 1
+    assert main(["run-batch", *arguments]) == code
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert words in written.err
+    assert written.err.count("\n") == 1
