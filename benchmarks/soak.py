@@ -40,8 +40,9 @@ MAX_SLOPE_MIB_PER_HOUR = 1.0
 WARM_UP_SHARE = 0.3
 NUM_SAMPLES = 180
 START_TIMEOUT_S = 120.0
-# Memory of the KV cache is taken when a block is first written, so all blocks have to be used before the first sample.
-SERVER_OPTIONS = ("--num-kv-blocks", "256")
+# Memory of the KV cache is taken when a block is first written, and that of the step log when a step is: both have to
+# be full before the first sample.
+SERVER_OPTIONS = ("--num-kv-blocks", "256", "--step-log-bytes", "65536")
 MIB = 1 << 20
 
 

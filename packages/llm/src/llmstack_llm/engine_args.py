@@ -163,7 +163,7 @@ class EngineArgs(
             "max_cpu_loras": self.max_cpu_loras or self.max_loras,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "key_file": self._key_file(), "hosts": self._hosts(),
-            "kv_events": self.kv_events_config,
+            "kv_events": self.kv_events_config, "step_log_bytes": self.step_log_bytes,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:

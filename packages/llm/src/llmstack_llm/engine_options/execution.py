@@ -183,6 +183,13 @@ class SchedulingOptions(OptionGroup):
         replaces={"--enable-trace-replay": ("false", "0")},
         help="write a log of every step with all token ids, for `llmstack replay` (default: the last steps in memory)",
     )
+    step_log_bytes: int = option(
+        8 << 20,
+        flag="--step-log-bytes",
+        at_least=0,
+        metavar="N",
+        help="memory for the log of the last steps, without --record-steps; 0 keeps none",
+    )
 
 
 @option_mixin
