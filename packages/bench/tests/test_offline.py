@@ -39,6 +39,21 @@ def test_throughput_counts_the_tokens_of_all_requests(model: str, tmp_path: Path
     assert "output tokens per second" in capsys.readouterr().out
 
 
+def test_lines_of_vllm_bench_throughput_run_over_a_published_set(model: str, tmp_path: Path):
+    rows = [{"conversations": [{"value": "question " * 4}, {"value": "answer " * 3}]}]
+    (tmp_path / "share.json").write_text(json.dumps(rows))
+    line = (
+        f"bench throughput --backend vllm --model {model} --dataset-name sharegpt --dataset-path {tmp_path}/share.json "
+        "--num-prompts 3 --num-iters-warmup 0 --sharegpt-output-len 4 --max-num-seqs 2 --enforce-eager -tp 1 --n 2 "
+        f"--block-size 8 --no-enable-prefix-caching --trust-remote-code --output-json {tmp_path}/r.json"
+    )
+    assert main([*line.split(), *ECHO]) == 0
+    found = results(tmp_path / "r.json")
+    assert found["output_tokens_per_second"] * found["duration"] == pytest.approx(24)
+    assert found["cached_prompt_share"] == 0
+    assert main(["bench", "throughput", "--model", model, *ECHO, "--dataset-name", "sharegpt"]) == 2
+
+
 def test_latency_measures_batches_whose_prompts_no_cache_has_seen(model: str, tmp_path: Path):
     path = tmp_path / "r.json"
     line = ["bench", "latency", "--model", model, *ECHO, "--batch-size", "2", "--num-iters", "4"]

@@ -35,6 +35,24 @@ def arrival_times(
     return [time_s * scale for time_s in times]
 
 
+def ramped_arrival_times(
+    num_requests: int, strategy: str, start_rate: float, end_rate: float, burstiness: float = 1.0, seed: int = 0
+) -> list[float]:
+    """Seconds since the start at which to send each request, at a rate that rises from one to the other.
+
+    `strategy`: `linear` or `exponential`, over the requests.
+    """
+    gaps = _gaps(max(0, num_requests - 1), burstiness, seed)
+
+    def rate(index: int) -> float:
+        share = index / max(1, num_requests - 1)
+        if strategy == "linear":
+            return start_rate + (end_rate - start_rate) * share
+        return float(start_rate * (end_rate / start_rate) ** share)
+
+    return list(accumulate((gap / rate(index) for index, gap in enumerate(gaps)), initial=0.0))[:num_requests]
+
+
 def planned_arrivals(requests: Sequence[BenchRequest]) -> list[float] | None:
     """The arrival times that the requests carry; None if any request has none."""
     times = [request.arrival_s for request in requests if request.arrival_s is not None]

@@ -13,6 +13,7 @@ from typing import Any
 
 from llmstack_bench.errors import BenchError
 from llmstack_bench.jsonl import read_requests
+from llmstack_bench.published import published_requests
 from llmstack_bench.traces import TraceWorkload, read_trace
 from llmstack_bench.workload import BenchRequest, RandomWorkload
 
@@ -30,16 +31,36 @@ def request_maker(options: argparse.Namespace, vocab_size: int, *, is_chat: bool
     Raises:
         BenchError: A flag or a file is wrong.
     """
-    if options.dataset_name in ("custom", "trace") and options.dataset_path is None:
+    if options.dataset_name not in ("random", "shared-prefix") and options.dataset_path is None:
         raise BenchError(f"--dataset-path: is needed for --dataset-name {options.dataset_name}", exit_code=2)
     if options.dataset_name == "custom":
+        output_len = options.custom_output_len
         requests = read_requests(options.dataset_path, options.num_prompts, options.random_output_len)
+        if output_len is not None and output_len > 0:
+            requests = [replace(request, num_output_tokens=output_len) for request in requests]
         return lambda seed: requests
-    make = _trace_maker(options, vocab_size) if options.dataset_name == "trace" else _random_maker(options, vocab_size)
+    if options.dataset_name in ("sharegpt", "sonnet", "spec-bench", "hf"):
+        requests = published_requests(options, _token_counter(options.tokenizer), vocab_size, options.seed)
+        return lambda seed: requests
+    make = _token_maker(options, vocab_size)
     if options.prompt_format == "token-ids" or (options.prompt_format == "auto" and not is_chat):
         return make
     to_text = text_maker(options.tokenizer)
     return lambda seed: [replace(request, prompt=to_text(request.prompt)) for request in make(seed)]
+
+
+def _token_maker(options: argparse.Namespace, vocab_size: int) -> MakeRequests:
+    if options.dataset_name == "burstgpt":
+        return lambda seed: published_requests(options, len, vocab_size, seed)
+    return _trace_maker(options, vocab_size) if options.dataset_name == "trace" else _random_maker(options, vocab_size)
+
+
+def _token_counter(tokenizer_path: Path | None) -> Callable[[str], int]:
+    """Counts the tokens of a text: exactly with a tokenizer, else as one for four characters."""
+    if tokenizer_path is None:
+        return lambda text: max(1, len(text) // 4)
+    tokenizer = _read_tokenizer(tokenizer_path)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def text_maker(tokenizer_path: Path | None) -> Callable[[Any], str]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from llmstack_bench.errors import BenchError
 from llmstack_bench.metrics import percentile
-from llmstack_bench.workload import RandomWorkload
+from llmstack_bench.published import published_requests
+from llmstack_bench.workload import BenchRequest, RandomWorkload
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 _NEEDS_LLM = "needs the package llmstack-llm: pip install 'llmstack-bench[offline]'"
@@ -75,16 +76,20 @@ class OfflineEngine:
     def generate(self, num_prompts: int, run: int) -> Batch:
         """Generates from prompts that differ in every `run`, so that the prefix cache has no hits from earlier runs."""
         options = self.options
-        workload = RandomWorkload(
-            num_prompts,
-            options.input_len,
-            options.output_len,
-            options.prefix_len,
-            vocab_size=self.llm.llm_engine.model_config.vocab_size,
-            seed=options.seed + _SEED_STEP * run,
-        )
-        params = self.make_params(temperature=options.temperature, ignore_eos=True, max_tokens=options.output_len)
-        prompts = [request.prompt for request in workload.requests()]
+        if getattr(options, "dataset_name", "random") != "random":
+            requests = self._published(num_prompts)
+        else:
+            requests = self._random(num_prompts, run)
+        params = [
+            self.make_params(
+                n=getattr(options, "n", 1),
+                temperature=options.temperature,
+                ignore_eos=True,
+                max_tokens=request.num_output_tokens,
+            )
+            for request in requests
+        ]
+        prompts = [request.prompt for request in requests]
         started_s = time.perf_counter()
         outputs = self.llm.generate(prompts, params, use_tqdm=_shows_progress(options))
         seconds = time.perf_counter() - started_s
@@ -94,6 +99,31 @@ class OfflineEngine:
             sum(len(completion.token_ids) for output in outputs for completion in output.outputs),
             sum(output.num_cached_tokens or 0 for output in outputs),
         )
+
+    def _published(self, num_prompts: int) -> list[BenchRequest]:
+        """Requests of a file; the prefix cache finds those that an earlier run has sent."""
+        options = argparse.Namespace(
+            **vars(self.options) | {"num_prompts": num_prompts, "random_output_len": self.options.output_len}
+        )
+        if options.dataset_path is None:
+            raise BenchError(f"--dataset-path: is needed for --dataset-name {options.dataset_name}", exit_code=2)
+        encode = self.llm.get_tokenizer().encode
+        vocab_size = self.llm.llm_engine.model_config.vocab_size
+        return published_requests(
+            options, lambda text: len(encode(text, add_special_tokens=False)), vocab_size, options.seed
+        )
+
+    def _random(self, num_prompts: int, run: int) -> list[BenchRequest]:
+        options = self.options
+        workload = RandomWorkload(
+            num_prompts,
+            options.input_len,
+            options.output_len,
+            options.prefix_len,
+            vocab_size=self.llm.llm_engine.model_config.vocab_size,
+            seed=options.seed + _SEED_STEP * run,
+        )
+        return workload.requests()
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import math
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from llmstack_bench import event_loop
-from llmstack_bench.arrivals import arrival_times, planned_arrivals
+from llmstack_bench.arrivals import arrival_times, planned_arrivals, ramped_arrival_times
 from llmstack_bench.bandwidth import read_bandwidth_gb_per_s
 from llmstack_bench.client import CompletionClient, RequestOptions
 from llmstack_bench.comparison import Run, Server, measure_interleaved
@@ -34,6 +36,8 @@ from llmstack_bench.workload import BenchRequest
 # Runs differ in their tokens, so that a prefix cache cannot answer the second from the first.
 _SEED_STEP = 1_000_003
 _WARMUP_SEED = 500_009
+READY_POLL_S = 0.5
+RANDOM_DATASETS = ("random", "shared-prefix", "trace", "burstgpt")
 
 
 def run_serve_bench(options: argparse.Namespace) -> int:
@@ -77,7 +81,7 @@ class ServeBench:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ServeBench:
         """Checks all flags; no server is contacted."""
-        ignore_eos = options.dataset_name != "custom" if options.ignore_eos is None else options.ignore_eos
+        ignore_eos = options.dataset_name in RANDOM_DATASETS if options.ignore_eos is None else options.ignore_eos
         request_options = RequestOptions(
             endpoint="/" + options.endpoint.lstrip("/"),
             temperature=options.temperature,
@@ -121,6 +125,7 @@ class ServeBench:
         """Finds the models and their vocabulary size; returns the maker of requests."""
         models = []
         for server in self.servers:
+            await _wait_for(clients[server.label], self.options.ready_check_timeout_sec)
             listed = await _list_models(clients[server.label], is_needed=not server.model)
             server.model = server.model or str(listed[0].get("id"))
             models.append(next((model for model in listed if model.get("id") == server.model), {"id": server.model}))
@@ -154,6 +159,12 @@ class ServeBench:
         return Run(load, summarise(load, self.percentiles, self.goodput), bandwidth)
 
     def _arrivals(self, requests: Sequence[BenchRequest]) -> list[float]:
+        options = self.options
+        if options.ramp_up_strategy is not None:
+            rates = (options.ramp_up_start_rps, options.ramp_up_end_rps)
+            return ramped_arrival_times(
+                len(requests), options.ramp_up_strategy, *rates, options.burstiness, options.seed
+            )
         planned = planned_arrivals(requests)
         if self.options.request_rate is None and planned is not None:
             return planned
@@ -172,6 +183,16 @@ async def _running(server: Server, client: CompletionClient, paused: PausedTrees
         await client.reconnect()
         await _list_models(client, is_needed=False)
         yield
+
+
+async def _wait_for(client: CompletionClient, timeout_s: float) -> None:
+    """Waits until the server lists its models, or the time is over; then the run says what is wrong."""
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        with contextlib.suppress(BenchError):
+            await client.models()
+            return
+        await asyncio.sleep(READY_POLL_S)
 
 
 async def _list_models(client: CompletionClient, *, is_needed: bool) -> list[dict[str, Any]]:
@@ -236,20 +257,46 @@ def _workload_json(options: argparse.Namespace) -> dict[str, Any]:
 def _write_results(bench: ServeBench, options: argparse.Namespace) -> None:
     now = datetime.now(UTC)
     paths = [options.output_json] if options.output_json else []
-    if options.save_result:
-        paths.append(options.result_dir / f"llmstack-bench-serve-{now:%Y%m%d-%H%M%S}.json")
+    if options.save_result or options.append_result:
+        name = options.result_filename or f"llmstack-bench-serve-{now:%Y%m%d-%H%M%S}.json"
+        paths.append(options.result_dir / name)
     data = {
+        **_vllm_values(bench, options),
+        **dict(options.metadata),
         "format": 1,
         "date": now.isoformat(timespec="seconds"),
         "workload": bench.workload,
         "servers": [server.to_json(bench.servers[0], is_detailed=options.save_detailed) for server in bench.servers],
     }
     for path in paths:
+        is_added = options.append_result and path is not options.output_json
+        text = json.dumps(data, indent=None if is_added else 2) + "\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+            with path.open("a" if is_added else "w", encoding="utf-8") as file:
+                file.write(text)
         except OSError as error:
             raise BenchError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _vllm_values(bench: ServeBench, options: argparse.Namespace) -> dict[str, Any]:
+    """The keys that scripts find in vLLM's results, where one server was measured."""
+    if len(bench.servers) != 1:
+        return {}
+    [server] = bench.servers
+    rate = "inf" if options.request_rate is None else options.request_rate
+    return {
+        **server.medians(),
+        "endpoint_type": options.backend or "openai",
+        "backend": options.backend or "openai",
+        "label": options.label[0] if options.label else None,
+        "model_id": server.model,
+        "tokenizer_id": None if options.tokenizer is None else str(options.tokenizer),
+        "num_prompts": options.num_prompts,
+        "request_rate": rate if isinstance(rate, str) or math.isfinite(rate) else "inf",
+        "burstiness": options.burstiness,
+        "max_concurrency": options.max_concurrency,
+    }
 
 
 def _has_answers(server: Server) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmstack_bench.commands.values import natural_int, positive_int
+from llmstack_bench.commands.values import dataset_name, natural_int, positive_int
+from llmstack_bench.commands.vllm_flags import PUBLISHED, add_dataset_arguments
 from llmstack_bench.table import report_values
 
 
@@ -16,6 +18,7 @@ class ThroughputBench:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_offline_arguments(parser, input_len=128, output_len=128)
+        _add_workload_arguments(parser)
         parser.add_argument("--num-prompts", type=positive_int, default=64, metavar="N", help="(default: 64)")
         parser.add_argument("--num-iters", type=positive_int, default=1, metavar="N", help="loads to measure (1)")
         parser.add_argument(
@@ -25,7 +28,7 @@ class ThroughputBench:
     def run(self, namespace: argparse.Namespace) -> int:
         from llmstack_bench.offline import measure_throughput
 
-        report_values("throughput", measure_throughput(namespace), namespace)
+        report_values("throughput", measure_throughput(_with_engine_options(namespace)), namespace)
         return 0
 
 
@@ -41,7 +44,7 @@ class LatencyBench:
     def run(self, namespace: argparse.Namespace) -> int:
         from llmstack_bench.offline import measure_latency
 
-        report_values("latency of a batch", measure_latency(namespace), namespace)
+        report_values("latency of a batch", measure_latency(_with_engine_options(namespace)), namespace)
         return 0
 
 
@@ -55,6 +58,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser, *, input_len: int, ou
     add("--max-model-len", type=positive_int, metavar="N", help="(default: the checkpoint's)")
     add("--engine-option", action="append", type=engine_option, default=[], metavar="NAME=VALUE",
         help="any other option of LLM, such as max_num_seqs=32")  # fmt: skip
+    _add_engine_options(parser)
     add = parser.add_argument_group("workload").add_argument
     add("--input-len", type=natural_int, default=input_len, metavar="N", help=f"a prompt's own tokens ({input_len})")
     add("--output-len", type=positive_int, default=output_len, metavar="N", help=f"tokens to generate ({output_len})")
@@ -64,6 +68,49 @@ def add_offline_arguments(parser: argparse.ArgumentParser, *, input_len: int, ou
     add = parser.add_argument_group("report").add_argument
     add("--output-json", type=Path, metavar="FILE", help="write the results to this file")
     add("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags of `vllm bench throughput` about what is sent."""
+    add_dataset_arguments(parser)
+    add = parser.add_argument_group("workload, as in vllm bench throughput").add_argument
+    add("--backend", choices=("vllm", "llmstack"), default="llmstack", metavar="NAME", help="this engine, by any name")
+    add("--dataset-name", type=dataset_name, choices=("random", *PUBLISHED), default="random", metavar="NAME",
+        help=f"random, {', '.join(PUBLISHED)} (default: random)")  # fmt: skip
+    add("--dataset-path", type=Path, metavar="FILE", help="the file of a data set")
+    add("--n", type=positive_int, default=1, metavar="N", help="completions of each prompt (default: 1)")
+
+
+# Options of LLM under their flags in vLLM; None is a switch.
+ENGINE_FLAGS: Mapping[str, Callable[[str], Any] | None] = {
+    "--block-size": int, "--data-parallel-size": int, "--device": str, "--gpu-memory-utilization": float,
+    "--hf-overrides": json.loads, "--kv-cache-dtype": str, "--kv-cache-memory-bytes": int,
+    "--max-num-batched-tokens": int, "--max-num-seqs": int, "--num-gpu-blocks-override": int,
+    "--pipeline-parallel-size": int, "--quantization": str, "--revision": str, "--speculative-config": json.loads,
+    "--swap-space": float, "--tensor-parallel-size": int, "--async-scheduling": None, "--enable-chunked-prefill": None,
+    "--enable-expert-parallel": None, "--enable-prefix-caching": None, "--enforce-eager": None,
+    "--skip-tokenizer-init": None, "--trust-remote-code": None,
+}  # fmt: skip
+_SHORT = {"--tensor-parallel-size": "-tp", "--pipeline-parallel-size": "-pp", "--data-parallel-size": "-dp",
+          "--quantization": "-q", "--enable-expert-parallel": "-ep"}  # fmt: skip
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("engine, as in vllm bench").add_argument
+    for flag, kind in ENGINE_FLAGS.items():
+        names = [flag, *([_SHORT[flag]] if flag in _SHORT else [])]
+        if kind is None:
+            add(*names, action=argparse.BooleanOptionalAction, default=None, help="an option of LLM")
+        else:
+            add(*names, type=kind, metavar="X", help="an option of LLM")
+
+
+def _with_engine_options(namespace: argparse.Namespace) -> argparse.Namespace:
+    """The namespace with the flags of the engine among the values of `--engine-option`, which win."""
+    names = [flag[2:].replace("-", "_") for flag in ENGINE_FLAGS]
+    given = [(name, value) for name in names if (value := getattr(namespace, name, None)) is not None]
+    named = getattr(namespace, "engine_option", [])
+    return argparse.Namespace(**vars(namespace) | {"engine_option": [*given, *named]})
 
 
 def engine_option(text: str) -> tuple[str, Any]:

@@ -6,16 +6,17 @@ import argparse
 from pathlib import Path
 
 from llmstack_bench.commands.values import (
+    dataset_name,
     json_object,
     key_value,
     natural_int,
     positive_float,
     positive_int,
 )
+from llmstack_bench.commands.vllm_flags import PUBLISHED, add_vllm_arguments, resolved
 from llmstack_bench.presets import PRESETS
 
-DATASETS = ("random", "shared-prefix", "custom", "trace")
-_DATASET_ALIASES = {"prefix-repetition": "shared-prefix", "jsonl": "custom"}
+DATASETS = ("random", "shared-prefix", "custom", "trace", *PUBLISHED)
 
 # Defaults of flags that neither the command line nor a preset sets.
 DEFAULTS = {
@@ -39,12 +40,13 @@ class ServeBench:
         _add_workload_arguments(parser)
         _add_load_arguments(parser)
         _add_report_arguments(parser)
+        add_vllm_arguments(parser)
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Measures and reports; 1 if a server answered no request."""
         from llmstack_bench.serving import run_serve_bench
 
-        return run_serve_bench(with_defaults(namespace))
+        return run_serve_bench(resolved(with_defaults(namespace)))
 
 
 def with_defaults(namespace: argparse.Namespace) -> argparse.Namespace:
@@ -62,7 +64,7 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     add("--label", action="append", default=[], metavar="NAME", help="name of each --base-url in the report")
     add("--host", default="127.0.0.1", help="of the server, without --base-url (default: 127.0.0.1)")
     add("--port", type=positive_int, default=8000, help="of the server, without --base-url (default: 8000)")
-    add("--endpoint", default="/v1/completions", metavar="PATH",
+    add("--endpoint", metavar="PATH",
         help="/v1/completions (the default) or /v1/chat/completions")  # fmt: skip
     add("--model", action="append", default=[], metavar="NAME",
         help="name of the model, one for all servers or one each (default: the first one listed)")  # fmt: skip
@@ -77,9 +79,10 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("workload").add_argument
     presets = "; ".join(f"{name}: {preset.description}" for name, preset in PRESETS.items())
     add("--preset", choices=tuple(PRESETS), help=f"a named workload, which other flags may change ({presets})")
-    add("--dataset-name", type=_dataset_name, choices=DATASETS, metavar="NAME",
-        help="random, shared-prefix, custom (a file of JSON lines) or trace (default: random)")  # fmt: skip
-    add("--dataset-path", type=Path, metavar="FILE", help="the file for custom and trace")
+    add("--dataset-name", type=dataset_name, choices=DATASETS, metavar="NAME",
+        help="random, shared-prefix, custom (a file of JSON lines), trace, or a published set from a file: sharegpt, "
+        "sonnet, burstgpt, spec-bench, hf (default: random)")  # fmt: skip
+    add("--dataset-path", type=Path, metavar="FILE", help="the file of a data set")
     add("--num-prompts", type=positive_int, metavar="N", help="requests (default: 100)")
     add("--random-input-len", type=natural_int, metavar="N", help="a prompt's own tokens (default: 128)")
     add("--random-output-len", type=positive_int, metavar="N", help="tokens to generate (default: 128)")
@@ -103,7 +106,7 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         help="upper bound of token ids (default: the model's if its folder is on this machine, else 256)")  # fmt: skip
     add("--seed", type=int, default=0, help="equal seeds give equal requests (default: 0)")
     add("--ignore-eos", action=argparse.BooleanOptionalAction,
-        help="generate the full length (default: yes, except for custom)")  # fmt: skip
+        help="generate the full length (default: yes where prompts are random)")  # fmt: skip
     add("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
 
 
@@ -137,8 +140,3 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--save-detailed", action="store_true", help="add a record for every request to the results")
     add("--plot", type=Path, action="append", default=[], metavar="FILE", help="draw the results, as .html or .png")
     add("--disable-tqdm", action="store_true", help="no progress bar")
-
-
-def _dataset_name(text: str) -> str:
-    name = text.replace("_", "-")
-    return _DATASET_ALIASES.get(name, name)

@@ -43,6 +43,12 @@ def key_value(text: str) -> tuple[str, str]:
     return key, value
 
 
+def dataset_name(text: str) -> str:
+    """The name of a data set here, from it or from vLLM's name."""
+    name = text.replace("_", "-")
+    return {"prefix-repetition": "shared-prefix", "jsonl": "custom"}.get(name, name)
+
+
 def _at_least(text: str, minimum: int) -> int:
     number = int(text)
     if number < minimum:
