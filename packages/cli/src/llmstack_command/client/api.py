@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from llmstack_command.client.address import Address
+from llmstack_command.client.address import DEFAULT_PATH, Address
 from llmstack_command.client.events import error_text, read_events
 from llmstack_command.errors import ApiError
 
@@ -55,11 +55,23 @@ class ApiClient:
         with self._request("POST", route, content) as response:
             yield from read_events(response)
 
+    def watch(self, route: str) -> Generator[dict[str, Any], None, None]:
+        """The events of an endless stream beside the API, such as `/live/events`.
+
+        Raises:
+            ApiError: The server cannot be reached, refuses, or has ended.
+        """
+        with self._request("GET", route, is_beside=True) as response:
+            yield from read_events(response)
+
     @contextlib.contextmanager
-    def _request(self, method: str, route: str, content: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+    def _request(
+        self, method: str, route: str, content: bytes | None = None, *, is_beside: bool = False
+    ) -> Iterator[http.client.HTTPResponse]:
         connection = self._connect()
+        prefix = self._address.path.removesuffix(DEFAULT_PATH) if is_beside else self._address.path
         try:
-            connection.request(method, self._address.path + route, content, self._headers)
+            connection.request(method, prefix + route, content, self._headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise self._refusal(response)

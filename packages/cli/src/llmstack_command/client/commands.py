@@ -1,4 +1,4 @@
-"""The subcommands `chat` and `complete`, imported by `llmstack --help`."""
+"""The subcommands `chat`, `complete` and `top`, imported by `llmstack --help`."""
 
 from __future__ import annotations
 
@@ -43,17 +43,40 @@ class CompleteCommand:
         return _run(self.name, run_complete, namespace)
 
 
+class TopCommand:
+    """The requests of a running server."""
+
+    name = "top"
+    help = "show the requests of a running server in the terminal"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        _add_server_arguments(parser)
+        parser.add_argument("--engine", type=int, default=0, metavar="N", help="index of the engine core (default: 0)")
+        parser.add_argument("--once", action="store_true", help="print what is there, and exit")
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """Draws until Ctrl-C; without a terminal it prints one line per change."""
+        from llmstack_command.client.top import run_top
+
+        return _run(self.name, run_top, namespace)
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("server").add_argument
-    add("--url", default=DEFAULT_URL, metavar="URL", help=f"the server's address (default: {DEFAULT_URL})")
+    add = _add_server_arguments(parser)
     add("--model-name", metavar="NAME", help="the model's name in the API (default: the first the server lists)")
-    add("--api-key", metavar="KEY", help="prefer LLMSTACK_API_KEY or OPENAI_API_KEY: process lists show flags")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="send this message, print the answer, and exit")
     add = parser.add_argument_group("sampling (default: the server's)").add_argument
     add("--temperature", type=float, metavar="X", help="0 always chooses the most likely token")
     add("--top-p", type=float, metavar="X", help="sample from the most likely tokens with this total probability")
     add("--max-tokens", type=int, metavar="N", help="maximum length of an answer")
     add("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> Callable[..., argparse.Action]:
+    add = parser.add_argument_group("server").add_argument
+    add("--url", default=DEFAULT_URL, metavar="URL", help=f"the server's address (default: {DEFAULT_URL})")
+    add("--api-key", metavar="KEY", help="prefer LLMSTACK_API_KEY or OPENAI_API_KEY: process lists show flags")
+    return add
 
 
 def _run(name: str, run: Callable[[argparse.Namespace], None], namespace: argparse.Namespace) -> int:

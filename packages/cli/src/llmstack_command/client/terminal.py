@@ -20,6 +20,11 @@ _QUOTES = '"""'
 _CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 
 
+def without_control_characters(text: str) -> str:
+    """The text as a terminal may show it."""
+    return text.translate(_CONTROL)
+
+
 class Terminal:
     """Standard input and output, interactive or piped."""
 
@@ -98,7 +103,7 @@ class Terminal:
         if is_aside and not is_terminal:
             return
         if is_terminal:
-            text = text.translate(_CONTROL)
+            text = without_control_characters(text)
             if is_aside != self._is_dim:
                 self._stdout.write(_DIM if is_aside else _PLAIN + "\n\n")
                 self._is_dim = is_aside
@@ -117,7 +122,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Shows lines that are no part of an answer."""
-        shown = text.translate(_CONTROL)
+        shown = without_control_characters(text)
         self._stdout.write(f"{_DIM}{shown}{_PLAIN}\n" if self._has_color else f"{shown}\n")
         self._stdout.flush()
 

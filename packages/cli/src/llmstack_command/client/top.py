@@ -1,0 +1,166 @@
+"""`llmstack top`: the requests of a running server, in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from llmstack_command.client.run import connect
+from llmstack_command.client.terminal import without_control_characters
+from llmstack_command.errors import ApiError
+
+# Steps over which rates are averaged, and finished requests that stay in sight.
+MAX_STEPS = 512
+MAX_REQUESTS = 4096
+NUM_STEP_VALUES = 8  # after its number
+_CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H\x1b[J", "\x1b[?25l", "\x1b[?25h"
+_COLUMNS = f"{'REQUEST':<36} {'STATE':<22} {'QUEUED':>8} {'FIRST TOKEN':>12} {'PROMPT':>8} {'DECODED':>8}"
+
+
+@dataclass(slots=True)
+class Lane:
+    """One request.
+
+    Attributes:
+        arrived_s: When it began to wait.
+        began_s: When its first step began.
+        first_token_s: When the step ended that gave its first token.
+    """
+
+    state: str = "running"
+    arrived_s: float | None = None
+    began_s: float | None = None
+    first_token_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_decoded_tokens: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.state.startswith("finished")
+
+
+@dataclass(slots=True)
+class Board:
+    """What has come over the stream of `/live/events`."""
+
+    steps: dict[int, list[Any]] = field(default_factory=dict)
+    lanes: dict[str, Lane] = field(default_factory=dict)
+
+    def add(self, part: dict[str, Any]) -> None:
+        """Takes one event of the stream.
+
+        Raises:
+            ApiError: It has another form.
+        """
+        try:
+            self._add(part)
+        except (TypeError, ValueError, LookupError):
+            raise ApiError("the stream has another form: is this a server of another version?") from None
+
+    def _add(self, part: dict[str, Any]) -> None:
+        for step in part["steps"]:
+            number, *values = step
+            if len(values) != NUM_STEP_VALUES:
+                raise ValueError(f"a step has {len(values)} values")
+            self.steps[int(number)] = [number, *map(_number_or_none, values)]
+        for name, time_s, state in part["events"]:
+            lane = self.lanes.setdefault(str(name), Lane())
+            lane.state = str(state)
+            if lane.arrived_s is None and lane.state.startswith("waiting"):
+                lane.arrived_s = float(time_s)
+        for name, first, last, kind, num_tokens, _, _ in part["runs"]:
+            self._add_run(self.lanes.setdefault(str(name), Lane()), first, last, kind == "d", num_tokens)
+        for number in list(self.steps)[:-MAX_STEPS]:
+            del self.steps[number]
+        for name in list(self.lanes)[:-MAX_REQUESTS]:
+            del self.lanes[name]
+
+    def _add_run(self, lane: Lane, first: int, last: int, is_decode: bool, num_tokens: int) -> None:
+        if lane.began_s is None and first in self.steps:
+            lane.began_s = self.steps[first][1]
+        if is_decode:
+            lane.num_decoded_tokens += num_tokens
+            # The last chunk of a prompt gives the first token; a prompt of one uncached token looks like a decode.
+            at = first if lane.num_prompt_tokens == 0 else first - 1
+            if lane.first_token_s is None and at in self.steps:
+                lane.first_token_s = self.steps[at][1] + self.steps[at][2] / 1000
+        else:
+            lane.num_prompt_tokens += num_tokens
+
+    def summary(self) -> str:
+        """The last step, in one line."""
+        if not self.steps:
+            return "no steps yet"
+        number, time_s, milliseconds, num_running, num_waiting, used, num_blocks, *_ = list(self.steps.values())[-1]
+        first = next(step for step in self.steps.values() if time_s - step[1] <= 10)
+        seconds = time_s - first[1] + milliseconds / 1000
+        num_tokens = sum(step[8] for step in self.steps.values() if step[1] >= first[1])
+        blocks = "" if used is None else f", {used} of {num_blocks} KV blocks"
+        speed = f", {num_tokens / seconds:.0f} tokens/s" if seconds > 0 else ""
+        load = f"{num_running} running, {num_waiting} waiting{blocks}"
+        return f"step {number}: {load}{speed}, {milliseconds:.1f} ms per step"
+
+    def lines(self, height: int) -> list[str]:
+        """The summary and a table: requests that are not over first, then those that ended last."""
+        living = [pair for pair in self.lanes.items() if not pair[1].is_over]
+        ended = [pair for pair in reversed(self.lanes.items()) if pair[1].is_over]
+        rows = [_row(name, lane) for name, lane in (*living, *ended)]
+        return [self.summary(), "", _COLUMNS, *rows][: max(1, height)]
+
+
+def run_top(namespace: argparse.Namespace, stdout: TextIO | None = None) -> None:
+    """Draws until Ctrl-C; without a terminal it prints one line per change.
+
+    Raises:
+        ApiError: The server cannot be reached, refuses, or ends.
+    """
+    stdout = sys.stdout if stdout is None else stdout
+    parts = connect(namespace).watch(f"/live/events?engine={namespace.engine}")
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(parts):
+        _draw(parts, stdout, is_once=namespace.once)
+
+
+def _draw(parts: Iterable[dict[str, Any]], stdout: TextIO, *, is_once: bool) -> None:
+    board, is_terminal = Board(), stdout.isatty() and not is_once
+    try:
+        if is_terminal:
+            stdout.write(_HIDE_CURSOR)
+        for part in parts:
+            board.add(part)
+            if is_once:
+                stdout.write("\n".join(board.lines(MAX_REQUESTS)) + "\n")
+                return
+            if is_terminal:
+                width, height = shutil.get_terminal_size()
+                stdout.write(_CLEAR + "\n".join(line[:width] for line in board.lines(height - 1)))
+            else:
+                stdout.write(board.summary() + "\n")
+            stdout.flush()
+    finally:
+        if is_terminal:
+            stdout.write(_SHOW_CURSOR + "\n")
+
+
+def _number_or_none(value: Any) -> float | None:
+    return value if value is None or isinstance(value, int) else float(value)
+
+
+def _row(name: str, lane: Lane) -> str:
+    shown = without_control_characters(name)
+    shown = shown if len(shown) <= 36 else f"{shown[:35]}…"
+    state = lane.state.removeprefix("finished_").replace("_", " ") + (" (ended)" if lane.is_over else "")
+    queued, first = _since(lane.arrived_s, lane.began_s), _since(lane.arrived_s, lane.first_token_s)
+    return f"{shown:<36} {state:<22} {queued:>8} {first:>12} {lane.num_prompt_tokens:>8} {lane.num_decoded_tokens:>8}"
+
+
+def _since(start_s: float | None, end_s: float | None) -> str:
+    if start_s is None or end_s is None:
+        return "–"
+    seconds = max(0.0, end_s - start_s)
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
