@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.unsupported import unsupported
+from llmstack_types import RequestOutputKind
 
 _NO_TOOLS = ToolUse()
 
@@ -47,10 +49,12 @@ async def submit_chat(
     priority: int = 0,
     cache_salt: str = "",
     model: str | None = None,
+    request_type: str = "other",
 ) -> SubmittedChat:
     """Checks the sampling fields and the tools, renders the conversation and submits it.
 
     `model`: The name in the request, which may be that of an adapter.
+    `request_type`: The API, for metrics: `chat_completions`, `responses` or `other`.
 
     Raises:
         InvalidRequestError: Names the first invalid field.
@@ -64,6 +68,10 @@ async def submit_chat(
     sampling, plan = prompt.sampling, None
     if state.chat_parsers.reasoning is not None or tool_use.mode is not ToolMode.NONE:
         sampling, plan = await _plan(state, conversation, tool_use, prompt)
+    if plan is not None and plan.tool_parser is not None:
+        is_stream = given.values.get("output_kind") is RequestOutputKind.DELTA
+        count = functools.partial(_count_parsed, state, request_type, is_stream)
+        plan = replace(plan, on_parsed=count)
     client = current_client.get()
     request = GenerationRequest(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.cache_salt(cache_salt),
@@ -72,6 +80,10 @@ async def submit_chat(
     outputs = await state.engine.submit(request)
     note_submitted(state, outputs)
     return SubmittedChat(outputs, None if plan is None or plan.is_trivial else plan)
+
+
+def _count_parsed(state: ServerState, request_type: str, is_stream: bool, has_calls: bool) -> None:
+    state.metrics.count_tool_parsing(request_type, is_stream=is_stream, has_calls=has_calls)
 
 
 async def render_conversation(state: ServerState, conversation: Conversation) -> RenderedPrompt:

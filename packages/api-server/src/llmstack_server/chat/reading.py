@@ -53,11 +53,13 @@ class ReadingPlan:
     Attributes:
         tool_parser: Set where the model may choose to call a function.
         reasoning: None where the model does not reason, or all text counts as content.
+        on_parsed: Called for each text that the tool parser has read, with whether it had a call.
     """
 
     tool_use: ToolUse
     tool_parser: ToolParserFactory | None = None
     reasoning: ReasoningPlan | None = None
+    on_parsed: Callable[[bool], None] | None = None
 
     @property
     def is_trivial(self) -> bool:
@@ -110,6 +112,8 @@ class ChoiceParser:
         parsed = self._parser.feed(new.text)
         if new.finish_reason is not None:
             parsed = _joined(parsed, self._parser.finish())
+        if self._plan.tool_parser is not None and self._plan.on_parsed is not None:
+            self._plan.on_parsed(bool(parsed.tool_calls))
         calls = self._wanted(parsed.tool_calls)
         self._has_calls = self._has_calls or bool(calls)
         reasoning = parsed.reasoning

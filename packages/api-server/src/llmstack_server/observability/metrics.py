@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -20,6 +21,10 @@ _HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 _REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens", "tokenization", "max_queue_wait", "deadline")
 # A stream that is refused only ends with its connection; an abandoned one was ended without a reader.
 _STREAM_OUTCOMES = ("started", "joined", "resumed", "refused", "abandoned")
+
+_PARSER_MODES = ("streaming", "non_streaming")
+_PARSER_OUTCOMES = ("tool_call", "no_tool_call")
+_PARSER_REQUESTS = ("chat_completions", "responses", "other")
 
 _QUEUE_GAUGES = (
     ("predicted_queue_wait_seconds", "Predicted wait of a new request that waits for all others."),
@@ -74,6 +79,14 @@ class ServerMetrics:
             ("model_name", "outcome"),
             registry=registry,
         )
+        self._tool_parsing = Counter(
+            f"{PREFIX}tool_call_parser_invocations",
+            "Texts that a parser of tool calls has read: a whole choice, or what is new of a streamed one.",
+            ("model_name", "mode", "outcome", "request_type"),
+            registry=registry,
+        )
+        for values in itertools.product(_PARSER_MODES, _PARSER_OUTCOMES, _PARSER_REQUESTS):
+            self._tool_parsing.labels(self._model_name, *values)
         self._queue_gauges = [
             Gauge(PREFIX + name, text, ("model_name",), registry=registry) for name, text in _QUEUE_GAUGES
         ]
@@ -124,6 +137,11 @@ class ServerMetrics:
     def count_rejection(self, reason: str) -> None:
         """Counts a request that was refused because a queue was full."""
         self._rejections.labels(self._model_name, reason).inc()
+
+    def count_tool_parsing(self, request_type: str, *, is_stream: bool, has_calls: bool) -> None:
+        """Counts a text that a parser of tool calls has read, and whether it had a call."""
+        mode, outcome = _PARSER_MODES[not is_stream], _PARSER_OUTCOMES[not has_calls]
+        self._tool_parsing.labels(self._model_name, mode, outcome, request_type).inc()
 
     def count_stream(self, outcome: str) -> None:
         """Counts a request whose answer may outlive its connection, or what became of it."""

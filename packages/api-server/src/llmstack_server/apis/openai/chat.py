@@ -51,6 +51,7 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
         model=fields.model,
+        request_type="chat_completions",
     )
     return ChatCompletion(state, fields, ids, chat)
 

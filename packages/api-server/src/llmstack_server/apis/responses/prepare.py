@@ -193,6 +193,7 @@ async def _submit(
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
             model=fields.model,
+            request_type="responses",
         )
 
     try:
