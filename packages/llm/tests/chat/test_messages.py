@@ -9,7 +9,8 @@ import pytest
 from llmstack_llm.chat.messages import normal_documents, normal_messages
 from llmstack_llm.chat.renderer import ChatRenderer
 from llmstack_llm.chat.renderers import MAX_KEPT_TEMPLATES, ChatRenderers
-from llmstack_llm.chat.template import ChatTemplate, ChatTemplateError
+from llmstack_llm.chat.template import ChatTemplate
+from llmstack_llm.chat.template_files import ChatTemplateError
 from llmstack_llm.chat.template_traits import ContentFormat
 from llmstack_llm.requests import ChatPrompt
 from llmstack_llm.testing import byte_tokenizer

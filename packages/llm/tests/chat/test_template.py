@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from llmstack_llm.chat.renderer import ChatRenderer
-from llmstack_llm.chat.template import ChatTemplate, ChatTemplateError, find_chat_template
+from llmstack_llm.chat.template import ChatTemplate
+from llmstack_llm.chat.template_files import ChatTemplateError, find_chat_template
 from llmstack_llm.requests import ChatPrompt
 from llmstack_llm.testing import byte_tokenizer
 from llmstack_llm.text.tokenizer import Tokenizer
@@ -282,3 +283,18 @@ def test_the_template_file_goes_before_the_configuration_and_the_default_before_
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ChatTemplateError):
         find_chat_template(tmp_path, {"chat_template": several[:1]})
+
+
+def test_named_templates_are_found_in_each_place_and_chosen_by_name(tmp_path: Path):
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert find_chat_template(tmp_path, {}) == "of the processor"
+    assert find_chat_template(tmp_path, {"chat_template": "configured"}) == "configured"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("with documents")
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert find_chat_template(tmp_path, {}) == "file"
+    assert find_chat_template(tmp_path, {}, has_tools=True) == "with tools"
+    assert find_chat_template(tmp_path, {}, override="rag", has_tools=True) == "with documents"
+    with pytest.raises(ChatTemplateError, match=r"none of the model's named templates \(default, rag, tool_use\)"):
+        find_chat_template(tmp_path, {}, override="other")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from llmstack_model_files.gguf import SUFFIX, choose_file, only_gguf, open_gguf,
 
 logger = logging.getLogger(__name__)
 
-_ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 # Subfolders hold the same model for other programs; `consolidated*` is a second copy of the weights.
 _IGNORE_PATTERNS = ("*/*", "consolidated*")
 # What sentence-transformers keeps in subfolders and is needed: how hidden states become a vector.
 _POOLING_PATTERN = "*_Pooling/config.json"
+_TEMPLATES_PATTERN = "additional_chat_templates/*.jinja"
 _REPOSITORY_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _MISSPELT: Mapping[str, str] = {
     "gpt-2": "gpt2",
@@ -189,8 +191,11 @@ def _download(repository: str, revision: str | None) -> Path:
             allow_patterns=list(_ALLOW_PATTERNS),
             ignore_patterns=list(_IGNORE_PATTERNS),
         )
-        if (Path(path) / "modules.json").is_file():
-            snapshot_download(repository, revision=revision, allow_patterns=[_POOLING_PATTERN])
+        files = getattr(found, "siblings", None) or ()  # other kinds of repositories have none
+        more = [_POOLING_PATTERN] if (Path(path) / "modules.json").is_file() else []
+        more += [_TEMPLATES_PATTERN] if any(fnmatch(each.rfilename, _TEMPLATES_PATTERN) for each in files) else []
+        if more:
+            snapshot_download(repository, revision=revision, allow_patterns=more)
     except Exception as error:  # of the network, the hub or the disk, which share no narrower type
         raise ModelFilesError(_why_not(repository, revision, error)) from error
     return Path(path)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from llmstack_llm import request_errors
 from llmstack_llm.chat.renderer import ChatRenderer, LengthCheck, allow_any_length
-from llmstack_llm.chat.template import ChatTemplate, ChatTemplateError, find_chat_template
+from llmstack_llm.chat.template import ChatTemplate
+from llmstack_llm.chat.template_files import ChatTemplateError, find_chat_template
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.requests import ChatPrompt, RenderedPrompt
 from llmstack_llm.text.gate import MAX_LARGE_CHARS

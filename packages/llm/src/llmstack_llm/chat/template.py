@@ -5,23 +5,18 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from llmstack_llm import request_errors
 from llmstack_llm.chat.messages import PARTS_JOINT, first_unusual_role
+from llmstack_llm.chat.template_files import MAX_TEMPLATE_CHARS, ChatTemplateError
 from llmstack_llm.chat.template_sandbox import TemplateEnvironment, TemplateTimeoutError
 from llmstack_llm.chat.template_traits import ContentFormat, content_format
-from llmstack_types import InvalidRequestError, LLMStackError
+from llmstack_types import InvalidRequestError
 
 MAX_RENDERED_CHARS = 32 * 2**20
-MAX_TEMPLATE_CHARS = 2**20
-
-
-class ChatTemplateError(LLMStackError, ValueError):
-    """The template cannot be used at all; the text says why in one sentence."""
 
 
 class ChatTemplate:
@@ -109,44 +104,6 @@ class ChatTemplate:
             ValueError,
         ) as error:
             raise _rejected(messages) from error
-
-
-def find_chat_template(
-    folder: Path | None, tokenizer_config: Mapping[str, Any], *, override: str | None = None, has_tools: bool = False
-) -> str | None:
-    """The template's text: `override` (a path or the template), `chat_template.jinja`, or in the configuration.
-
-    Raises:
-        ChatTemplateError: The override is no file and no template, or there are several templates and no default.
-    """
-    if override is not None:
-        return _override(override)
-    if folder is not None and (folder / "chat_template.jinja").is_file():
-        from llmstack_model_files import open_artifact
-
-        with open_artifact(folder, "chat_template.jinja") as file:
-            return file.read(4 * MAX_TEMPLATE_CHARS).decode()
-    found = tokenizer_config.get("chat_template")
-    if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}
-    if isinstance(found, Mapping):
-        named = dict(found)
-        found = (named.get("tool_use") if has_tools else None) or named.get("default")
-        if found is None:
-            raise ChatTemplateError(
-                "the model has several chat templates and none is named 'default'; choose one by path"
-            )
-    return found if isinstance(found, str) else None
-
-
-def _override(value: str) -> str:
-    is_template = "{" in value or "\n" in value
-    if is_template:
-        return value
-    try:
-        return Path(value).read_text(encoding="utf-8")
-    except OSError:
-        raise ChatTemplateError("chat template: no such file, and the text holds no template expression") from None
 
 
 def _joined(pieces: Iterable[str]) -> str:

@@ -22,8 +22,9 @@ from llmstack_types.vocabulary import (
 
 
 def check_chat_template(text: str) -> str:
-    """A path to a file, or a template itself, which has braces."""
-    if "{" not in text and "\n" not in text and not os.path.isfile(text):
+    """A path to a file, a template itself, which has braces, or a name, which is looked up with the model."""
+    is_name = text.replace("-", "_").isidentifier()
+    if "{" not in text and "\n" not in text and not is_name and not os.path.isfile(text):
         raise ValueError(f"there is no file {text[:200]!r}, and a template has braces")
     return text
 
@@ -92,7 +93,7 @@ class ModelOptions(OptionGroup):
         flag="--chat-template",
         check=check_chat_template,
         metavar="FILE",
-        help="Jinja file, or the template itself (default: the model's)",
+        help="Jinja file, the template itself, or the name of one of the model's (default: the model's)",
     )
     chat_template_content_format: ContentFormat = option(
         "auto",

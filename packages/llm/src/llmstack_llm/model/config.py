@@ -9,6 +9,7 @@ from typing import Any
 
 from llmstack_llm.model.generation_config import read_generation_config, sampling_defaults
 from llmstack_llm.model.pooling_config import PoolingConfig, load_pooling_config, override_pooling_config
+from llmstack_llm.model.tokenizer_files import converted_folder
 from llmstack_llm.model.use import ModelUse
 from llmstack_types import LLMStackError, SamplingParams
 
@@ -107,14 +108,16 @@ def load_model_config(
 
     Raises:
         ModelConfigError, GenerationConfigError: A needed fact is missing, or an option contradicts the model.
+        ConversionError: The tokenizer is in a format that cannot be converted.
         ModelFilesError: A folder or file is missing or unreadable.
     """
     from llmstack_model_files import overridden, read_json, resolve_model
 
     path = resolve_model(model, revision)
-    tokenizer_path = (
-        path if tokenizer is None or tokenizer == model else _tokenizer_folder(tokenizer, tokenizer_revision)
-    )
+    tokenizer_path = None
+    if not skip_tokenizer_init:
+        is_own = tokenizer is None or tokenizer == model
+        tokenizer_path = converted_folder(path if is_own else _tokenizer_folder(str(tokenizer), tokenizer_revision))
     config = overridden(read_json(path, "config.json"), hf_overrides)
     architecture = _architecture(config)
     text_config = {**_LEFT_OUT.get(architecture, {}), **(config.get("text_config") or config)}
@@ -129,7 +132,7 @@ def load_model_config(
         model_type=str(config.get("model_type", "")),
         max_model_len=_max_model_len(max_model_len, num_positions, pooling.max_seq_length),
         vocab_size=vocab_size,
-        tokenizer_path=None if skip_tokenizer_init else tokenizer_path,
+        tokenizer_path=tokenizer_path,
         max_position_embeddings=num_positions,
         dtype=dtype,
         checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),

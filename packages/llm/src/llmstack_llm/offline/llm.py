@@ -13,7 +13,8 @@ from llmstack_llm import request_errors
 from llmstack_llm.adapters import LoRARequest
 from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, given_fields
 from llmstack_llm.chat.renderers import ChatRenderers
-from llmstack_llm.chat.template import ChatTemplate, find_chat_template
+from llmstack_llm.chat.template import ChatTemplate
+from llmstack_llm.chat.template_files import find_chat_template
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError
 from llmstack_llm.offline.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
 from llmstack_llm.offline.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output

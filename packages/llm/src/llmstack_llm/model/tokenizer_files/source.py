@@ -1,0 +1,73 @@
+"""Which file of a folder a tokenizer is converted from."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from llmstack_model_files import artifact_path, open_artifact, read_json
+from llmstack_types import LLMStackError
+
+MAX_FILE_BYTES = 64 << 20
+MAX_TOKENS = 1 << 20
+MAX_TOKEN_BYTES = 1024
+"""Splits of a longer token are not searched: their number, times its length, is work that a file could demand."""
+
+CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_OURS = ("tokenizer.json", "vocab.txt")
+_TIKTOKEN_FILES = ("qwen.tiktoken", "tiktoken.model", "tokenizer.tiktoken")
+_GIT_LFS = b"version https://git-lfs"
+
+
+class ConversionError(LLMStackError, ValueError):
+    """The tokenizer cannot be converted; the text says why in one sentence."""
+
+
+class Format(StrEnum):
+    """A format of a tokenizer's file."""
+
+    SENTENCEPIECE = "sentencepiece"
+    TIKTOKEN = "tiktoken"
+    TEKKEN = "tekken"
+
+
+def find_source(folder: Path) -> tuple[Format, str] | None:
+    """Format and name of the file to convert; None where the folder needs no conversion or has nothing to convert."""
+    if any((folder / name).is_file() for name in _OURS):
+        return None
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return None
+    if artifact_path(folder, "tekken.json") is not None:
+        return Format.TEKKEN, "tekken.json"
+    for name in _TIKTOKEN_FILES:
+        if artifact_path(folder, name) is not None:
+            return Format.TIKTOKEN, name
+    if artifact_path(folder, "tokenizer.model") is None:
+        return None
+    with open_artifact(folder, "tokenizer.model") as file:
+        start = file.read(64)
+    if start.startswith(_GIT_LFS):
+        raise ConversionError("tokenizer.model is a pointer of Git LFS and not the file; run git lfs pull")
+    # A ModelProto begins with the mark of its first piece, which no line of base64 begins with.
+    is_proto = start[:1] == b"\n"
+    return (Format.SENTENCEPIECE if is_proto else Format.TIKTOKEN), "tokenizer.model"
+
+
+def read_source(folder: Path, name: str) -> bytes:
+    """The content of a file.
+
+    Raises:
+        ConversionError: It is too large.
+    """
+    with open_artifact(folder, name) as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ConversionError(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return content
+
+
+def read_configuration(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`, with the tokens that only `special_tokens_map.json` names."""
+    named = read_json(folder, "special_tokens_map.json", required=False) or {}
+    return named | (read_json(folder, "tokenizer_config.json", required=False) or {})
