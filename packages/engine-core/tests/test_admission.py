@@ -72,6 +72,7 @@ def pooling(**changes: Any) -> EngineCoreRequest:
         pooling(dimensions=5),
         pooling(second_text_start=4),
         pooling(task=PoolingTask.CLASSIFY),
+        pooling(task=PoolingTask.TOKEN_CLASSIFY),
     ],
 )
 def test_a_request_out_of_the_domain_ends_with_an_error_and_another_does_not(

@@ -151,7 +151,9 @@ REQUESTS = st.builds(
             st.sampled_from(PoolingType),
             st.booleans(),
             optional(st.integers(1, 2**31 - 1)),
-            st.sampled_from([PoolingTask.EMBED, PoolingTask.CLASSIFY, PoolingTask.TOKEN_EMBED]),
+            st.sampled_from(
+                [PoolingTask.EMBED, PoolingTask.CLASSIFY, PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY]
+            ),
             st.booleans(),
             second_text_start=optional(st.integers(0, 2**31 - 1)),
         )

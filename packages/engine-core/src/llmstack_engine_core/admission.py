@@ -94,7 +94,8 @@ def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams, ready: En
     params, num_tokens = request.sampling_params, len(request.prompt_token_ids)
     if not ready.embedding_size:
         raise InvalidRequestError("The model runner does not pool.", param="model")
-    if pooling.task is PoolingTask.CLASSIFY and not ready.num_labels:
+    task = pooling.task or PoolingTask.EMBED
+    if task.gives_labels and not ready.num_labels:
         raise InvalidRequestError("The model has no labels.", param="model")
     if params.max_tokens != 0 or request.output_token_ids or params.structured_outputs or params.use_beam_search:
         raise InvalidRequestError("A pooling request generates no tokens.", param="max_tokens")
@@ -102,7 +103,7 @@ def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams, ready: En
         raise InvalidRequestError("The model's vectors have fewer dimensions.", param="dimensions")
     if pooling.second_text_start is not None and pooling.second_text_start > num_tokens:
         raise InvalidRequestError("The second text begins after the prompt.", param="second_text_start")
-    if pooling.task is PoolingTask.TOKEN_EMBED and num_tokens * ready.embedding_size > MAX_POOLED_NUMBERS:
+    if task.is_per_token and num_tokens * max(ready.embedding_size, ready.num_labels) > MAX_POOLED_NUMBERS:
         raise InvalidRequestError(f"A request returns at most {MAX_POOLED_NUMBERS} numbers.", param="prompt")
 
 

@@ -148,10 +148,11 @@ class EchoEngine:
         )
 
     def _pool(self, token_ids: Sequence[int], params: PoolingParams) -> bytes:
-        if params.task is PoolingTask.TOKEN_EMBED:
-            return b"".join(fake_vector([token_id], params.dimensions) for token_id in token_ids)
-        is_labelling = params.task is PoolingTask.CLASSIFY
-        return fake_vector(token_ids, self.num_labels if is_labelling else params.dimensions)
+        task = params.task or PoolingTask.EMBED
+        size = self.num_labels if task.gives_labels else params.dimensions
+        if task.is_per_token:
+            return b"".join(fake_vector([token_id], size) for token_id in token_ids)
+        return fake_vector(token_ids, size)
 
     def _finish(self, state: _EchoState, token_id: int) -> tuple[FinishReason | None, int | None]:
         params = state.request.sampling_params

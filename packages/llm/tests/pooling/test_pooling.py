@@ -262,6 +262,8 @@ def test_labels_have_nothing_of_a_vector(field: dict[str, Any]) -> None:
         (2, "embed", PoolingTask.EMBED),
         (2, "token_embed", PoolingTask.TOKEN_EMBED),
         (1, "score", PoolingTask.CLASSIFY),
+        (2, "token_classify", PoolingTask.TOKEN_CLASSIFY),
+        (0, "token_classify", "Classification API: it has no labels"),
         (0, "classify", "Classification API: it has no labels"),
         (0, "score", "Score API: a cross encoder has 1 label, and it has 0"),
         (3, "score", "Score API: a cross encoder has 1 label, and it has 3"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,21 @@ def test_each_token_has_its_vector_whole_or_in_chunks(family: str, chunk_size: i
     assert_close(found["all"].reshape(-1, 32), hidden)
     assert_close(found["short"].reshape(-1, 5), torch.nn.functional.normalize(other[:, :5], dim=-1))
     assert_close(found["last"], hidden[-1])
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_each_token_has_its_labels_whole_or_in_chunks(chunk_size: int | None, tmp_path: Path) -> None:
+    model = make(tmp_path, "GPT2ForSequenceClassification")
+    logits = PoolingParams(task=PoolingTask.TOKEN_CLASSIFY, use_activation=False)
+    prompts = {"logits": (PROMPTS[0], logits), "shares": (PROMPTS[2], replace(logits, use_activation=True))}
+    found = pool_prompts(start(tmp_path), prompts, chunk_size=chunk_size)
+    with torch.inference_mode():
+        expected, other = (
+            model.score(model.transformer(torch.tensor([prompt])).last_hidden_state[0])
+            for prompt in (PROMPTS[0], PROMPTS[2])
+        )
+    assert_close(found["logits"].reshape(expected.shape), expected)
+    assert_close(found["shares"].reshape(other.shape), other.softmax(-1))
 
 
 # --- what a configuration makes of logits ----------------------------------------------------------------------------

@@ -17,6 +17,18 @@ class PoolingTask(StrEnum):
     """How well a pair of texts fits: `CLASSIFY` by a model of one label, which is what it becomes at admission."""
     TOKEN_EMBED = "token_embed"  # noqa: S105 (no password)
     """A vector for each token."""
+    TOKEN_CLASSIFY = "token_classify"  # noqa: S105 (no password)
+    """For each token what `CLASSIFY` gives for the prompt."""
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether each token has numbers of its own."""
+        return self in (PoolingTask.TOKEN_EMBED, PoolingTask.TOKEN_CLASSIFY)
+
+    @property
+    def gives_labels(self) -> bool:
+        """Whether the numbers are those of labels, not vectors."""
+        return self in (PoolingTask.CLASSIFY, PoolingTask.SCORE, PoolingTask.TOKEN_CLASSIFY)
 
 
 class PoolingType(StrEnum):
@@ -37,7 +49,7 @@ class PoolingParams:
     Pure data: values are checked, and None is replaced by what the model was trained for, in `llmstack_llm`.
 
     Attributes:
-        pooling_type: None means the model's own; `TOKEN_EMBED` has none.
+        pooling_type: None means the model's own; tasks with numbers for each token have none.
         normalize: Whether vectors are scaled to length 1; None means as the model does.
         dimensions: Keep this many leading numbers and, under `normalize`, scale the rest to length 1 (Matryoshka
             embeddings); None keeps all.

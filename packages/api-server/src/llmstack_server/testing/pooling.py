@@ -37,10 +37,11 @@ def admit_bytes(
 def pool_bytes(admitted: AdmittedPooling, num_labels: int) -> PoolingOutput:
     """The prompt's length, first, greatest and last byte, as far as `dimensions` or labels go; or so of each byte."""
     token_ids, params = admitted.prompt_token_ids, admitted.pooling_params
-    if params.task is PoolingTask.TOKEN_EMBED:
-        vectors = [_vector([token_id])[: params.dimensions] for token_id in token_ids]
+    task = params.task or PoolingTask.EMBED
+    size = num_labels if task.gives_labels else params.dimensions
+    if task.is_per_token:
+        vectors = [_vector([token_id])[:size] for token_id in token_ids]
         return PoolingOutput(array("f", itertools.chain.from_iterable(vectors)), len(vectors))
-    size = num_labels if params.task is PoolingTask.CLASSIFY else params.dimensions
     return PoolingOutput(array("f", _vector(token_ids)[:size]))
 
 

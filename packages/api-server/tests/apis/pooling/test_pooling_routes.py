@@ -78,6 +78,7 @@ async def test_the_task_is_what_the_model_is_for_unless_it_is_named() -> None:
         (2, None, [3.0, 7.0]),
         (2, "embed", [3.0, 7.0, 9.0, 8.0]),
         (1, "score", [3.0]),
+        (2, "token_classify", [[1.0, 7.0], [1.0, 9.0], [1.0, 8.0]]),
         (0, "token_embed", [[1.0, 7.0, 7.0, 7.0], [1.0, 9.0, 9.0, 9.0], [1.0, 8.0, 8.0, 8.0]]),
     ):
         body = answered(await post(num_labels, "/pooling", input=[7, 9, 8], task=task))

@@ -312,7 +312,7 @@ def decode_pooling_params(value: Any) -> PoolingParams | None:
         return None
     pooling_type, normalize, dimensions, task, use_activation, start = fields.row(value, "pooling_params", 6)
     task = _member(_POOLING_TASKS, task, "task")
-    is_whole = task is PoolingTask.TOKEN_EMBED and pooling_type is None
+    is_whole = task.is_per_token and pooling_type is None
     return PoolingParams(
         None if is_whole else _member(_POOLING_TYPES, pooling_type, "pooling_type"),
         fields.boolean(normalize, "normalize"),

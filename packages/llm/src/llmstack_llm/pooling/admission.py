@@ -20,7 +20,7 @@ _NO_NAMES: Mapping[str, str] = {}
 class AdmittedPooling:
     """A prompt and its pooling parameters after every check.
 
-    Nothing in the parameters is None but `dimensions`, `second_text_start` and, with a vector for each token,
+    Nothing in the parameters is None but `dimensions`, `second_text_start` and, with numbers for each token,
     `pooling_type`; there is nothing left to cut.
 
     Attributes:
@@ -56,7 +56,7 @@ def admit_pooling_params(
         value = getattr(params, field_name)
         if value is not None and type(value) is not bool:
             raise request_errors.invalid_type(name(field_name), "a boolean", value)
-    if task is PoolingTask.CLASSIFY:
+    if task.gives_labels:
         _refuse_vector_fields(params, name)
         normalize = None
     else:
@@ -94,10 +94,10 @@ def admit_pooling(
     _check_second_text_start(resolved.second_text_start, len(prompt_token_ids), limits)
     if len(prompt_token_ids) > limits.max_request_tokens:
         raise request_errors.context_length_exceeded(param, limits.max_request_tokens, len(prompt_token_ids))
-    if resolved.task is PoolingTask.TOKEN_EMBED:
-        max_tokens = MAX_NUMBERS_PER_PROMPT // limits.embedding_size
+    if resolved.task is not None and resolved.task.is_per_token:
+        max_tokens = MAX_NUMBERS_PER_PROMPT // max(limits.embedding_size, limits.num_labels)
         if len(prompt_token_ids) > max_tokens:
-            reason = f"with a vector for each token, prompts of this model have at most {max_tokens} tokens"
+            reason = f"with numbers for each token, prompts of this model have at most {max_tokens} tokens"
             raise request_errors.invalid_value(param, reason)
     return AdmittedPooling(prompt, list(prompt_token_ids), resolved, param)
 
@@ -111,7 +111,7 @@ def _task(asked: PoolingTask | None, limits: AdmissionLimits, name: str) -> Pool
         task = PoolingTask(asked)
     except ValueError:
         raise request_errors.invalid_value(name, f"expected one of {', '.join(PoolingTask)}") from None
-    if task is PoolingTask.CLASSIFY and not limits.num_labels:
+    if task in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY) and not limits.num_labels:
         raise request_errors.pooling_not_supported("Classification", "it has no labels")
     if task is PoolingTask.SCORE and limits.num_labels != 1:
         raise request_errors.pooling_not_supported(
@@ -132,7 +132,7 @@ def _pooling_type(
     usual = PoolingType.LAST if limits.is_causal else PoolingType.CLS
     if task is PoolingTask.CLASSIFY:
         return usual  # whatever the folder says of vectors: heads are trained on this one
-    if task is PoolingTask.TOKEN_EMBED:
+    if task.is_per_token:
         if asked is not None:
             raise request_errors.invalid_value(name, "there is nothing to pool, since each token has its vector")
         return None

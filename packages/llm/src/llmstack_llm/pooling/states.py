@@ -13,7 +13,6 @@ from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
-    PoolingTask,
     RequestFailedError,
     RequestStatus,
 )
@@ -31,7 +30,7 @@ class _State:
     @property
     def _num_vectors(self) -> int | None:
         params = self.request.pooling_params
-        is_per_token = params is not None and params.task is PoolingTask.TOKEN_EMBED
+        is_per_token = params is not None and params.task is not None and params.task.is_per_token
         return len(self.request.prompt_token_ids) if is_per_token else None
 
     def output(self, pooled: bytes | None, finish_reason: FinishReason, num_cached_tokens: int) -> PoolingRequestOutput:

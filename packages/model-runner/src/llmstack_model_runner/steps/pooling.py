@@ -93,17 +93,32 @@ def _group(complete: list[_Complete], head: LabelHead | None) -> Iterator[Pooled
     """Groups rows of one shape, which share the call of the head and the copy to the host."""
     labelled = [one for one in complete if one.params.task is PoolingTask.CLASSIFY]
     for one in complete:
-        if one.params.task is PoolingTask.TOKEN_EMBED:
-            yield PooledRows([one.request_id], [one.params], one.states[None])
-    vectors = [one for one in complete if one.params.task not in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_EMBED)]
+        if _is_per_token(one.params):
+            yield PooledRows([one.request_id], [one.params], _of_tokens(one, head)[None])
+    vectors = [one for one in complete if not (_is_per_token(one.params) or one.params.task is PoolingTask.CLASSIFY)]
     if vectors:
         yield _stack(vectors)
     if labelled:
-        if head is None:
-            raise ValueError("a row asks for labels, but the model has none")
         rows = _stack(labelled)
         is_activated = [params.use_activation is not False for params in rows.params]
-        yield replace(rows, values=head(rows.values, is_activated))
+        yield replace(rows, values=_present(head)(rows.values, is_activated))
+
+
+def _of_tokens(one: _Complete, head: LabelHead | None) -> torch.Tensor:
+    """The vectors of a row's tokens, or the numbers of their labels."""
+    if one.params.task is not PoolingTask.TOKEN_CLASSIFY:
+        return one.states
+    return _present(head)(one.states, [one.params.use_activation is not False] * len(one.states))
+
+
+def _present(head: LabelHead | None) -> LabelHead:
+    if head is None:
+        raise ValueError("a row asks for labels, but the model has none")
+    return head
+
+
+def _is_per_token(params: PoolingParams) -> bool:
+    return params.task is not None and params.task.is_per_token
 
 
 def _stack(complete: list[_Complete]) -> PooledRows:
@@ -129,7 +144,7 @@ def _take(rows: PoolingRows, row: int, params: PoolingParams, chunk: _Chunk) -> 
 
 
 def _gather(params: PoolingParams, chunk: _Chunk, before: torch.Tensor | None) -> torch.Tensor:
-    if params.task is PoolingTask.TOKEN_EMBED:
+    if _is_per_token(params):
         size = (chunk.num_prompt_tokens, chunk.hidden.shape[1])
         states = chunk.hidden.new_empty(size, dtype=torch.float32) if before is None else before
         states[chunk.start : chunk.end] = chunk.hidden
@@ -144,7 +159,7 @@ def _gather(params: PoolingParams, chunk: _Chunk, before: torch.Tensor | None) -
 
 
 def _finish(numbers: npt.NDArray[np.float32], params: PoolingParams) -> npt.NDArray[np.float32]:
-    if params.task is PoolingTask.CLASSIFY:
+    if params.task is not None and params.task.gives_labels:
         return numbers
     vectors = numbers[..., : params.dimensions]
     if params.normalize:

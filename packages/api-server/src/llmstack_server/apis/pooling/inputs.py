@@ -71,8 +71,7 @@ async def _render(state: ServerState, fields: InputFields, *, is_cut: bool) -> R
 
 
 def _num_numbers(state: ServerState, one: AdmittedInput) -> int:
-    params = one.pooling_params
-    if params.task is PoolingTask.CLASSIFY:
-        return state.engine.limits.num_labels
-    num_vectors = len(one.prompt_token_ids) if params.task is PoolingTask.TOKEN_EMBED else 1
-    return num_vectors * (params.dimensions or state.engine.limits.embedding_size)
+    params, limits = one.pooling_params, state.engine.limits
+    task = params.task or PoolingTask.EMBED
+    size = limits.num_labels if task.gives_labels else params.dimensions or limits.embedding_size
+    return size * (len(one.prompt_token_ids) if task.is_per_token else 1)

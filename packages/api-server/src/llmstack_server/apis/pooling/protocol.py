@@ -32,7 +32,9 @@ class EmbeddingRequest(InputFields):
 class PoolingRequest(EmbeddingRequest):
     """Body of `POST /pooling`."""
 
-    task: str | None = Field(None, description="embed, classify, score or token_embed; null is the model's own task")
+    task: str | None = Field(
+        None, description="embed, classify, score, token_embed or token_classify; null is the model's own task"
+    )
 
 
 class ClassificationRequest(InputFields):
