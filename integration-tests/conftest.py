@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +21,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+from server_calls import PROMPTS, complete
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -195,3 +197,16 @@ def gpt2_path() -> Path:
 def stories_path() -> Path:
     """A trained 260K-parameter Llama with published greedy output."""
     return shared_model("stories260k")
+
+
+@pytest.fixture
+def runtime_folder() -> Iterator[Path]:
+    """Where a server of this test puts its sockets; a short path, since those of sockets are limited."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def expected(demo_server: Any) -> list[str]:
+    """What the demo model writes after each of `PROMPTS`, alone."""
+    return [complete(demo_server, prompt) for prompt in PROMPTS]

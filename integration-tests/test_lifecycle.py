@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,6 @@ import psutil
 import pytest
 
 LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
-
-
-@pytest.fixture
-def runtime_folder() -> Iterator[Path]:
-    """Where a server of this test puts its sockets; a short path, since those of sockets are limited."""
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 def model_of(server: Any) -> str:

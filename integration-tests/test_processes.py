@@ -7,28 +7,17 @@ import os
 import re
 import signal
 import socket
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import psutil
 import pytest
+from server_calls import LONG, PROMPTS, complete, complete_all, open_stream, post, rest_of
 
 import llmstack_demo_model
-
-PROMPTS = ["The", "A cat", "Once upon a time", "In the morning", "She said", "He was", "It is", "They"]
-LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
-
-
-@pytest.fixture
-def runtime_folder() -> Iterator[Path]:
-    """Where a server of this test puts its sockets; a short path, since those of sockets are limited."""
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +47,6 @@ def start(
     return start_ready
 
 
-def complete(server: Any, prompt: str, max_tokens: int = 12) -> str:
-    answer = server.client.completions.create(
-        model="llmstack-demo", prompt=prompt, max_tokens=max_tokens, temperature=0
-    )
-    return str(answer.choices[0].text)
-
-
-def complete_all(server: Any) -> list[str]:
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return list(pool.map(lambda prompt: complete(server, prompt), PROMPTS))
-
-
-def open_stream(server: Any) -> Any:
-    stream = server.client.completions.create(model="llmstack-demo", prompt="The", stream=True, **LONG)
-    next(iter(stream))
-    return stream
-
-
 def lose_stream(server: Any, asked: dict[str, Any]) -> tuple[str, str]:
     """The last id and the text of a resumable stream whose connection is closed after some events."""
     text, last_id, num_events = "", "", 0
@@ -103,18 +74,6 @@ def rest_of_lost(server: Any, last_id: str) -> str:
     return "".join(json.loads(line)["choices"][0]["text"] for line in lines[:-1])
 
 
-def rest_of(stream: Any) -> str:
-    """Why a stream has ended; `lost` where it was cut off, by an error event or with the connection."""
-    try:
-        return str(list(stream)[-1].choices[0].finish_reason)
-    except (openai.APIError, httpx.TransportError):
-        return "lost"
-
-
-def post(server: Any, path: str) -> int:
-    return httpx.post(server.url + path, timeout=60).status_code
-
-
 def processes(server: Any) -> dict[str, Any]:
     return dict(server.get_json("/server_info")["processes"])
 
@@ -131,11 +90,6 @@ def api_pids(server: Any, count: int = 2) -> list[int]:
 
     server.wait_for(have_all_answered, "answer of every API process")
     return [index_to_pid[index] for index in range(count)]
-
-
-@pytest.fixture(scope="module")
-def expected(demo_server: Any) -> list[str]:
-    return [complete(demo_server, prompt) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
@@ -368,104 +322,4 @@ def test_engine_cores_share_the_requests_and_each_has_its_metrics(start: Callabl
         stream.close()
     server.wait_for(lambda: server.metric("llmstack:num_requests_running") == 0, "aborts")
     assert post(server, "/reset_prefix_cache") == 200
-    server.stop()
-
-
-class Headless:
-    """Engine cores without HTTP."""
-
-    def __init__(self, launch: Callable[..., Any], *arguments: str, env: dict[str, str]) -> None:
-        self.server = launch("--headless", *arguments, env=env)
-        self.server.wait_for(lambda: "engine cores are ready" in self.server.log, "ready engine cores")
-        self.addresses = re.findall(r"--engine-address (.+)", self.server.log)[-1].split()
-
-
-def test_servers_attach_to_engine_cores_that_run_without_http(
-    launch: Callable[..., Any], runtime_folder: Path, expected: list[str]
-) -> None:
-    env = {"XDG_RUNTIME_DIR": str(runtime_folder)}
-    headless = Headless(launch, "-dp", "2", env=env)
-    assert len(headless.addresses) == 2
-    assert psutil.Process(headless.server.process.pid).net_connections("tcp") == []
-    servers = [launch("--engine-address", *headless.addresses, *extra, env=env) for extra in ([], ["-asc", "2"])]
-    for server in servers:
-        server.wait_until_ready()
-        assert complete_all(server) == expected
-    stream = open_stream(servers[0])
-    servers[0].process.kill()
-    servers[0].process.wait(10)
-    assert rest_of(stream) == "lost"
-    servers[1].wait_for(lambda: servers[1].metric("llmstack:kv_cache_usage_perc") == 0, "freed blocks")
-    assert complete_all(servers[1]) == expected
-    assert headless.server.stop(timeout_s=20) == 0
-    assert servers[1].process.wait(20) == 1
-    assert "is gone" in servers[1].log or "engine core died" in servers[1].log
-    assert list(runtime_folder.iterdir()) == []
-
-
-def test_engine_cores_listen_only_where_they_may_and_serve_only_their_model(
-    launch: Callable[..., Any], runtime_folder: Path, stories_path: Path
-) -> None:
-    address = f"ipc://{runtime_folder}/own/engine.sock"
-    headless = Headless(launch, "--engine-address", address, "--runner", "echo", env={})
-    second = launch("--headless", "--engine-address", address)
-    assert second.process.wait(30) == 1
-    assert "in use" in second.log
-    other = launch(str(stories_path), "--engine-address", address)
-    assert other.process.wait(60) == 1
-    assert "but this front end was given" in other.log
-    assert headless.server.stop(timeout_s=20) == 0
-    assert not (runtime_folder / "own" / "engine.sock").exists()
-    for address in ("tcp://0.0.0.0:5555", "ipc://relative", "tcp://127.0.0.1:5599"):
-        refused = launch("--headless", "--engine-address", address)
-        assert refused.process.wait(30) == 1
-        assert "Traceback" not in refused.log
-
-
-def resident_bytes(server: Any) -> int:
-    return int(psutil.Process(server.engine_pid()).memory_info().rss)
-
-
-def test_a_sleeping_engine_refuses_in_every_process_and_says_the_same_when_awake(
-    launch: Callable[..., Any], expected: list[str]
-) -> None:
-    server = launch("--api-server-count", "2", "--enable-control-routes", "--enable-sleep-mode")
-    server.wait_until_ready()
-    stream = open_stream(server)
-    assert post(server, "/sleep") == 503
-    stream.close()
-    server.wait_for(lambda: server.metric("llmstack:num_requests_running") == 0, "abort")
-    for level in (1, 2):
-        assert post(server, f"/sleep?level={level}") == 200
-        for _ in range(4):  # any process may answer
-            assert server.get_json("/is_sleeping") == {"is_sleeping": True}
-            assert server.get_status("/health") == 200
-            status, body, _ = server.post("/v1/completions", {"model": "llmstack-demo", "prompt": "x"})
-            assert (status, "asleep" in body["error"]["message"]) == (503, True)
-        state = ("weights_offloaded", "discard_all")[level - 1]
-        assert server.metric(rf'vllm:engine_sleep_state\{{.*sleep_state="{state}"\}}') == 1
-    assert post(server, "/wake_up") == 200
-    assert server.get_json("/is_sleeping") == {"is_sleeping": False}
-    assert complete_all(server) == expected
-    assert (post(server, "/sleep?level=3"), post(server, "/wake_up?tags=graphs")) == (400, 400)
-    server.stop()
-
-
-@pytest.mark.full
-def test_a_sleeping_engine_gives_its_memory_back(launch: Callable[..., Any], gpt2_path: Path) -> None:
-    server = launch(
-        str(gpt2_path), "--load-format", "dummy", "--served-model-name", "llmstack-demo",
-        "--enable-control-routes", "--enable-sleep-mode",
-    )  # fmt: skip
-    server.wait_until_ready()
-    prompt = "word " * 600  # fills blocks
-    before = complete(server, prompt)
-    rss = [resident_bytes(server)]
-    for level in (1, 2):
-        assert post(server, f"/sleep?level={level}") == 200
-        rss.append(resident_bytes(server))
-    assert rss[0] - rss[1] > 10 << 20  # keys and values of 600 tokens
-    assert rss[1] - rss[2] > 200 << 20  # 124 million weights
-    assert post(server, "/wake_up") == 200
-    assert complete(server, prompt) == before
     server.stop()

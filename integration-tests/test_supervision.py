@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +47,6 @@ def draw_fault(seed: int) -> Fault:
     phase, victim = PHASES[seed % 3], draw.choice(tuple(MODULES))
     number = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))
     return Fault(phase, victim, number, draw.uniform(0.0, 1.5 if phase == "start" else 0.3))
-
-
-@pytest.fixture
-def runtime_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 @pytest.fixture

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, product
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_helpers.attention_cases import (
+    BLOCK_SIZE,
+    MIXED_ROWS,
+    TOLERANCES,
+    VARIANTS,
+    Case,
+    caches,
+    make_case,
+    running,
+    slopes,
+)
 
-from llmstack_kernels import paged_attention as paged_attention_module
-from llmstack_kernels.native import NativeLibrary, supported_variants
+from llmstack_kernels.native import supported_variants
 from llmstack_kernels.paged_attention import (
     AttentionInputs,
     cpu,
-    native,
     paged_attention,
-    plan_paged_attention,
     reference,
 )
-from llmstack_kernels.testing import native_variants
-
-BLOCK_SIZE = 16
-VARIANTS = native_variants()
-TOLERANCES = {torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-# (tokens computed in this step, context length)
-MIXED_ROWS = [(1, 1), (1, 5), (1, 17), (3, 3), (150, 150), (20, 100), (1, 16), (140, 150), (1, 33), (2, 64), (1, 120)]
-
-
-@contextmanager
-def running(backend: str) -> Iterator[None]:
-    """`paged_attention` runs PyTorch, or one variant of the native kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged_attention_module, "implementation", lambda *_: cpu if backend == "cpu" else native)
-        if backend != "cpu":
-            library = NativeLibrary(backend)
-            patch.setattr(native, "require_library", lambda: library)
-        yield
 
 
 @pytest.fixture(params=["cpu", *VARIANTS])
@@ -52,88 +41,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def variant(request: pytest.FixtureRequest) -> Iterator[str]:
     with running(request.param):
         yield request.param
-
-
-@dataclass
-class Case:
-    query: torch.Tensor
-    key_cache: torch.Tensor
-    value_cache: torch.Tensor
-    rows: list[tuple[int, int]]
-    block_tables: torch.Tensor
-    sliding_window: int | None = None
-    soft_cap: float | None = None
-    alibi_slopes: torch.Tensor | None = None
-    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-
-    @property
-    def starts(self) -> list[int]:
-        return [0, *accumulate(num_tokens for num_tokens, _ in self.rows)]
-
-    @property
-    def seq_lens(self) -> list[int]:
-        return [seq_len for _, seq_len in self.rows]
-
-    def run(self, *, use_reference: bool = False, with_plan: bool = True) -> torch.Tensor:
-        keywords = {
-            "query_start_loc_list": self.starts,
-            "seq_lens_list": self.seq_lens,
-            "sliding_window": self.sliding_window,
-        }
-        plan = plan_paged_attention(self.key_cache, self.block_tables, **keywords) if with_plan else None
-        function = reference.paged_attention if use_reference else paged_attention
-        return function(
-            AttentionInputs(
-                self.query,
-                self.key_cache,
-                self.value_cache,
-                torch.tensor(self.starts, dtype=torch.int32),
-                torch.tensor(self.seq_lens, dtype=torch.int32),
-                self.block_tables,
-                self.query.shape[-1] ** -0.5,
-                soft_cap=self.soft_cap,
-                alibi_slopes=self.alibi_slopes,
-                key_scale=self.scales[0],
-                value_scale=self.scales[1],
-                plan=plan,
-                **keywords,
-            )
-        )
-
-    def only(self, row: int) -> Case:
-        start, end = self.starts[row : row + 2]
-        tables = self.block_tables[row : row + 1]
-        return replace(self, query=self.query[start:end], rows=[self.rows[row]], block_tables=tables)
-
-
-def make_case(
-    rows: list[tuple[int, int]],
-    *,
-    num_heads: int = 8,
-    num_kv_heads: int = 2,
-    head_dim: int = 32,
-    dtype: torch.dtype = torch.float32,
-    sliding_window: int | None = None,
-    seed: int = 0,
-) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-    counts = [-(-seq_len // BLOCK_SIZE) for _, seq_len in rows]
-    block_ids = torch.randperm(sum(counts) + 3, generator=generator).to(torch.int32)
-    block_tables = torch.zeros(len(rows), max(counts) + 1, dtype=torch.int32)
-    for row, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
-        block_tables[row, :count] = block_ids[end - count : end]
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    return Case(
-        normal(sum(num_tokens for num_tokens, _ in rows), num_heads, head_dim),
-        normal(len(block_ids), num_kv_heads, BLOCK_SIZE, head_dim),
-        normal(len(block_ids), num_kv_heads, BLOCK_SIZE, head_dim),
-        rows,
-        block_tables,
-        sliding_window,
-    )
 
 
 HEADS_AND_WINDOWS = [((12, 12), None), ((8, 2), 7), ((5, 1), 1), ((8, 2), 40)]
@@ -186,10 +93,6 @@ def test_soft_caps_and_alibi_equal_the_reference(
     )
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(case.run(), case.run(use_reference=True), atol=tolerance, rtol=tolerance)
-
-
-def slopes(num_heads: int) -> torch.Tensor:
-    return torch.tensor([0.5**head for head in range(num_heads)])
 
 
 def test_the_reference_caps_scores_before_it_adds_the_slope_times_the_distance() -> None:
@@ -324,10 +227,6 @@ def test_keys_and_values_of_8_bits_are_multiplied_by_the_scales_of_their_heads(b
         replace(narrow, scales=(None, None)).run()
 
 
-def caches(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    return case.key_cache, case.value_cache
-
-
 def test_without_lists_the_longest_row_must_be_named() -> None:
     case = make_case([(1, 5), (1, 20)])
     starts, seq_lens = (torch.tensor(x, dtype=torch.int32) for x in (case.starts, case.seq_lens))
@@ -352,103 +251,6 @@ def test_heads_that_cannot_share_and_wrong_rows_are_refused() -> None:
         case.run()
     with pytest.raises(ValueError, match="alibi_slopes"):
         replace(make_case([(2, 2)]), alibi_slopes=slopes(3)).run()
-
-
-@dataclass
-class Context:
-    """What one request's tokens ask for, and are found by."""
-
-    query: torch.Tensor  # [num_tokens, num_heads, head_dim]
-    keys: torch.Tensor  # [num_tokens, num_kv_heads, head_dim]
-    values: torch.Tensor  # [num_tokens, num_kv_heads, head_dim]
-
-
-def attend_in_steps(
-    contexts: list[Context], steps: list[dict[int, int]], block_size: int, **options: object
-) -> list[torch.Tensor]:
-    """Outputs of each context whose next chunks go together as `steps` say: context to tokens, per step.
-
-    Each context has blocks of its own, in which slots that no token has been written to hold NaN.
-    """
-    num_tokens, num_kv_heads, head_dim = (max(sizes) for sizes in zip(*(c.keys.shape for c in contexts), strict=True))
-    blocks_each = -(-num_tokens // block_size)
-    shape = (blocks_each * len(contexts), num_kv_heads, block_size, head_dim)
-    caches = [torch.full(shape, torch.nan, dtype=contexts[0].keys.dtype) for _ in range(2)]
-    tables = torch.arange(shape[0]).view(blocks_each, -1).T.to(torch.int32)  # neighbours' blocks alternate
-    done, outputs = [0] * len(contexts), [torch.empty_like(c.query) for c in contexts]
-    for step in steps:
-        for i, chunk in step.items():
-            new = torch.arange(done[i], done[i] + chunk)
-            where = (tables[i, new // block_size].long(), slice(None), new % block_size)
-            caches[0][where], caches[1][where] = contexts[i].keys[new], contexts[i].values[new]
-        starts, ends = [0, *accumulate(step.values())], [done[i] + chunk for i, chunk in step.items()]
-        out = paged_attention(
-            AttentionInputs(
-                torch.cat([contexts[i].query[done[i] : end] for i, end in zip(step, ends, strict=True)]),
-                *caches,
-                torch.tensor(starts, dtype=torch.int32),
-                torch.tensor(ends, dtype=torch.int32),
-                tables[list(step)],
-                head_dim**-0.5,
-                query_start_loc_list=starts,
-                seq_lens_list=ends,
-                **options,
-            )
-        )
-        for i, end, (first, last) in zip(step, ends, pairwise(starts), strict=True):
-            outputs[i][done[i] : end] = out[first:last]
-            done[i] = end
-    return outputs
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_a_token_is_bit_equal_however_its_row_is_cut_and_batched(variant: str, data: st.DataObject) -> None:
-    dtype = data.draw(st.sampled_from(list(TOLERANCES)), "dtype")
-    num_kv_heads, group = data.draw(st.integers(1, 3), "KV heads"), data.draw(st.integers(1, 8), "group")
-    head_dim = data.draw(st.sampled_from([16, 64, 80]), "head_dim")
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000), "seed"))
-    lengths = data.draw(st.lists(st.integers(1, 200), min_size=1, max_size=3), "lengths")
-    shapes = [(num_kv_heads * group, head_dim), (num_kv_heads, head_dim), (num_kv_heads, head_dim)]
-    contexts = [Context(*(torch.randn(n, *s, generator=generator).to(dtype) for s in shapes)) for n in lengths]
-    options = {
-        "sliding_window": data.draw(st.none() | st.integers(1, 220), "window"),
-        "soft_cap": data.draw(st.sampled_from([None, 1.5]), "soft cap"),
-        "alibi_slopes": data.draw(st.sampled_from([None, slopes(num_kv_heads * group)]), "slopes"),
-    }
-    steps = []
-    left = dict(enumerate(lengths))
-    while left:
-        members = data.draw(st.sets(st.sampled_from(sorted(left)), min_size=1))
-        step = {i: data.draw(st.just(1) | st.integers(1, left[i])) for i in sorted(members)}
-        steps.append(step)
-        left = {i: n - step.get(i, 0) for i, n in left.items() if n > step.get(i, 0)}
-    block_size = data.draw(st.sampled_from([1, 5, 8, 16, 32, 128]), "block size")
-    with running(variant):
-        found = attend_in_steps(contexts, steps, block_size, **options)
-        for context, out in zip(contexts, found, strict=True):
-            whole = attend_in_steps([context], [{0: len(context.query)}], 16, **options)[0]
-            assert not whole.isnan().any()
-            assert torch.equal(out, whole)
-
-
-def test_one_decode_after_another_equals_the_prefill(variant: str) -> None:
-    for dtype in TOLERANCES:
-        context = Context(*(torch.randn(150, heads, 64).to(dtype) for heads in (6, 2, 2)))
-        decoded = attend_in_steps([context], [{0: 1}] * 150, 16)[0]
-        assert torch.equal(decoded, attend_in_steps([context], [{0: 150}], 16)[0])
-
-
-def test_more_threads_change_nothing(variant: str) -> None:
-    case = make_case(MIXED_ROWS, head_dim=64, dtype=torch.bfloat16)
-    expected, num_threads = case.run(), torch.get_num_threads()
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            assert torch.equal(case.run(), expected)
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

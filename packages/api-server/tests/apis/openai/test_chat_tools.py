@@ -9,69 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_helpers.chat_tools import CALL, CHAT, THINKING, USER, Server, tool
 
 from llmstack_llm import AsyncLLM
 from llmstack_llm.model.config import load_model_config
 from llmstack_llm.testing import FakeEngineCoreClient, write_model_folder
 from llmstack_llm.text.tokenizer import load_tokenizer
 from llmstack_server.app import build_app
-from llmstack_server.options.chat_options import ChatOptions
-from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
-
-CHAT = "/v1/chat/completions"
-USER = {"role": "user", "content": "Hi"}
-HERMES, THINKING = "<tool_call>", "<tool_call></think>"
-CALL = '<tool_call>{"name": "now", "arguments": {"a": "é"}}</tool_call>'
-
-
-def tool(name: str = "now", **fields: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, **fields}}
-
-
-def folded(answer: Answer) -> dict[str, Any]:
-    """The message that the chunks of a stream add up to, as the official clients put it together."""
-    *chunks, done = answer.events()
-    assert done == "[DONE]"
-    message: dict[str, Any] = {"calls": []}
-    for choice in (chunk["choices"][0] for chunk in chunks if chunk["choices"]):
-        for piece in choice["delta"].get("tool_calls", ()):
-            if piece["index"] == len(message["calls"]):
-                message["calls"].append({"id": piece["id"], "name": piece["function"]["name"], "arguments": ""})
-            message["calls"][piece["index"]]["arguments"] += piece["function"]["arguments"]
-        assert choice["delta"].get("reasoning") == choice["delta"].get("reasoning_content")
-        for key in ("content", "reasoning_content"):
-            message[key] = message.get(key, "") + (choice["delta"].get(key) or "")
-        message["finish_reason"] = choice["finish_reason"]
-    return message
-
-
-class Server:
-    """One application over one scripted engine."""
-
-    def __init__(self, template: str | None = HERMES, **options: Any) -> None:
-        self.engine = FakeEngineClient()
-        self.app = build_app(ready_state(self.engine, chat=ChatOptions(**options), chat_template=template))
-
-    async def ask(self, script: str | None = None, **fields: Any) -> Answer:
-        self.engine.script = script
-        return await call(self.app, "POST", CHAT, {"messages": [USER], **fields})
-
-    async def both(self, script: str, **fields: Any) -> dict[str, Any]:
-        """The message as a stream and as a whole answer, which must agree."""
-        whole = await self.ask(script, **fields)
-        assert whole.status == 200, whole.body
-        choice = whole.json()["choices"][0]
-        streamed = folded(await self.ask(script, stream=True, **fields))
-        message = choice["message"]
-        calls = [{**entry["function"], "id": ""} for entry in message.get("tool_calls", ())]
-        assert message.get("reasoning") == message.get("reasoning_content")
-        assert streamed == {
-            "content": message["content"] or "",
-            "reasoning_content": message.get("reasoning_content", ""),
-            "finish_reason": choice["finish_reason"],
-            "calls": [{**entry, "id": streamed["calls"][index]["id"]} for index, entry in enumerate(calls)],
-        }
-        return {**message, "finish_reason": choice["finish_reason"]}
+from llmstack_server.testing import call, ready_state
 
 
 async def test_a_call_is_separated_from_the_content_before_it():
@@ -250,111 +195,6 @@ async def test_without_a_parser_tools_are_refused_with_the_flag_to_set():
     assert (answer.status, error["code"], error["param"]) == (400, "unsupported_value", "tools")
     assert re.search(r"--tool-call-parser \(.*hermes, ", error["message"])
     assert (await Server(template=None).ask("x", tools=[tool()], tool_choice="none")).status == 200
-
-
-THOUGHT = "<think>\nhm\n</think>\n\nHi"
-
-
-async def test_reasoning_is_separated_from_the_answer_and_counted():
-    server = Server(THINKING)
-    message = await server.both(THOUGHT)
-    assert (message["reasoning_content"], message["content"], message["finish_reason"]) == ("hm", "Hi", "stop")
-    usage = (await server.ask(THOUGHT)).json()["usage"]
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
-    assert usage["completion_tokens"] == len(THOUGHT)
-
-
-async def test_reasoning_alone_leaves_no_content():
-    message = await Server(THINKING).both("<think>hm")
-    assert (message["reasoning_content"], message["content"]) == ("hm", None)
-
-
-async def test_reasoning_is_left_out_where_the_request_excludes_it():
-    message = await Server(THINKING).both(THOUGHT, include_reasoning=False)
-    assert message["content"] == "Hi"
-    assert "reasoning_content" not in message
-
-
-@pytest.mark.parametrize(
-    ("content", "script", "reasoning", "answer"),
-    [
-        ("Hi <think>\n", "hm</think>Hi", "hm", "Hi"),
-        ("Hi <think>\n\n</think>\n\n", "Hi</think>", None, "Hi</think>"),
-        ("What is <think>?", "Hi", None, "Hi"),
-    ],
-)
-async def test_how_the_prompt_ends_tells_whether_the_model_thinks(
-    content: str, script: str, reasoning: str | None, answer: str
-):
-    message = await Server(THINKING).both(script, messages=[{"role": "user", "content": content}])
-    assert (message.get("reasoning_content"), message["content"]) == (reasoning, answer)
-
-
-@pytest.mark.parametrize(
-    ("begun", "reasoning", "content"),
-    [("<think>so", "hm", "Hi"), ("<think>a</think>b", None, "hm</think>Hi"), ("b", None, "hm</think>Hi")],
-)
-async def test_a_begun_message_goes_on_where_it_was(begun: str, reasoning: str | None, content: str):
-    messages = [USER, {"role": "assistant", "content": begun}]
-    message = await Server(THINKING).both("hm</think>Hi", messages=messages, continue_final_message=True)
-    assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
-
-
-async def test_a_request_switches_off_reasoning_that_is_on_by_default():
-    server = Server(reasoning_parser="deepseek_r1")
-    assert (await server.both("hm</think>Hi"))["reasoning_content"] == "hm"
-    message = await server.both("Hi", chat_template_kwargs={"enable_thinking": False})
-    assert message["content"] == "Hi"
-    message = await server.both("Hi", reasoning_effort="none")
-    assert message["content"] == "Hi"
-    assert server.engine.rendered[-1].template_kwargs == {"reasoning_effort": "none", "enable_thinking": False}
-
-
-async def test_calls_follow_the_reasoning():
-    message = await Server(THINKING).both('<think>a</think>\n<tool_call>{"name": "now"}</tool_call>', tools=[tool()])
-    assert (message["reasoning_content"], message["content"]) == ("a", None)
-    assert message["tool_calls"][0]["function"]["name"] == "now"
-
-
-def formats(server: Server) -> Any:
-    """The constraint that the last request had, as a structural tag."""
-    constraint = server.engine.admitted[-1].sampling_params.structured_outputs
-    assert constraint is not None
-    return json.loads(constraint.structural_tag)["format"]
-
-
-async def test_a_constraint_holds_behind_the_reasoning_that_the_prompt_has_begun():
-    server = Server(THINKING)
-    fields = {"tools": [tool()], "tool_choice": "required", "messages": [{"role": "user", "content": "<think>"}]}
-    message = await server.both('hm</think>[{"name": "now", "parameters": {}}]', **fields)
-    assert (message["reasoning_content"], len(message["tool_calls"])) == ("hm", 1)
-    assert [part["type"] for part in formats(server)["elements"]] == ["tag", "regex", "json_schema"]
-
-
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        {"regex": "Hi"},
-        {"choice": ["Hi"]},
-        {"json": {"type": "string"}},
-        {"structural_tag": {"format": {"type": "any_text"}}},
-    ],
-)
-async def test_reasoning_that_may_begin_stays_the_models_choice(constraint: dict[str, Any]):
-    server = Server(THINKING)
-    message = await server.both("<think>hm</think>Hi", structured_outputs=constraint)
-    assert (message["reasoning_content"], message["content"]) == ("hm", "Hi")
-    with_reasoning, without = formats(server)["elements"]
-    assert with_reasoning["elements"][0]["begin"] == "<think>"
-    assert with_reasoning["elements"][-1] == without
-    assert (await server.both("Hi", structured_outputs=constraint))["content"] == "Hi"
-
-
-async def test_a_constraint_that_cannot_follow_reasoning_leaves_no_room_for_it():
-    server = Server(reasoning_parser="deepseek_r1")
-    message = await server.both("Hi", structured_outputs={"grammar": 'start: "Hi"'})
-    assert message["content"] == "Hi"
-    assert "reasoning_content" not in message
 
 
 async def test_the_end_of_an_answer_that_calls_is_a_chunk_of_its_own():

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server_helpers.waiting import wait_until
+from server_helpers.responses import create, named_events
 
 from llmstack_server.app import build_app
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.http_options import AnswerConfig
-from llmstack_server.state.lifecycle import LifecycleState
-from llmstack_server.state.server_state import ServerState
-from llmstack_server.testing import Answer, FakeEngineClient, call, ready_state
-from llmstack_types import EngineDeadError, RequestFailedError, ServerOverloadedError
-
-RESPONSES = "/v1/responses"
-
-
-@pytest.fixture
-def engine() -> FakeEngineClient:
-    return FakeEngineClient()
-
-
-@pytest.fixture
-def state(engine: FakeEngineClient) -> ServerState:
-    return ready_state(engine, names=("fake", "alias"))
-
-
-@pytest.fixture
-def app(state: ServerState) -> Any:
-    return build_app(state)
+from llmstack_server.testing import FakeEngineClient, ready_state
 
 
 def new_app() -> Any:
@@ -47,22 +24,6 @@ def new_app() -> Any:
 # Applications that several tests or examples share: building one takes a while. Those that generate belong to one loop.
 any_app = pytest.fixture(scope="module")(new_app)
 generating_app = pytest.fixture(scope="module")(new_app)
-
-
-@pytest.fixture
-async def client(app: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as made:
-        yield made
-
-
-async def create(app: Any, **fields: Any) -> Answer:
-    return await call(app, "POST", RESPONSES, {"input": "Hello", "max_output_tokens": 7, "temperature": 0, **fields})
-
-
-def named_events(answer: Answer) -> list[str]:
-    lines = answer.body.decode().splitlines()
-    return [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
 
 
 async def test_the_client_gets_a_text_and_what_it_asked_for(client: openai.AsyncOpenAI):
@@ -177,135 +138,6 @@ async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI):
     with pytest.raises(openai.NotFoundError) as caught:
         await client.responses.create(model="fake", input="Two", previous_response_id=response.id)
     assert caught.value.code == "not_found"
-
-
-async def test_a_response_of_the_background_can_be_polled(client: openai.AsyncOpenAI, engine: FakeEngineClient):
-    engine.step_delay_s = 0.001
-    response = await client.responses.create(model="fake", input="Hello", background=True, max_output_tokens=20)
-    assert (response.status, response.background, response.output) == ("queued", True, [])
-    seen = {response.status}
-    while response.status in ("queued", "in_progress"):
-        response = await client.responses.retrieve(response.id)
-        seen.add(response.status)
-        await asyncio.sleep(0.001)
-    assert seen == {"queued", "in_progress", "incomplete"}
-    assert response.output_text == "HelloHelloHelloHello"
-    assert response == await client.responses.cancel(response.id)
-
-
-async def test_a_response_of_the_background_can_be_cancelled(
-    client: openai.AsyncOpenAI, engine: FakeEngineClient, state: ServerState
-):
-    engine.step_delay_s = 0.005
-    response = await client.responses.create(model="fake", input="Hello", background=True, max_output_tokens=100)
-    await wait_until(lambda: engine.num_running)
-    assert state.in_flight.count == 1
-    cancelled = await client.responses.cancel(response.id)
-    assert cancelled.status == "cancelled"
-    assert (await client.responses.retrieve(response.id)).status == "cancelled"
-    assert len(engine.aborted_request_ids) == 1
-    assert state.in_flight.count == 0
-
-
-async def test_deleting_a_running_response_ends_it(client: openai.AsyncOpenAI, engine: FakeEngineClient):
-    engine.step_delay_s = 0.005
-    response = await client.responses.create(model="fake", input="Hello", background=True, max_output_tokens=100)
-    await wait_until(lambda: engine.num_running)
-    await client.responses.delete(response.id)
-    assert engine.num_running == 0
-
-
-async def test_a_stream_of_the_background_goes_on_without_its_client_and_can_be_read_again(
-    app: Any, client: openai.AsyncOpenAI, engine: FakeEngineClient
-):
-    engine.step_delay_s = 0.002
-    left = await call(
-        app,
-        "POST",
-        RESPONSES,
-        {"input": "Hello", "max_output_tokens": 10, "background": True, "stream": True},
-        disconnect_after_parts=4,
-    )
-    assert named_events(left)[:3] == ["response.created", "response.queued", "response.in_progress"]
-    response_id = left.body.decode().split('"id":"')[1].split('"')[0]
-    again = await client.responses.retrieve(response_id, stream=True)
-    events = [event async for event in again]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert events[-1].type == "response.incomplete"
-    assert events[-1].response.output_text == "HelloHello"
-    assert engine.aborted_request_ids == []
-    rest = await client.responses.retrieve(response_id, stream=True, starting_after=4)
-    assert [event.sequence_number async for event in rest] == list(range(5, len(events)))
-
-
-async def test_a_client_that_leaves_ends_its_request(app: Any, engine: FakeEngineClient):
-    engine.step_delay_s = 0.002
-    for stream in (False, True):
-        await call(
-            app,
-            "POST",
-            RESPONSES,
-            {"input": "Hello", "max_output_tokens": 100, "stream": stream},
-            disconnect_after_parts=int(stream),
-        )
-    assert len(engine.aborted_request_ids) == 2
-
-
-async def test_a_refusal_before_the_first_token_has_its_own_status(app: Any, engine: FakeEngineClient):
-    for error, status, code in (
-        (ServerOverloadedError("full"), 503, "server_is_overloaded"),
-        (EngineDeadError("gone"), 503, "engine_unavailable"),
-        (RequestFailedError("oh"), 500, "internal_error"),
-    ):
-        engine.error = error
-        for stream in (False, True):
-            answer = await create(app, stream=stream)
-            assert (answer.status, answer.json()["error"]["code"]) == (status, code)
-
-
-async def test_a_failure_after_the_first_token_is_the_last_event(app: Any, engine: FakeEngineClient):
-    engine.error, engine.num_tokens_before_error = RequestFailedError("oh"), 3
-    answer = await create(app, stream=True)
-    assert answer.status == 200
-    assert named_events(answer)[-1] == "response.failed"
-    assert b"[DONE]" not in answer.body
-    failed = answer.body.decode().split("data: ")[-1]
-    assert '"status":"failed"' in failed
-    assert '"text":"Hel"' in failed
-
-
-async def test_a_failure_in_the_background_is_in_the_retrieved_response(
-    app: Any, engine: FakeEngineClient, client: openai.AsyncOpenAI
-):
-    engine.error, engine.num_tokens_before_error = RequestFailedError("oh"), 3
-    response = await client.responses.create(model="fake", input="Hello", background=True, max_output_tokens=9)
-    while response.status in ("queued", "in_progress"):
-        response = await client.responses.retrieve(response.id)
-        await asyncio.sleep(0)
-    assert response.status == "failed"
-    assert response.error is not None
-    assert (response.error.code, response.error.message) == ("server_error", "Internal error")
-
-
-async def test_a_drain_waits_for_the_background_and_the_cut_ends_it(
-    app: Any, engine: FakeEngineClient, state: ServerState, client: openai.AsyncOpenAI
-):
-    engine.step_delay_s = 0.005
-    response = await client.responses.create(model="fake", input="Hello", background=True, max_output_tokens=100)
-    await wait_until(lambda: engine.num_running)
-    assert not await state.in_flight.wait_until_idle(0.01)
-    state.in_flight.cut()
-    assert await state.in_flight.wait_until_idle(5)
-    assert engine.num_running == 0
-    found = await client.responses.retrieve(response.id)
-    assert (found.status, found.error and found.error.message) == ("failed", "The server is shutting down.")
-
-
-async def test_what_is_stored_can_be_asked_for_while_the_server_drains(app: Any, state: ServerState):
-    response = (await create(app)).json()
-    state.lifecycle.advance(LifecycleState.DRAINING)
-    assert (await call(app, "GET", f"{RESPONSES}/{response['id']}")).json() == response
-    assert (await create(app)).json()["error"]["code"] == "server_shutting_down"
 
 
 async def test_without_an_end_there_is_no_done(app: Any):

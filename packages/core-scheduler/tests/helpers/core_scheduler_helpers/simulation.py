@@ -13,8 +13,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from core_scheduler_helpers.drawn import VOCAB_SIZE, GuessingDrafts, draw_config, repetitive_token
 from llmstack_core_scheduler.block_needs import BlockNeeds
-from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.fair_queue import FairQueue
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
 from llmstack_core_scheduler.preemption import AlwaysRecompute, AlwaysSwap, CheapestPreemption, PreemptionPolicy
@@ -33,7 +33,6 @@ from llmstack_types import (
     SchedulerOutput,
 )
 
-VOCAB_SIZE = 1000
 MAX_NUM_STEPS = 20_000
 MAX_NUM_CRASHES = 3
 MAX_NUM_FORKS = 30
@@ -49,33 +48,6 @@ class BrokenInvariantError(Exception):
     """An invariant of the scheduler did not hold; the text says which."""
 
 
-class GuessingDrafts:
-    """A source of drafts that is right until a place that depends on the text."""
-
-    def forget(self, request_id: str) -> None:
-        """There is nothing to forget."""
-
-    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
-        """Some right tokens, then wrong ones; sometimes more than asked for, sometimes none."""
-        if sum(token_ids[-3:]) % 5 == 0:
-            return []
-        text = list(token_ids)
-        num_right = text[-1] % 4
-        for index in range(max_num_tokens + 1):
-            text.append(next_token(text, VOCAB_SIZE) if index < num_right else 0)
-        return text[len(token_ids) :]
-
-
-def repetitive_token(token_ids: Sequence[int]) -> int:
-    """Mostly what followed the last token when it last occurred: the fake model for drafts that are looked up."""
-    token_id = next_token(token_ids, VOCAB_SIZE)
-    if token_id % 4:
-        for index in range(len(token_ids) - 2, -1, -1):
-            if token_ids[index] == token_ids[-1]:
-                return token_ids[index + 1]
-    return token_id
-
-
 class Simulation:
     """One run; `run` raises where an invariant is broken.
 
@@ -89,7 +61,7 @@ class Simulation:
     ) -> None:
         """`sliding_windows` are those of the groups of layers that the managers have."""
         random = self.random = Random(seed)  # reproducible, nothing secret
-        self.config = _draw_config(random)
+        self.config = draw_config(random)
         self.block_size = random.choice(BLOCK_SIZES)
         # Half of the pools have room for about one long request: there is no peace in them.
         num_needed_blocks = min(-(-self.config.max_model_len // self.block_size), 45)
@@ -404,23 +376,6 @@ class Simulation:
         _expect(self.lookup.num_indexed_tokens == 0, "the source of drafts remembers nobody")
         _expect(self.runner.request_ids == [], "the runner has no row left")
         _expect((stats.num_running, stats.num_waiting, stats.num_swapped) == (0, 0, 0), "nobody is left")
-
-
-def _draw_config(random: Random) -> SchedulerConfig:
-    is_chunked = random.random() < 0.8
-    max_model_len = random.randint(8, 150)
-    return SchedulerConfig(
-        max_num_seqs=random.randint(1, 12),
-        max_num_batched_tokens=random.randint(1, 64) if is_chunked else max_model_len + random.randint(0, 20),
-        max_model_len=max_model_len,
-        enable_chunked_prefill=is_chunked,
-        policy=random.choice(["fcfs", "priority", "fair"]),
-        fair_quantum=random.choice([1, 8, 64]),
-        long_prefill_token_threshold=random.choice([0, 0, 1, 5]) if is_chunked else 0,
-        max_num_partial_prefills=random.choice([0, 1, 2]),
-        num_lookahead_slots=random.choice([0, 0, 1, 4]),
-        max_num_preemptions=random.choice([1, 2, 4]),
-    )
 
 
 def _expect(is_so: bool, invariant: str) -> None:

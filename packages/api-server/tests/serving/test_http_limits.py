@@ -1,0 +1,222 @@
+"""What clients send is bounded in size and time, and every request is read by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from server_helpers.running import STREAM, Running, Start, post_bytes
+
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.secret import Secret
+from llmstack_server.serving.uvicorn_protocol import MAX_HEADER_BYTES, LimitedProtocol
+
+
+async def test_headers_beyond_the_limit_are_refused_in_one_piece_or_many(start: Start):
+    running = await start()
+    many = "".join(f"X-{i}: y\r\n" for i in range(200))
+    for raw in (
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEADER_BYTES + 10) + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEADER_BYTES * 3),
+        b"GET /" + b"a" * (MAX_HEADER_BYTES + 10) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        f"GET /health HTTP/1.1\r\nHost: x\r\n{many}\r\n".encode(),
+    ):
+        status, headers, body = await running.ask(raw)
+        assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
+        assert headers["connection"] == "close"
+        assert headers["x-request-id"]
+    assert (await running.get("/health"))[0] == 200
+
+
+async def test_the_limits_of_headers_can_be_set(start: Start):
+    running = await start(HTTPConfig(max_header_bytes=2048, max_num_headers=5, uvicorn_log_level="critical"))
+    few = "".join(f"X-{i}: y\r\n" for i in range(3))
+    raw = f"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{few}"
+    assert (await running.ask(f"{raw}\r\n".encode()))[0] == 200
+    assert (await running.ask(f"{raw}X-4: y\r\n\r\n".encode()))[0] == 431
+    assert (await running.ask(b"GET /ping HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 2048 + b"\r\n\r\n"))[0] == 431
+
+
+async def test_bytes_that_are_not_http_get_a_minimal_answer(start: Start):
+    running = await start()
+    status, _, body = await running.ask(b"\x16\x03\x01 hello\r\n\r\n")
+    assert status == 400
+    assert len(body) < 200
+
+
+async def test_headers_that_never_end_time_out(start: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(LimitedProtocol, "headers_timeout_s", 0.05)
+    running = await start()
+    status, _, body = await running.ask(b"GET /health HTTP/1.1\r\nHost: ")
+    assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+    reader, writer = await running.send(b"")
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def test_a_body_shorter_than_it_says_times_out(start: Start):
+    running = await start(HTTPConfig(receive_timeout_s=0.05, uvicorn_log_level="critical"))
+    raw = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 118\r\n\r\n{}"
+    status, _, body = await running.ask(raw)
+    assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+
+
+async def test_a_declared_large_body_is_refused_before_it_is_sent(start: Start):
+    running = await start()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    status, _, body = await running.ask(f"{head}Content-Length: {1 << 30}\r\n\r\n".encode())
+    assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_chunked_large_body_is_refused_while_it_is_sent(start: Start):
+    running = await start(HTTPConfig(max_body_bytes=1 << 16, uvicorn_log_level="critical"))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += "Transfer-Encoding: chunked\r\n\r\n"
+    chunk = b"8000\r\n" + b"a" * 0x8000 + b"\r\n"
+    status, _, body = await running.ask(head.encode() + chunk * 20 + b"0\r\n\r\n")
+    assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
+
+
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+CHUNK = b'1d\r\n{"prompt":"a","max_tokens":1}\r\n'
+
+
+async def send_without_end(running: Running, head: bytes, piece: bytes) -> tuple[int, bytes]:
+    """Sends `piece` until the server closes the connection; returns how many bytes it took and its answer."""
+    reader, writer = await running.send(head)
+    answer = asyncio.create_task(reader.read())
+    num_bytes = 0
+    try:
+        while not answer.done() and num_bytes < 64 << 20:
+            writer.write(piece)
+            await writer.drain()
+            num_bytes += len(piece)
+    except OSError:
+        pass
+    writer.close()
+    try:
+        return num_bytes, await asyncio.wait_for(answer, 5)
+    except OSError:
+        return num_bytes, b""
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (CHUNKED + CHUNK + b"0\r\n", b"X-Trailer: " + b"a" * 1000 + b"\r\n"),
+        (CHUNKED + CHUNK + b"0\r\n" + b"X-Trailer: ", b"a" * 1000),
+        (CHUNKED + CHUNK + b"1;", b"a" * 1000),
+    ],
+    ids=["trailers", "one trailer", "an extension of a chunk"],
+)
+async def test_what_is_neither_header_nor_body_is_bounded(start: Start, head: bytes, piece: bytes):
+    running = await start()
+    num_bytes, answer = await send_without_end(running, head, piece)
+    assert num_bytes < 32 << 20  # what is sent before the answer is read; without a limit it would be 64 MiB
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
+    assert (await running.get("/health"))[0] == 200
+
+
+async def test_trailers_never_become_headers(start: Start):
+    running = await start(HTTPConfig(api_keys=(Secret("key"),), uvicorn_log_level="critical"))
+    raw = (
+        CHUNKED.replace(b"Host: x", b"Host: x\r\nConnection: close") + CHUNK + b"0\r\nAuthorization: Bearer key\r\n\r\n"
+    )
+    assert (await running.ask(raw))[0] == 401
+
+
+async def test_small_chunks_are_no_attack(start: Start):
+    running = await start()
+    body = json.dumps({"prompt": "Hello", "max_tokens": 3}).encode().ljust(20_000)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    head = CHUNKED.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    status, _, answer = await running.ask(head + chunks + b"0\r\nX-Sum: 1\r\n\r\n")
+    assert status == 200
+    assert json.loads(answer)["choices"][0]["text"] == "Hel"
+
+
+async def test_a_request_that_ends_after_its_answer_is_not_read_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(LimitedProtocol, "linger_s", 0.1)
+    running = await start()
+    unknown = CHUNKED.replace(b"/v1/completions", b"/unknown")
+    reader, writer = await running.send(unknown)
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 404 ")
+    writer.write(CHUNK)
+    await asyncio.wait_for(reader.read(), 5)  # the connection ends, although the request does not
+    writer.close()
+    num_bytes, answer = await send_without_end(running, unknown, b"8000\r\n" + b"a" * 0x8000 + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 404 ") or not answer
+    assert num_bytes < 32 << 20
+
+
+async def test_a_body_that_ends_soon_after_its_answer_leaves_the_connection_open(start: Start):
+    running = await start()
+    reader, writer = await running.send(CHUNKED.replace(b"/v1/completions", b"/unknown"))
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+    writer.write(CHUNK + b"0\r\n\r\n" + b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+async def test_one_deadline_holds_for_headers_body_and_trailers(start: Start):
+    running = await start(HTTPConfig(receive_timeout_s=0.1, uvicorn_log_level="critical"))
+    reader, writer = await running.send(CHUNKED + CHUNK + b"0\r\n")
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    writer.close()
+
+
+async def test_a_pipelined_request_may_wait_for_the_answers_before_it(start: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(LimitedProtocol, "request_timeout_s", 0.05)
+    running = await start()
+    running.engine.step_delay_s = 0.02
+    second = post_bytes({"prompt": "yo", "max_tokens": 2}, "Connection: close\r\n")
+    reader, writer = await running.send(post_bytes(STREAM) + second[:-4])
+    await asyncio.sleep(0.2)
+    writer.write(second[-4:])
+    answer = await asyncio.wait_for(reader.read(), 20)
+    assert b"data: [DONE]" in answer
+    assert b'"text":"yo"' in answer
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        ("GET /ping HTTP/1.1\r\n", 400, "invalid_host"),
+        ("GET /ping HTTP/1.1\r\nHost: a\r\nHost: b\r\n", 400, "invalid_host"),
+        ("GET /ping HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n", 417, "expectation_failed"),
+    ],
+)
+async def test_a_request_names_one_host_and_expects_nothing_unknown(start: Start, head: str, status: int, code: str):
+    running = await start()
+    found, headers, body = await running.ask(f"{head}\r\n".encode())
+    assert (found, json.loads(body)["error"]["code"]) == (status, code)
+    assert headers["connection"] == "close"
+
+
+async def test_http_1_0_needs_no_host(start: Start):
+    running = await start()
+    assert (await running.ask(b"GET /ping HTTP/1.0\r\n\r\n"))[0] == 200
+
+
+async def test_a_kept_connection_serves_split_and_chunked_requests(start: Start):
+    running = await start()
+    reader, writer = await running.send(b"")
+    raw = post_bytes({"prompt": "Hello", "max_tokens": 3})
+    for index in range(0, len(raw), 7):
+        writer.write(raw[index : index + 7])
+        await writer.drain()
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    assert json.loads(await reader.readexactly(length))["choices"][0]["text"] == "Hel"
+    writer.write(post_bytes({"prompt": "yo", "max_tokens": 2, "stream": True}, "Connection: close\r\n"))
+    body = await reader.read()
+    assert b"transfer-encoding: chunked" in body.lower()
+    assert b"data: [DONE]\n\n" in body
+    writer.close()

@@ -1,0 +1,55 @@
+"""What a simulation draws: its configuration, its texts and its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.testing import next_token
+
+VOCAB_SIZE = 1000
+
+
+class GuessingDrafts:
+    """A source of drafts that is right until a place that depends on the text."""
+
+    def forget(self, request_id: str) -> None:
+        """There is nothing to forget."""
+
+    def propose(self, request_id: str, token_ids: Sequence[int], max_num_tokens: int) -> Sequence[int]:
+        """Some right tokens, then wrong ones; sometimes more than asked for, sometimes none."""
+        if sum(token_ids[-3:]) % 5 == 0:
+            return []
+        text = list(token_ids)
+        num_right = text[-1] % 4
+        for index in range(max_num_tokens + 1):
+            text.append(next_token(text, VOCAB_SIZE) if index < num_right else 0)
+        return text[len(token_ids) :]
+
+
+def repetitive_token(token_ids: Sequence[int]) -> int:
+    """Mostly what followed the last token when it last occurred: the fake model for drafts that are looked up."""
+    token_id = next_token(token_ids, VOCAB_SIZE)
+    if token_id % 4:
+        for index in range(len(token_ids) - 2, -1, -1):
+            if token_ids[index] == token_ids[-1]:
+                return token_ids[index + 1]
+    return token_id
+
+
+def draw_config(random: Random) -> SchedulerConfig:
+    is_chunked = random.random() < 0.8
+    max_model_len = random.randint(8, 150)
+    return SchedulerConfig(
+        max_num_seqs=random.randint(1, 12),
+        max_num_batched_tokens=random.randint(1, 64) if is_chunked else max_model_len + random.randint(0, 20),
+        max_model_len=max_model_len,
+        enable_chunked_prefill=is_chunked,
+        policy=random.choice(["fcfs", "priority", "fair"]),
+        fair_quantum=random.choice([1, 8, 64]),
+        long_prefill_token_threshold=random.choice([0, 0, 1, 5]) if is_chunked else 0,
+        max_num_partial_prefills=random.choice([0, 1, 2]),
+        num_lookahead_slots=random.choice([0, 0, 1, 4]),
+        max_num_preemptions=random.choice([1, 2, 4]),
+    )

@@ -1,0 +1,1 @@
+"""What several test modules of this package share."""
