@@ -56,15 +56,15 @@ def measure_starts(options: argparse.Namespace) -> list[Start]:
 def measure_start(options: argparse.Namespace) -> Start:
     """Starts the command once, requests one token, and stops it."""
     command, port = command_with_port(options.server_command)
-    if _accepts(port):
+    if is_port_open(port):
         raise BenchError(f"--port {port}: the port is already in use", exit_code=2)
     with tempfile.TemporaryFile() as log:
         started_s = time.perf_counter()
-        with _started(command, log, options.stop_timeout) as process:
-            wait = _Waiter(process, log, started_s, options.timeout)
-            socket_s = wait.until(lambda: _accepts(port), "its port is open")
+        with started_command(command, log, options.stop_timeout) as process:
+            wait = Waiter(process, log, started_s, options.timeout)
+            socket_s = wait.until(lambda: is_port_open(port), "its port is open")
             ready_s = wait.until(
-                lambda: _health(port, options.health_path) == 200, f"{options.health_path} answers 200"
+                lambda: health_status(port, options.health_path) == 200, f"{options.health_path} answers 200"
             )
             event_loop.run(_first_token(port, options))
             first_token_s = time.perf_counter() - started_s
@@ -111,7 +111,7 @@ def start_values(starts: Sequence[Start]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], log: IO[bytes], stop_timeout_s: float) -> Iterator[subprocess.Popen[bytes]]:
+def started_command(command: Sequence[str], log: IO[bytes], stop_timeout_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """The running command in its own process group, which is killed at the end."""
     try:
         process = subprocess.Popen(
@@ -126,7 +126,9 @@ def _started(command: Sequence[str], log: IO[bytes], stop_timeout_s: float) -> I
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiter:
+class Waiter:
+    """Waits for what a started server does."""
+
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     started_s: float
@@ -151,7 +153,8 @@ class _Waiter:
         return " | ".join(line.strip() for line in lines if line.strip())[-500:]
 
 
-def _accepts(port: int) -> bool:
+def is_port_open(port: int) -> bool:
+    """Whether something listens there on this machine."""
     try:
         socket.create_connection((HOST, port), timeout=1).close()
     except OSError:
@@ -159,7 +162,8 @@ def _accepts(port: int) -> bool:
     return True
 
 
-def _health(port: int, path: str) -> int:
+def health_status(port: int, path: str) -> int:
+    """The status of a route; 0 where there is no answer."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5)
     try:
         connection.request("GET", path)

@@ -25,12 +25,13 @@ SUBCOMMANDS = {
     "serve": ("llmstack_bench.commands.serve:ServeBench", "measure one or more OpenAI-compatible servers over HTTP"),
     "throughput": ("llmstack_bench.commands.offline:ThroughputBench", "offline: many requests at once, tokens/s"),
     "latency": ("llmstack_bench.commands.offline:LatencyBench", "offline: one batch, repeated"),
+    "sweep": ("llmstack_bench.commands.sweep:SweepBench", "servers over sets of flags, each with each load"),
     "startup": ("llmstack_bench.commands.startup:StartupBench", "from a server's command to its first token"),
 }
 
 
 class BenchCommand:
-    """The command `llmstack bench` with its four subcommands."""
+    """The command `llmstack bench` with its subcommands."""
 
     name = "bench"
     help = "measure a server over HTTP, the engine offline, or a start"
