@@ -119,3 +119,28 @@ async def test_there_are_so_many_readers_at_most(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(live_page, "MAX_READERS", 0)
     answer = await call(build_app(ready_state(FakeEngineClient())), "GET", "/live/events")
     assert (answer.status, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
+
+
+async def test_a_request_is_explained_to_its_own_key_and_to_no_other() -> None:
+    state = ready_state(engine := FakeEngineClient(), HTTPConfig(api_keys=KEYS))
+    engine.step_log = kept_steps(state)
+    app = build_app(state)
+    first, second = ({"authorization": f"Bearer {key}"} for key in ("first-key", "second-key"))
+    mine = await call(app, "GET", "/v1/requests/mine/explanation", headers=first)
+    assert mine.json()["id"] == "mine"
+    assert mine.json()["facts"]["prefill_steps"] == 1
+    assert "other," not in " ".join(mine.json()["sentences"])
+    foreign = await call(app, "GET", "/v1/requests/mine/explanation", headers=second)
+    missing = await call(app, "GET", "/v1/requests/none/explanation", headers=second)
+    assert (foreign.status, foreign.json()["error"]["code"]) == (404, "not_found")
+    assert foreign.body == missing.body
+    assert (await call(app, "GET", "/v1/requests/mine/explanation")).status == 401
+
+
+async def test_one_of_several_answers_is_found_by_the_id_of_all() -> None:
+    state = ready_state(engine := FakeEngineClient())
+    log = kept_steps()
+    rows = [ScheduledRequest("mine-0", 0, 4, [5]), ScheduledRequest("mine-1", 0, 4, [6])]
+    engine.step_log = log._replace(steps=[step._replace(rows=rows) for step in log.steps], events=[])
+    answer = await call(build_app(state), "GET", "/v1/requests/mine/explanation")
+    assert answer.json()["id"] == "mine-0"

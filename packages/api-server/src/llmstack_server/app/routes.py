@@ -15,6 +15,7 @@ from llmstack_server.apis.responses.routes import add_responses_routes
 from llmstack_server.app.adapter_routes import add_adapter_routes
 from llmstack_server.app.chat_page import add_chat_page
 from llmstack_server.app.docs_page import add_docs_routes
+from llmstack_server.app.explain_routes import add_explanation_route
 from llmstack_server.app.invocations import add_invocations_route
 from llmstack_server.app.live_page import add_live_page
 from llmstack_server.app.pause_routes import add_pause_routes
@@ -50,6 +51,7 @@ def build_router(state: ServerState) -> APIRouter:
     add_anthropic_routes(router, state)
     add_invocations_route(router, state)
     add_steps_routes(router, state)
+    add_explanation_route(router, state)
     add_stream_routes(router, state)
     if state.config.http.has_docs:
         add_docs_routes(router)

@@ -222,6 +222,11 @@ def stream_reader_replaced() -> ErrorAnswer:
     return error_answer("stream_reader_replaced", "Another connection reads this stream now.")
 
 
+def request_not_found() -> ErrorAnswer:
+    """404 `not_found`, for a request that is unknown, forgotten, or another key's: all look alike."""
+    return error_answer("not_found", "The last steps have no request with this id.")
+
+
 def stream_not_found() -> ErrorAnswer:
     """404 `not_found`, for the id of a stream that was never used, has ended, or is another key's: all look alike."""
     return error_answer("not_found", "There is no stream with this id.")

@@ -1,0 +1,109 @@
+"""The subcommand `llmstack explain`.
+
+`llmstack --help` imports it, so it imports little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.explain import Explanation
+
+DEFAULT_URL = "http://localhost:8000"
+API_KEY_VARIABLES = ("LLMSTACK_API_KEY", "OPENAI_API_KEY")
+TIMEOUT_S = 30.0
+MAX_ANSWER_BYTES = 4 << 20
+MAX_STEPS = 10_000_000
+
+
+class ExplainError(Exception):
+    """There is no explanation; one line."""
+
+
+class ExplainCommand:
+    """`llmstack explain REQUEST [--log FILE | --url URL]`."""
+
+    name = "explain"
+    help = "show where the time of a request went"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the flags of `llmstack explain`."""
+        parser.add_argument("request", metavar="REQUEST", help="the id in the answer, such as chatcmpl-…")
+        source = parser.add_mutually_exclusive_group()
+        source.add_argument("--log", type=Path, metavar="FILE", help="what `llmstack serve --record-steps FILE` wrote")
+        source.add_argument(
+            "--url", default=DEFAULT_URL, metavar="URL", help=f"ask a running server (default: {DEFAULT_URL})"
+        )
+        parser.add_argument("--api-key", metavar="KEY", help="prefer LLMSTACK_API_KEY: process lists show flags")
+        parser.add_argument("--json", action="store_true", help="print the figures, too, as one JSON object")
+
+    def run(self, namespace: argparse.Namespace) -> int:
+        """0: explained; 1: the request is not known, or the source cannot be read."""
+        try:
+            if namespace.log is not None:
+                found = _plain(_from_log(namespace.log, namespace.request))
+            else:
+                found = _from_server(namespace.url, namespace.request, namespace.api_key)
+        except ExplainError as error:
+            sys.stderr.write(f"llmstack explain: error: {error}\n")
+            return 1
+        text = json.dumps(found, indent=2) if namespace.json else "\n".join(map(str, found["sentences"]))
+        sys.stdout.write(text + "\n")
+        return 0
+
+
+def _plain(found: Explanation) -> dict[str, Any]:
+    return {"id": found.request_id, "sentences": found.sentences, "facts": found.facts}
+
+
+def _from_log(path: Path, request_id: str) -> Explanation:
+    from llmstack_engine_core.explain import Limits, UnknownRequestError, explain
+    from llmstack_engine_core.replay.steps_of_log import steps_of_log
+    from llmstack_engine_core.step_log import StepLogError, read_step_log
+
+    try:
+        run = read_step_log(path)
+        scheduler, _ = run.header.configs()
+        limits = Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        log = steps_of_log(run, MAX_STEPS)
+    except StepLogError as error:
+        raise ExplainError(f"{path}: {error}") from error
+    for name in (request_id, f"{request_id}-0"):
+        try:
+            return explain(log, name, limits)
+        except UnknownRequestError:
+            continue
+    raise ExplainError(f"{path} has no request {request_id[:128]!r}")
+
+
+def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:
+    import http.client
+    from urllib.parse import quote, urlsplit
+
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ExplainError(f"--url: {url[:80]!r} is not a URL such as {DEFAULT_URL}")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    key = api_key or next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), None)
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    try:
+        connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+        try:
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            connection.request("GET", f"{prefix}/v1/requests/{quote(request_id, safe='')}/explanation", headers=headers)
+            answer = json.loads(connection.getresponse().read(MAX_ANSWER_BYTES))
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ExplainError(f"{url[:80]} gives no answer: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(answer, dict) or not isinstance(answer.get("sentences"), list):
+        error_object = answer.get("error") if isinstance(answer, dict) else None
+        message = error_object.get("message") if isinstance(error_object, dict) else None
+        raise ExplainError(str(message or f"{url[:80]} is not a server that explains requests"))
+    return answer

@@ -1,0 +1,110 @@
+"""The steps and states of one request, taken out of those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from llmstack_types import RequestEvent, RequestStatus, ScheduledRequest, StepRecord, StepRecording
+
+PREEMPTIONS = (RequestStatus.PREEMPTED, RequestStatus.SWAPPED)
+
+
+class UnknownRequestError(Exception):
+    """Nothing is known of a request: it never came, or its steps are no longer kept."""
+
+
+@dataclass(frozen=True)
+class History:
+    """One request among the others.
+
+    Attributes:
+        name_of: What another request may be called.
+        steps: All steps, oldest first.
+        own: The steps that the request took part in, with its row.
+        events: The states that it entered, oldest first.
+    """
+
+    request_id: str
+    name_of: Callable[[str], str]
+    steps: Sequence[StepRecord]
+    own: Sequence[tuple[StepRecord, ScheduledRequest]]
+    events: Sequence[RequestEvent]
+
+    @classmethod
+    def of(cls, log: StepRecording, request_id: str, name_of: Callable[[str], str]) -> History:
+        """Takes it out of the log.
+
+        Raises:
+            UnknownRequestError: The log has nothing of this request.
+        """
+        own = [(record, row) for record in log.steps for row in record.rows if row.request_id == request_id]
+        events = [event for event in log.events if event.request_id == request_id]
+        if not own and not events:
+            raise UnknownRequestError(request_id)
+        return cls(request_id, name_of, log.steps, own, events)
+
+    @property
+    def queued_s(self) -> float | None:
+        """When it began to wait for its first step; None where that is no longer known."""
+        return next((event.time_s for event in self.events if event.status is RequestStatus.WAITING), None)
+
+    @property
+    def arrived_s(self) -> float | None:
+        """When it came; None where that is no longer known."""
+        first = self.events[0] if self.events else None
+        return first.time_s if first is not None and first.status.value.startswith("waiting") else None
+
+    @property
+    def status(self) -> RequestStatus | None:
+        """The last state that it entered."""
+        return self.events[-1].status if self.events else None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that the prefix cache held."""
+        return self.own[0][1].num_computed_tokens if self.own else 0
+
+    @cached_property
+    def num_prefill_steps(self) -> int:
+        """Its first steps, up to the one that gave the first token."""
+        chunks = 0
+        for _, row in self.own:
+            if row.num_scheduled_tokens - len(row.draft_token_ids) == 1:
+                break
+            chunks += 1
+        return max(1, chunks)
+
+    @property
+    def prefill(self) -> Sequence[tuple[StepRecord, ScheduledRequest]]:
+        """The steps that computed its prompt."""
+        return self.own[: self.num_prefill_steps]
+
+    @property
+    def decodes(self) -> Sequence[tuple[StepRecord, ScheduledRequest]]:
+        """The steps after its first token."""
+        return self.own[self.num_prefill_steps :]
+
+    def steps_between(self, start_s: float, end_s: float) -> list[StepRecord]:
+        """Steps that were computed in a span of time, at least in part."""
+        return [record for record in self.steps if record.start_s < end_s and end_of(record) > start_s]
+
+    def others(self, record: StepRecord) -> list[ScheduledRequest]:
+        """The rows of a step that are not its own."""
+        return [row for row in record.rows if row.request_id != self.request_id]
+
+
+def duration_of(record: StepRecord) -> float:
+    """Seconds of a step."""
+    return sum(record.phases)
+
+
+def end_of(record: StepRecord) -> float:
+    """When a step ended."""
+    return record.start_s + duration_of(record)
+
+
+def num_prefill_tokens(rows: Sequence[ScheduledRequest]) -> int:
+    """Tokens of prompts among what rows compute."""
+    return sum(row.num_scheduled_tokens for row in rows if row.num_scheduled_tokens - len(row.draft_token_ids) > 1)

@@ -1,0 +1,205 @@
+"""Explanations of requests whose causes are known."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
+from llmstack_engine_core.commands.explain import ExplainCommand
+from llmstack_engine_core.explain import Explanation, Limits, UnknownRequestError, explain
+from llmstack_engine_core.explain.explanation import FOREIGN
+from llmstack_types import (
+    EngineCoreRequest,
+    ModelRunnerConfig,
+    RequestEvent,
+    RequestStatus,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
+)
+
+LIMITS: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+
+
+def build(num_blocks: int = 64, **changes: int) -> EngineCore:
+    limits = LIMITS | changes
+    config = EngineConfig(
+        ModelRunnerConfig("echo", block_size=4, **limits), runner="echo", scheduler=SchedulerConfig(**limits),
+        num_blocks=num_blocks,
+    )  # fmt: skip
+    return build_engine_core(config)
+
+
+def add(core: EngineCore, name: str, num_tokens: int, max_tokens: int = 4, first: int = 1, **values: Any) -> None:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    core.add_request(EngineCoreRequest(name, [first, *range(2, num_tokens + 1)], params, **values))
+
+
+def run(core: EngineCore) -> None:
+    while core.has_unfinished_requests():
+        core.step()
+
+
+def explained(core: EngineCore, name: str, **changes: int) -> Explanation:
+    limits = LIMITS | changes
+    return explain(core.recent_steps(0), name, Limits(limits["max_num_seqs"], limits["max_num_batched_tokens"]))
+
+
+def test_a_request_alone_has_waited_for_nothing() -> None:
+    core = build()
+    add(core, "r", 10)
+    run(core)
+    found = explained(core, "r")
+    assert found.sentences[0].startswith("It ended (finished length capped), ")
+    assert "no step was being computed" in found.sentences[1]
+    assert found.facts["prompt_tokens"] == 10
+    assert (found.facts["prefill_steps"], found.facts["decode_steps"], found.facts["preemptions"]) == (1, 3, 0)
+    assert "queue_cause" not in found.facts
+
+
+def test_a_long_prompt_ahead_is_named() -> None:
+    core = build()
+    add(core, "long", 90)
+    core.step()
+    add(core, "r", 8, first=99)
+    run(core)
+    found = explained(core, "r")
+    assert (found.facts["queue_cause"], found.facts["queued_behind"]) == ("token budget", "long")
+    assert "others used all 16 tokens of each step" in " ".join(found.sentences)
+
+
+def test_taken_places_are_named() -> None:
+    core = build(max_num_seqs=2)
+    for name in ("a", "b"):
+        add(core, name, 4, max_tokens=20)
+    core.step()
+    core.step()
+    add(core, "r", 4)
+    run(core)
+    found = explained(core, "r", max_num_seqs=2)
+    assert found.facts["queue_cause"] == "places"
+    assert "all 2 places of a step were taken" in " ".join(found.sentences)
+
+
+def test_a_full_cache_is_named() -> None:
+    core = build(num_blocks=9)
+    add(core, "a", 24, max_tokens=8)
+    core.step()
+    core.step()
+    add(core, "r", 16, first=99)
+    run(core)
+    found = explained(core, "r")
+    assert found.facts["queue_cause"] == "blocks"
+
+
+def test_a_preemption_names_who_needed_the_blocks() -> None:
+    core = build(num_blocks=9)
+    add(core, "first", 11, max_tokens=20)
+    add(core, "second", 3, max_tokens=30, first=99)
+    run(core)
+    found = explained(core, "second")
+    assert found.facts["preemptions"] == 1
+    (sentence,) = [one for one in found.sentences if "preempted" in one]
+    assert sentence.startswith("It was preempted since first needed blocks: it went on after ")
+    assert found.facts["recomputed_tokens"] > 0
+
+
+def test_the_tokens_in_the_prefix_cache_are_counted() -> None:
+    core = build()
+    add(core, "before", 12)
+    run(core)
+    add(core, "r", 12)
+    run(core)
+    found = explained(core, "r")
+    assert (found.facts["cached_tokens"], found.facts["prompt_tokens"]) == (8, 12)
+    assert "The prefix cache held 8 of the 12 tokens of its prompt." in found.sentences
+
+
+def steps_with_times(durations: list[float], other_tokens: list[int]) -> StepRecording:
+    steps, now_s = [], 10.0
+    for index, (seconds, tokens) in enumerate(zip(durations, other_tokens, strict=True)):
+        rows = [ScheduledRequest("r", 7 + index, 1 if index else 8, [])]
+        rows += [ScheduledRequest("other", 0, tokens, [])] if tokens else []
+        steps.append(StepRecord(now_s, StepPhases(0.0, seconds, 0.0), SchedulerStats(index + 1, num_running=2), rows))
+        now_s += seconds
+    events = [RequestEvent("r", RequestStatus.WAITING_FOR_GRAMMAR, 9.0), RequestEvent("r", RequestStatus.WAITING, 9.75)]
+    return StepRecording(now_s, steps, events)
+
+
+def test_prompts_of_others_beside_its_decodes_are_measured() -> None:
+    log = steps_with_times([0.02, *[0.01] * 9, 0.05], [*[0] * 10, 40])
+    found = explain(log, "r")
+    assert (found.facts["slowed_steps"], found.facts["slowed_ms"]) == (1, 40.0)
+    text = " ".join(found.sentences)
+    assert "1 of these steps also computed prompts of other requests, most of them of other" in text
+    assert found.facts["model_error"] < 0.05
+    assert found.facts["alone_ms"] == pytest.approx(120, abs=5)
+
+
+def test_a_grammar_is_a_wait_of_its_own() -> None:
+    found = explain(steps_with_times([0.02, 0.01], [0, 0]), "r")
+    assert found.facts["waiting_for_grammar_ms"] == 750.0
+    assert "It waited 750 ms while its grammar was compiled." in found.sentences
+
+
+def test_few_steps_give_no_estimate() -> None:
+    assert "alone_ms" not in explain(steps_with_times([0.02, 0.01], [0, 0]), "r").facts
+
+
+def test_requests_of_others_are_not_named() -> None:
+    log = steps_with_times([0.02, *[0.01] * 9, 0.05], [*[0] * 10, 40])
+    text = " ".join(explain(log, "r", is_shown=lambda name: name == "r").sentences)
+    assert FOREIGN in text
+    assert "other," not in text.replace(FOREIGN, "")
+
+
+def test_a_request_that_is_not_there_is_unknown() -> None:
+    with pytest.raises(UnknownRequestError):
+        explain(StepRecording(0.0, (), ()), "r")
+
+
+def command(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    made = ExplainCommand()
+    made.add_arguments(parser)
+    return made.run(parser.parse_args(arguments))
+
+
+def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "steps.log"
+    config = EngineConfig(
+        ModelRunnerConfig("echo", block_size=4, **LIMITS), runner="echo", scheduler=SchedulerConfig(**LIMITS),
+        num_blocks=64, record_steps=str(log),
+    )  # fmt: skip
+    core = build_engine_core(config)
+    add(core, "long", 90)
+    core.step()
+    add(core, "r-0", 8, first=99)
+    run(core)
+    core.shutdown()
+    assert command("r", "--log", str(log), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    facts = found["facts"]
+    assert (found["id"], facts["queue_cause"], facts["queued_behind"]) == ("r-0", "token budget", "long")
+    assert command("r", "--log", str(log)) == 0
+    assert "others used all 16 tokens of each step" in capsys.readouterr().out
+    assert command("missing", "--log", str(log)) == 1
+    assert "has no request 'missing'" in capsys.readouterr().err
+    log.write_bytes(b"no log")
+    assert command("r", "--log", str(log)) == 1
+    assert "is no log of steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:1"])
+def test_a_server_that_is_not_there_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("r", "--url", url) == 1
+    assert capsys.readouterr().err.count("\n") == 1
