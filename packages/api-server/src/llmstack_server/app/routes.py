@@ -39,6 +39,11 @@ def build_router(state: ServerState) -> APIRouter:
     """A router with every route that the configuration enables."""
     router = APIRouter()
     state.request_ids.share(state.peers)
+    key_file = state.config.http.answers.receipt_key_file
+    if key_file is not None:
+        from llmstack_server.web.receipts import open_signer  # late: most servers sign nothing
+
+        state.receipts = open_signer(key_file)
     _add_health_routes(router, state)
     _add_server_routes(router, state)
     add_openai_routes(router, state)

@@ -116,7 +116,11 @@ def config_from(settings: Settings) -> ServeConfig:
     max_num_reqs = _max_num_queued_reqs(settings)
     max_num_tokens = settings["max_num_queued_tokens"] or DEFAULT_QUEUED_TOKENS_PER_REQ * max_num_reqs
     settings = settings.replaced(max_num_queued_reqs=max_num_reqs, max_num_queued_tokens=max_num_tokens)
-    engine = settings.build(EngineArgs, model=settings["model"] or DEMO_MODEL_NAME)
+    engine = settings.build(
+        EngineArgs,
+        model=settings["model"] or DEMO_MODEL_NAME,
+        digests_weight_content=settings["receipts"] is not None,
+    )
     observability = settings.build(ObservabilityConfig, has_trace_lines=settings["trace"])
     processes, chat = settings.build(ProcessConfig), settings.build(ChatOptions)
     http = _http_config(settings, keys, operator_keys)

@@ -212,3 +212,10 @@ class AnswerConfig(OptionGroup):
     shows_tokens_as_ids: bool = option(
         False, flag="--return-tokens-as-token-ids", help="show the tokens of log-probabilities as token_id:N"
     )
+    receipt_key_file: str | None = option(
+        None,
+        flag="--receipts",
+        metavar="KEY_FILE",
+        help="sign a receipt for each completion and chat completion with this Ed25519 key of `llmstack receipt-key` "
+        "(needs llmstack-server[receipts])",
+    )

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory
 from llmstack_server.observability.watchdog import StuckWatchdog
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from llmstack_server.observability.metrics import ServerMetrics
     from llmstack_server.observability.telemetry.open import Telemetry
     from llmstack_server.state.peers import Answers, Peers
+
+
+class Signer(Protocol):
+    """What the answers of a server are signed with."""
+
+    def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
+        """The receipt with its signature."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,7 @@ class ServerState:
         is_paused: Whether new requests are refused until `/resume`.
         request_ids: The ids that clients have given to running requests.
         streams: The answers that outlive their connections.
+        receipts: Signs what has computed an answer; None where answers carry no receipt.
         application: Answers requests of the server itself, such as those of a batch; None before it is built.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
     """
@@ -87,6 +96,7 @@ class ServerState:
     request_ids: RequestIds = field(default_factory=RequestIds)
     streams: SharedStreams = field(default_factory=SharedStreams)
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
+    receipts: Signer | None = None
     application: ASGIApp | None = None
 
     @property

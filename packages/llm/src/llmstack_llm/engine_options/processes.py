@@ -11,7 +11,11 @@ from llmstack_types.vocabulary import DataParallelBackend, DistributedExecutorBa
 
 @option_mixin
 class EngineProcessOptions(OptionGroup):
-    """Processes of one model, engine cores beside each other, and after a crash."""
+    """Processes of one model, engine cores beside each other, and after a crash.
+
+    Attributes:
+        digests_weight_content: The digest of the weights is that of their content, which other machines can compare.
+    """
 
     title = "Processes"
 
@@ -157,6 +161,8 @@ class EngineProcessOptions(OptionGroup):
         help="an engine core without progress for so long, and for 20 times of what its step should take, counts as "
         "crashed; 0 lets it hang",
     )
+
+    digests_weight_content: bool = False
 
     @property
     def num_ranks(self) -> int:

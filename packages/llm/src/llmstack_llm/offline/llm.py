@@ -106,7 +106,7 @@ class LLM(OfflinePooling):
         engine_kwargs = {
             name: value for name, value in engine_kwargs.items() if value not in _HARMLESS_OPTIONS.get(name, ())
         }
-        unknown = sorted(set(engine_kwargs) - set(EngineArgs.field_names()))
+        unknown = sorted(set(engine_kwargs) - {entry.name for entry in dataclasses.fields(EngineArgs)})
         if unknown:
             raise EngineArgsError(f"unknown or not yet supported options: {', '.join(unknown)}")
         engine_kwargs.setdefault("trace", os.environ.get("LLMSTACK_TRACE", "") not in ("", "0"))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.protocol import AnswerFields
 from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds
+from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.usage import UsageCounter, timings_object
+
+if TYPE_CHECKING:
+    from llmstack_server.web.receipts import NotedOutputs
 
 
 class OpenAIAnswer:
@@ -30,6 +34,13 @@ class OpenAIAnswer:
         self, state: ServerState, fields: AnswerFields, ids: AnswerIds, outputs: OutputStream, usage: UsageCounter
     ) -> None:
         answers, options = state.config.http.answers, fields.stream_options
+        self.noted: NotedOutputs | None = None
+        if state.receipts is not None:
+            from llmstack_server.web.receipts import NotedOutputs  # late: most servers sign nothing
+
+            outputs = self.noted = NotedOutputs(outputs)
+            self._has_token_ids = bool(fields.return_token_ids)
+            self._adapter = adapter_of(state, fields.model)
         self.outputs = outputs
         self.usage = usage
         self.n = outputs.prompts[0].sampling_params.n
@@ -64,7 +75,30 @@ class OpenAIAnswer:
             "service_tier": "default",
             "system_fingerprint": self._state.system_fingerprint,
             **self._timing_fields(),
+            **self.receipt_fields(),
         }
+
+    def receipt_fields(self) -> dict[str, Any]:
+        """`receipt` for the end of an answer, where the server signs them."""
+        if self.noted is None or self._state.receipts is None:
+            return {}
+        from llmstack_server.web.receipts import SETTINGS, VERSION
+
+        ready = self._state.ready
+        backends = {} if ready is None else dict(ready.backends)
+        receipt = {
+            "version": VERSION,
+            "answer": self._id,
+            "model": self._model,
+            "created": self._created,
+            "adapter": None if self._adapter is None else self._adapter.name,
+            "weights": backends.get("weights", ""),
+            "numeric_contract": "" if ready is None else ready.numeric_contract_id,
+            "backends": backends,
+            "settings": _settings_of(self._state, SETTINGS),
+            "completions": self.noted.completions(has_token_ids=self._has_token_ids),
+        }
+        return {"receipt": self._state.receipts.signed(receipt)}
 
     def end_fields(self) -> dict[str, Any]:
         """Fields of the last chunk of a stream, where it counts tokens."""
@@ -76,3 +110,12 @@ class OpenAIAnswer:
         if not is_single or not self._state.config.observability.has_request_metrics:
             return {}
         return {"metrics": timings_object(self.usage.timings)}
+
+
+def _settings_of(state: ServerState, names: Sequence[str]) -> dict[str, Any]:
+    """What another engine needs to compute the same."""
+    engine, ready = state.config.engine, state.ready
+    found = {name: getattr(engine, name) for name in names}
+    if ready is not None:
+        found |= {"dtype": ready.dtype, "max_model_len": ready.max_model_len}
+    return {name: value for name, value in found.items() if value is not None}

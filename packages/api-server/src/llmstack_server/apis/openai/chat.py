@@ -129,6 +129,8 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
                 event = self._encode(output, encoder)
                 if event:
                     yield event
+        if self.noted is not None:
+            yield encoder.encode([], self.receipt_fields())
         if self.includes_usage:
             yield encoder.encode([], self.end_fields())
 

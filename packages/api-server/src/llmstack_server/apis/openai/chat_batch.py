@@ -76,7 +76,10 @@ class BatchAnswer:
             await _close(self._answers)  # also those that have not begun
         found = [task.result() for task in tasks]
         choices = [one["choices"][0] | {"index": index} for index, one in enumerate(found)]
-        return found[0] | {"id": self._ids.answer, "choices": choices, "usage": _sum([one["usage"] for one in found])}
+        usage = _sum([one["usage"] for one in found])
+        receipts = [one.pop("receipt") for one in found if "receipt" in one]
+        answer = found[0] | {"id": self._ids.answer, "choices": choices, "usage": usage}
+        return answer | {"receipts": receipts} if receipts else answer
 
 
 async def _close(answers: Sequence[ChatCompletion]) -> None:

@@ -214,6 +214,8 @@ class CompletionAnswer(OpenAIAnswer):
                 event = self._encode(output, encoder, builders)
                 if event:
                     yield event
+        if self.noted is not None:
+            yield encoder.encode([], self.receipt_fields())
         if self.includes_usage:
             yield encoder.encode([], self.end_fields())
 

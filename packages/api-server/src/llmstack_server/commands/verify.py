@@ -1,0 +1,110 @@
+"""`llmstack verify`: computes the tokens of a receipt again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from llmstack_llm import LLM
+from llmstack_llm.engine_args import EngineArgsError
+from llmstack_server.web.receipts import SETTINGS, VERSION, ReceiptError
+from llmstack_types import EngineReady, SamplingParams, StructuredOutputsParams
+from llmstack_types.sampling_params import RepetitionDetectionParams
+
+MAX_RECEIPT_BYTES = 256 << 20
+
+
+def read_receipt(path: Path) -> dict[str, Any]:
+    """The receipt in a file, alone or in an answer.
+
+    Raises:
+        ReceiptError: There is none of this version.
+    """
+    try:
+        if path.stat().st_size > MAX_RECEIPT_BYTES:
+            raise ReceiptError(f"{path}: it is larger than {MAX_RECEIPT_BYTES} bytes")
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ReceiptError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ReceiptError(f"{path}: it is not JSON") from None
+    receipt = document.get("receipt", document) if isinstance(document, dict) else None
+    if not isinstance(receipt, dict) or not isinstance(receipt.get("completions"), list):
+        raise ReceiptError(f"{path}: it holds no receipt")
+    if receipt.get("version") != VERSION:
+        raise ReceiptError(f"{path}: its version is {receipt.get('version')}, and this command reads {VERSION}")
+    return receipt
+
+
+def verify(receipt: Mapping[str, Any], model: str) -> list[str]:
+    """Computes the tokens again; sentences that name the first difference of each completion, none if all are equal.
+
+    Raises:
+        ReceiptError: It cannot be computed again; the text says why.
+    """
+    try:
+        return _verify(receipt, model)
+    except EngineArgsError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ReceiptError(f"it is malformed: {type(error).__name__}") from error
+
+
+def _verify(receipt: Mapping[str, Any], model: str) -> list[str]:
+    completions = receipt["completions"]
+    if not set(receipt["settings"]) <= set(SETTINGS):
+        raise ReceiptError("it has settings that this command does not know")
+    if receipt.get("adapter") is not None:
+        raise ReceiptError("an adapter was used, which this command does not load")
+    if not all("prompt_token_ids" in one and "token_ids" in one for one in completions):
+        raise ReceiptError("it has no token ids to compute again: ask for them with return_token_ids")
+    with LLM(model, digests_weight_content=True, **receipt["settings"]) as llm:
+        differences = _other_numerics(receipt, llm.llm_engine.ready)
+        for prompt_index in sorted({one["prompt"] for one in completions}):
+            differences += _other_tokens([one for one in completions if one["prompt"] == prompt_index], llm)
+        return differences
+
+
+def _other_numerics(receipt: Mapping[str, Any], ready: EngineReady) -> list[str]:
+    if receipt["numeric_contract"] == ready.numeric_contract_id:
+        return []
+    theirs, ours = receipt["backends"], ready.backends
+    pairs = [(name, theirs.get(name, "none"), ours.get(name, "none")) for name in sorted({*theirs, *ours})]
+    found = [f"{name} is {one} in the receipt, and {other} here" for name, one, other in pairs if one != other]
+    return [f"the computation differs: {found[0] if found else 'in its data types or settings'}"]
+
+
+def _other_tokens(completions: Sequence[Mapping[str, Any]], llm: LLM) -> list[str]:
+    """The differences of the completions of one prompt."""
+    first = completions[0]
+    prompt = {"prompt_token_ids": first["prompt_token_ids"]}
+    outputs = llm.generate([prompt], _params_of(first["sampling"]), use_tqdm=False)[0].outputs
+    found = []
+    for one in completions:
+        where = f"prompt {one['prompt']}, completion {one['index']}"
+        if one["index"] >= len(outputs):
+            found.append(f"{where}: it does not exist here")
+            continue
+        pairs = zip_longest(one["token_ids"], outputs[one["index"]].token_ids)
+        for number, (theirs, ours) in enumerate(pairs):
+            if theirs != ours:
+                found.append(f"{where}: token {number} is {theirs} in the receipt, and {ours} here")
+                break
+    return found
+
+
+def _params_of(sampling: Mapping[str, Any]) -> SamplingParams:
+    """Raises ReceiptError for parameters that only a server can have."""
+    fields = dict(sampling)
+    if fields.get("thinking_tags") is not None:
+        raise ReceiptError("it has a budget for reasoning, which this command does not apply")
+    nested = {"structured_outputs": StructuredOutputsParams, "repetition_detection": RepetitionDetectionParams}
+    for name, kind in nested.items():
+        if fields.get(name) is not None:
+            fields[name] = kind(**fields[name])
+    if fields.get("logit_bias"):
+        fields["logit_bias"] = {int(token_id): bias for token_id, bias in fields["logit_bias"].items()}
+    return SamplingParams(**fields)

@@ -1,0 +1,208 @@
+"""Receipts: signed statements of what has computed an answer."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Self
+
+from llmstack_server.options.errors import ServeError
+from llmstack_server.protocols import OutputStream, PromptOutput
+from llmstack_types import SamplingParams
+
+VERSION = 1
+MAX_KEY_BYTES = 4096
+# Not signed: the signature itself, and token ids, whose digests are.
+UNSIGNED_FIELDS = frozenset({"signature"})
+# Options on which tokens may depend. Only these are taken from a receipt.
+SETTINGS = ("dtype", "kv_cache_dtype", "max_model_len", "block_size", "quantization", "enable_deterministic_inference")
+TOKEN_FIELDS = frozenset({"prompt_token_ids", "token_ids"})
+_OTHERS = 0o077
+
+
+class ReceiptError(Exception):
+    """A receipt or a key cannot be used; the text is one sentence."""
+
+
+class ReceiptSigner:
+    """Signs with one Ed25519 key.
+
+    Attributes:
+        public_key: The key that verifies its signatures, in base64.
+    """
+
+    def __init__(self, pem: bytes) -> None:
+        """Raises ReceiptError for anything but an Ed25519 key in PEM without a password."""
+        serialization, ed25519 = _crypto("serialization"), _crypto("asymmetric.ed25519")
+        try:
+            self._key: Any = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError) as error:
+            raise ReceiptError("it holds no private key in PEM without a password") from error
+        if not isinstance(self._key, ed25519.Ed25519PrivateKey):
+            raise ReceiptError("its key is not one of Ed25519")
+        raw = self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+        self.public_key = base64.b64encode(raw).decode()
+
+    def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
+        """The receipt with the public key and the signature."""
+        receipt = receipt | {"public_key": self.public_key}
+        signature = self._key.sign(signed_bytes(receipt))
+        return receipt | {"signature": base64.b64encode(signature).decode()}
+
+
+def open_signer(path: str) -> ReceiptSigner:
+    """The key in a file that other users cannot read.
+
+    Raises:
+        ServeError: It cannot be used; the text is one sentence that names the file.
+    """
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_mode & _OTHERS:
+                raise ServeError(
+                    f"--receipts {path}: it must be a regular file that other users cannot read (chmod 600)"
+                )
+            return ReceiptSigner(file.read(MAX_KEY_BYTES))
+    except OSError as error:
+        raise ServeError(f"--receipts {path}: {error.strerror}") from None
+    except ReceiptError as error:
+        raise ServeError(f"--receipts {path}: {error}") from None
+
+
+def make_key(path: Path) -> str:
+    """Writes a new private key for its owner alone, and returns the public one; never overwrites.
+
+    Raises:
+        ReceiptError: The file exists or cannot be written.
+    """
+    serialization, ed25519 = _crypto("serialization"), _crypto("asymmetric.ed25519")
+    pem = ed25519.Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ReceiptError(f"{path}: {error.strerror}") from None
+    with open(descriptor, "wb") as file:
+        file.write(pem)
+    return ReceiptSigner(pem).public_key
+
+
+def check_signature(receipt: Mapping[str, Any]) -> None:
+    """Returns if the signature fits the receipt and its own public key.
+
+    Raises:
+        ReceiptError: It does not, or the token ids do not fit their digests.
+    """
+    ed25519, exceptions = _crypto("asymmetric.ed25519"), importlib.import_module("cryptography.exceptions")
+    try:
+        key = ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(receipt["public_key"], validate=True))
+        key.verify(base64.b64decode(receipt["signature"], validate=True), signed_bytes(receipt))
+    except exceptions.InvalidSignature:
+        raise ReceiptError("the signature does not fit: the receipt or its key was changed") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ReceiptError("it has no valid public key and signature") from None
+    for number, one in enumerate(receipt["completions"]):
+        for name in TOKEN_FIELDS & set(one):
+            if digest_of(one[name]) != one.get(name.replace("_ids", "s_sha256")):
+                raise ReceiptError(f"completion {number}: the digest of {name} is another one")
+
+
+def signed_bytes(receipt: Mapping[str, Any]) -> bytes:
+    """What is signed: canonical JSON of all but the signature and the token ids."""
+    signed = {name: value for name, value in receipt.items() if name not in UNSIGNED_FIELDS}
+    signed["completions"] = [
+        {name: value for name, value in one.items() if name not in TOKEN_FIELDS} for one in receipt["completions"]
+    ]
+    return json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()
+
+
+def digest_of(token_ids: Sequence[int]) -> str:
+    """SHA-256 of token ids, as decimal numbers with commas between them."""
+    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
+
+
+def sampling_object(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that differ from the defaults, as JSON."""
+    fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(params), default=_plain))
+    defaults = json.loads(json.dumps(dataclasses.asdict(SamplingParams()), default=_plain))
+    own = {"output_kind", "stream_interval", "max_tokens"}
+    return {name: value for name, value in fields.items() if name not in own and value != defaults[name]} | {
+        "max_tokens": params.max_tokens
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def _crypto(name: str) -> Any:
+    try:
+        return importlib.import_module(f"cryptography.hazmat.primitives.{name}")
+    except ImportError:
+        raise ReceiptError("receipts need the package cryptography: install llmstack-server[receipts]") from None
+
+
+class NotedOutputs:
+    """The outputs of a request, of which the token ids are kept for its receipt.
+
+    Attributes:
+        token_ids: Those so far, by prompt and completion.
+    """
+
+    def __init__(self, outputs: OutputStream) -> None:
+        self.prompts = outputs.prompts
+        self.token_ids: dict[tuple[int, int], list[int]] = {}
+        self._outputs = outputs
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> PromptOutput:
+        output = await self._outputs.__anext__()
+        for new in output.outputs:
+            self.token_ids.setdefault((output.prompt_index, new.index), []).extend(new.token_ids)
+        return output
+
+    async def aclose(self) -> None:
+        """Aborts what has not ended."""
+        await self._outputs.aclose()
+
+    def fail_after(self, timeout_s: float, error: Exception) -> None:
+        """Limits the time of the request."""
+        self._outputs.fail_after(timeout_s, error)
+
+    async def __aenter__(self) -> Self:
+        await self._outputs.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._outputs.__aexit__(*exc_info)
+
+    def completions(self, *, has_token_ids: bool) -> list[dict[str, Any]]:
+        """What a receipt says of each completion; with token ids for who has asked for them."""
+        found = []
+        for (prompt_index, index), token_ids in sorted(self.token_ids.items()):
+            prompt = self.prompts[prompt_index]
+            one: dict[str, Any] = {
+                "prompt": prompt_index,
+                "index": index,
+                "sampling": sampling_object(prompt.sampling_params),
+                "num_prompt_tokens": len(prompt.prompt_token_ids),
+                "prompt_tokens_sha256": digest_of(prompt.prompt_token_ids),
+                "num_tokens": len(token_ids),
+                "tokens_sha256": digest_of(token_ids),
+            }
+            if has_token_ids:
+                one |= {"prompt_token_ids": list(prompt.prompt_token_ids), "token_ids": token_ids}
+            found.append(one)
+        return found
