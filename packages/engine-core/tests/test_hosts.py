@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
+from engine_core_helpers.processes import wait_until
 
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client.async_client import AsyncClient
@@ -66,12 +66,6 @@ async def first_machine(hosts: HostsConfig, key_file: Path) -> AsyncIterator[Fir
         await first.rendezvous.close()
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.01)
-
-
 async def refusal(hosts: HostsConfig, key_file: Path, join: Join) -> str:
     with pytest.raises(JoinRefusedError) as caught:
         async with asyncio.timeout(60):
@@ -83,12 +77,12 @@ async def test_a_machine_joins_leaves_and_ends_with_the_first_one(hosts: HostsCo
     joining = asyncio.ensure_future(Joining(hosts, str(key_file), 60).run(JOIN))  # it may be there before the first
     await asyncio.sleep(0.05)
     async with first_machine(hosts, key_file) as first:
-        await until(lambda: first.joins == [JOIN])
+        await wait_until(lambda: first.joins == [JOIN])
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)
-        await until(lambda: first.leaves == [JOIN])
+        await wait_until(lambda: first.leaves == [JOIN])
         joining = asyncio.ensure_future(Joining(hosts, str(key_file), 60).run(JOIN))
-        await until(lambda: len(first.joins) == 2)
+        await wait_until(lambda: len(first.joins) == 2)
     async with asyncio.timeout(60):
         await joining  # it was notified
 
@@ -115,7 +109,7 @@ async def test_of_two_machines_with_the_same_engine_core_the_second_is_refused(
     quick = replace(hosts, heartbeat_timeout_s=0.3)
     async with first_machine(quick, key_file) as first:
         joining = asyncio.ensure_future(Joining(quick, str(key_file), 60).run(JOIN))
-        await until(lambda: first.joins)
+        await wait_until(lambda: first.joins)
         third = replace(JOIN, host="third", start_rank=3, addresses=JOIN.addresses[:1])
         assert await refusal(quick, key_file, third) == "engine core 3 is on other already, and on third"
         assert not joining.done()
@@ -137,7 +131,7 @@ async def test_other_keys_are_refused_and_a_second_pair_is_accepted_while_keys_a
         replace_keys(key_file, (used, read_keys(both).pairs[0]))
     async with first_machine(hosts, both) as first:  # it uses the new pair, the other machine still the old one
         joining = asyncio.ensure_future(Joining(hosts, str(key_file), 60).run(JOIN))
-        await until(lambda: first.joins)
+        await wait_until(lambda: first.joins)
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)
 
@@ -177,7 +171,7 @@ async def test_an_engine_core_of_other_bits_is_refused_with_its_machine_unless_t
             join = Join(own_version(), 2, 1, (process.address,), joining.server_key, "other")
             running = asyncio.ensure_future(joining.run(join))
             waiting = asyncio.ensure_future(client.wait_until_ready())
-            await until(lambda: client.engines)  # noqa: B023
+            await wait_until(lambda: client.engines)  # noqa: B023
             theirs = client.engines[0]
             local._mailbox.take(replace(theirs, numeric_contract_id="ours", backends={"echo": "fast"}))
             local._wake()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from engine_core_helpers.processes import is_running
 
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
@@ -47,14 +48,6 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def is_running(pid: int) -> bool:
-    """Alive, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 class Peer:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_core_helpers.processes import is_running, wait_until
 
 from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client import RecoveringClient, make_async_client
@@ -28,19 +28,6 @@ def spares_of(client: RecoveringClient) -> Spares:
     return client._spares
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def priorities(pid: int) -> set[int]:
     return {os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir(f"/proc/{pid}/task")}
 
@@ -57,7 +44,7 @@ async def test_the_spare_goes_on_with_the_requests_and_another_one_is_prepared()
     assert isinstance(client, RecoveringClient)
     await client.wait_until_ready()
     client.listen(None)
-    await until(lambda: spares_of(client).is_ready)  # the client prepares it by itself
+    await wait_until(lambda: spares_of(client).is_ready)  # the client prepares it by itself
     first_pid, spare_pid = client.pid, spares_of(client).pid
     assert spare_pid is not None
     await client.add_request(EngineCoreRequest("r", [5, 6, 7], SamplingParams(max_tokens=30, seed=0)))
@@ -71,7 +58,7 @@ async def test_the_spare_goes_on_with_the_requests_and_another_one_is_prepared()
     assert tokens == [5, 6, 7] * 10
     assert (client.pid, client.num_restarts) == (spare_pid, 1)
     assert LOWEST_PRIORITY not in priorities(spare_pid)
-    await until(lambda: spares_of(client).is_ready)
+    await wait_until(lambda: spares_of(client).is_ready)
     next_pid = spares_of(client).pid
     assert next_pid not in (None, spare_pid)
     await client.shutdown()
@@ -89,7 +76,7 @@ async def test_it_serves_where_the_one_before_listened_and_also_while_it_still_l
     assert not spares.is_ready
     later = relaunch_engine_process(settings, process, spares)
     assert (later.pid, later.address) == (pid, process.address)
-    await until(lambda: later.has_been_ready)
+    await wait_until(lambda: later.has_been_ready)
     assert later.directory.stat().st_mode & 0o777 == 0o700
     later.stop()
     assert not later.directory.exists()
@@ -100,7 +87,7 @@ async def test_it_loads_with_the_lowest_priority_where_that_can_be_undone() -> N
     spares = make_spares(config())
     assert spares is not None
     spares.prepare()
-    await until(lambda: spares.is_ready)
+    await wait_until(lambda: spares.is_ready)
     pid = spares.pid
     assert pid is not None
     assert LOWEST_PRIORITY in priorities(pid) or session_priority(pid) in ("", "nice 19")
@@ -119,7 +106,7 @@ async def test_one_that_ends_is_replaced_and_not_for_ever(caplog: pytest.LogCapt
         pid = spares.pid
         assert pid is not None
         pids.add(pid)
-        await until(lambda pid=pid: not is_running(pid))  # type: ignore[misc]
+        await wait_until(lambda pid=pid: not is_running(pid))  # type: ignore[misc]
     spares.prepare()
     assert (spares.pid, len(pids)) == (None, MAX_FAILURES)
     assert caplog.text.count("no warm spare") == MAX_FAILURES

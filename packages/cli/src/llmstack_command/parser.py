@@ -145,10 +145,6 @@ def normalise_flags(arguments: Sequence[str]) -> list[str]:
     return normalised
 
 
-def _slug(title: str | None) -> str:
-    return (title or "").lower().replace(" ", "-")
-
-
 def _end_of_flags(line: Sequence[str]) -> int:
     return line.index("--") if "--" in line else len(line)
 

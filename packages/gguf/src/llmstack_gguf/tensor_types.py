@@ -20,11 +20,6 @@ class TensorType:
     block_size: int
     block_bytes: int
 
-    @property
-    def is_quantized(self) -> bool:
-        """Whether a block has scales."""
-        return self.block_size > 1
-
 
 # The codes of ggml's `enum ggml_type`.
 TENSOR_TYPES: Mapping[int, TensorType] = {

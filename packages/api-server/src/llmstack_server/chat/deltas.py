@@ -32,11 +32,6 @@ class ChatDelta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
-    @property
-    def is_content_alone(self) -> bool:
-        """Whether it has content and its tokens, and nothing else."""
-        return bool(self.content) and self.finish_reason is None and not (self.reasoning or self.tool_calls)
-
 
 @dataclass(slots=True)
 class ToolCall:

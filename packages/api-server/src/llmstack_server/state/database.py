@@ -18,10 +18,6 @@ _OTHERS = 0o077
 _DAMAGED = {"SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CORRUPT_VTAB", "SQLITE_CORRUPT_INDEX", "SQLITE_CORRUPT_SEQUENCE"}
 
 
-class DamagedDatabaseError(Exception):
-    """The file holds what this program has not written."""
-
-
 @dataclass(frozen=True, slots=True)
 class Schema:
     """What a database of ours looks like.

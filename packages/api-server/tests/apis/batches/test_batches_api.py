@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from server_helpers.waiting import wait_until
 
 from llmstack_server.apis.batches import batch_run
 from llmstack_server.apis.batches.objects import COMPLETION_WINDOW_S
@@ -70,11 +71,6 @@ def line(number: int, **body: Any) -> dict[str, Any]:
     return {
         "custom_id": f"r{number}", "method": "POST", "url": URL, "body": {"messages": messages, "max_tokens": 4} | body,
     }  # fmt: skip
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (files have no event to wait for)
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -172,7 +168,7 @@ async def test_a_server_that_ends_leaves_the_rest_to_the_next(tmp_path: Path):
     async with server(folder, step_delay_s=0.01, batches=BatchConfig(max_concurrency=2)) as running:
         batch = await running.begin(lines)
         work = folder / "files" / f"{batch['id']}.work"
-        await until(lambda: work.exists() and work.read_bytes().count(b"\n") >= 4)
+        await wait_until(lambda: work.exists() and work.read_bytes().count(b"\n") >= 4)
     num_before = work.read_bytes().count(b"\n")
     assert 4 <= num_before < 40
     async with server(folder) as running:
@@ -188,7 +184,7 @@ async def test_a_cancelled_batch_keeps_the_answers_it_has(tmp_path: Path, monkey
     async with server(folder, step_delay_s=0.01, batches=BatchConfig(max_concurrency=1)) as running:
         batch = await running.begin([line(number) for number in range(50)])
         work = folder / "files" / f"{batch['id']}.work"
-        await until(lambda: work.exists() and bool(work.read_bytes()))
+        await wait_until(lambda: work.exists() and bool(work.read_bytes()))
         cancelled = (await running.call("POST", f"/v1/batches/{batch['id']}/cancel")).json()
         assert cancelled["status"] == "cancelling"
         ended = await running.ended(batch["id"])
@@ -205,7 +201,7 @@ async def test_after_the_window_the_rest_are_errors(tmp_path: Path, monkeypatch:
     async with server(folder, step_delay_s=0.01, batches=BatchConfig(max_concurrency=1)) as running:
         batch = await running.begin([line(number) for number in range(50)])
         work = folder / "files" / f"{batch['id']}.work"
-        await until(lambda: work.exists() and bool(work.read_bytes()))
+        await wait_until(lambda: work.exists() and bool(work.read_bytes()))
         later = time.time() + COMPLETION_WINDOW_S
         monkeypatch.setattr(batch_run.time, "time", lambda: later)
         ended = await running.ended(batch["id"])
@@ -321,7 +317,7 @@ async def test_files_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             monkeypatch.setattr(module.time, "time", lambda: later)
         assert (await running.call("GET", f"/v1/files/{file['id']}")).status == 404
     async with server(tmp_path / "state") as running:
-        await until(lambda: not list((tmp_path / "state/files").iterdir()))
+        await wait_until(lambda: not list((tmp_path / "state/files").iterdir()))
 
 
 async def test_without_a_folder_there_are_no_such_routes():

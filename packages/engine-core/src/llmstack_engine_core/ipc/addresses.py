@@ -89,11 +89,6 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def is_loopback_address(address: str) -> bool:
-    """Whether only this machine reaches a TCP address."""
-    return _is_loopback(_host_and_port(address)[0])
-
-
 def own_host(other_host: str) -> str:
     """The address of this machine by which another one, or this one, sees it.
 

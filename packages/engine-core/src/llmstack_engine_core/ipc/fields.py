@@ -13,7 +13,6 @@ from typing import Any
 from llmstack_types import LLMStackError
 
 MAX_INT = 2**63 - 1
-MAX_UINT32 = 2**32 - 1
 MAX_TEXT_LENGTH = 65_536
 
 Check = Callable[[Any, str], Any]

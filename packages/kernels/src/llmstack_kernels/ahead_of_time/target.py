@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 WARP_SIZE = 32
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
-MAX_REGISTERS_PER_THREAD = 255
 _REGISTERS_PER_SM = 65_536
 _WARPS_PER_SM = 64
 _BLOCKS_PER_SM = 32

@@ -13,7 +13,6 @@ from llmstack_server.web.errors import missing_parameter
 
 COMPLETION_WINDOW_S = 24 * 3600
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
-UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
