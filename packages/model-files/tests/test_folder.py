@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from llmstack_model_files import ModelFilesError, artifact_path, open_artifact, overridden, read_json, read_json_array
+from llmstack_model_files import (
+    ModelFilesError,
+    artifact_path,
+    check_safetensors,
+    open_artifact,
+    overridden,
+    read_json,
+    read_json_array,
+)
 from llmstack_model_files import folder as folder_module
 
 
@@ -112,3 +121,20 @@ def test_overrides_replace_values_and_merge_objects():
     merged = {"a": None, "b": {"c": 2, "d": {"e": 4, "g": 5}}, "f": [2], "h": {"i": 6}}
     assert overridden(config, overrides) == merged
     assert config == {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": [1]}
+
+
+def test_infinity_is_read_as_transformers_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"a": [0, {"__float__": "Infinity"}], "b": -Infinity, "c": {"__float__": 1}}'
+    )
+    assert read_json(tmp_path, "config.json") == {"a": [0, inf], "b": -inf, "c": {"__float__": 1}}
+
+
+def test_a_pointer_of_git_lfs_is_called_that(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1234567\n"
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text(pointer)
+    with pytest.raises(ModelFilesError, match=r"config\.json is a pointer of Git LFS"):
+        read_json(tmp_path, "config.json")
+    with pytest.raises(ModelFilesError, match=r"model\.safetensors is a pointer of Git LFS.* run git lfs pull"):
+        check_safetensors(tmp_path / "model.safetensors")

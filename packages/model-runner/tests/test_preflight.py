@@ -171,3 +171,21 @@ def test_ranks_that_cannot_share_a_model_out_are_refused_with_both_numbers(
     runner = ModelRunnerConfig(str(tmp_path), load_format="dummy", **{"device": "cpu", **sizes})
     (problem,) = find_problems(runner, root=tmp_path / "empty")
     assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "an encoder-decoder model"),
+        ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"a": 1}}, "a vision model"),
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "a state-space model"),
+        ({"architectures": ["JambaForCausalLM"], "model_type": "jamba"}, "a hybrid of attention and recurrent layers"),
+        ({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}, "a model of speech"),
+    ],
+)
+def test_a_model_of_another_kind_is_called_that_before_anything_starts(
+    config: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    (found,) = problems(write_model(tmp_path / "m", **config), write_limit(tmp_path / "root", 1 << 40))
+    assert f"{config['architectures'][0]} is {kind}" in found
+    assert "LlamaForCausalLM" in found

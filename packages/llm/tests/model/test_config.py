@@ -11,12 +11,17 @@ import pytest
 from llmstack_llm.model.config import ModelConfigError, load_model_config
 from llmstack_llm.testing import write_model_folder
 
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 128}
+
 
 @pytest.mark.parametrize(("config", "expected"), [
     ({"n_positions": 1024}, 1024),
     ({"model_type": "opt", "n_positions": None, "max_position_embeddings": 2048}, 2048),
     ({"model_type": "llama", "n_positions": None, "max_position_embeddings": 512}, 512),
     ({"n_positions": None}, 2048),
+    ({"rope_scaling": {**YARN, "factor": 4.0}}, 512),
+    ({"n_positions": 600, "rope_parameters": {**YARN, "factor": 4}}, 600),
+    ({"rope_scaling": {**YARN, "rope_type": "linear", "factor": 4.0}}, 128),
 ])  # fmt: skip
 def test_the_longest_request_is_what_the_checkpoint_was_made_for(tmp_path: Path, config: dict[str, Any], expected: int):
     assert load_model_config(str(write_model_folder(tmp_path / "m", config=config))).max_model_len == expected
@@ -37,6 +42,7 @@ def test_a_longer_request_than_the_model_has_positions_for_is_refused_with_both_
 
 @pytest.mark.parametrize(("generation", "expected"), [
     (None, (256,)), ({"eos_token_id": 7}, (7,)), ({"eos_token_id": [1, 2, 1]}, (1, 2)), ({"eos_token_id": None}, ()),
+    ({"eos_token_id": "7"}, (7,)), ({"eos_token_id": ["<|endoftext|>", 3, "<none>"]}, (256, 3)),
 ])  # fmt: skip
 def test_end_of_sequence_ids_may_be_one_or_many(
     tmp_path: Path, generation: dict[str, Any] | None, expected: tuple[int]

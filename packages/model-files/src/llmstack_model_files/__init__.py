@@ -11,6 +11,7 @@ from llmstack_model_files.folder import (
     read_json_array,
 )
 from llmstack_model_files.gguf import gguf_weights
+from llmstack_model_files.positions import extended_positions
 from llmstack_model_files.resolve import looks_like_path, resolve_model
 from llmstack_model_files.safetensors_header import TensorInfo, check_safetensors, check_safetensors_content
 from llmstack_model_files.weight_files import safetensors_files, weights_digest
@@ -23,6 +24,7 @@ __all__ = [
     "artifact_path",
     "check_safetensors",
     "check_safetensors_content",
+    "extended_positions",
     "gguf_weights",
     "looks_like_path",
     "open_artifact",

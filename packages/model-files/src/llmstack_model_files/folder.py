@@ -7,9 +7,13 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal, NoReturn, overload
+from typing import Any, BinaryIO, Literal, overload
 
 MAX_JSON_BYTES = 64 << 20
+GIT_LFS_START = b"version https://git-lfs"
+# transformers writes such a number as an object with this key.
+_FLOAT_KEY = "__float__"
+_INFINITIES = {"Infinity": float("inf"), "-Infinity": float("-inf")}
 # Formats whose reading can run code.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5"})
 
@@ -112,13 +116,14 @@ def read_json_array(folder: Path, name: str, required: bool = True) -> list[Any]
 def _read_text(folder: Path, name: str) -> bytes:
     with open_artifact(folder, name) as file:
         text = file.read(MAX_JSON_BYTES + 1)
+    check_no_pointer(text, name)
     if len(text) > MAX_JSON_BYTES:
         raise ModelFilesError(f"{name[:64]} is larger than {MAX_JSON_BYTES >> 20} MiB.")
     return text
 
 
 def parse_json_object(text: bytes, name: str) -> dict[str, Any]:
-    """The JSON object in `text`, without doubled keys or NaN; `name` is for the message."""
+    """The JSON object in `text`, without doubled keys or NaN; infinity is a number; `name` is for the message."""
     value = _parse_json(text, name)
     if not isinstance(value, dict):
         raise ModelFilesError(f"{name[:64]} does not hold a JSON object.")
@@ -127,19 +132,28 @@ def parse_json_object(text: bytes, name: str) -> dict[str, Any]:
 
 def _parse_json(text: bytes, name: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_constant)
     except RecursionError as error:
         raise ModelFilesError(f"{name[:64]} is nested too deeply.") from error
     except ValueError as error:  # bad UTF-8, bad JSON, integers of thousands of digits
         raise ModelFilesError(f"{name[:64]} is not valid JSON.") from error
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any] | float:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("doubled key")
-    return found
+    is_float = found.keys() == {_FLOAT_KEY} and isinstance(found[_FLOAT_KEY], str)
+    return _INFINITIES.get(found[_FLOAT_KEY], found) if is_float else found
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def check_no_pointer(content: bytes, name: str) -> None:
+    """Raises ModelFilesError if a file is what Git LFS leaves in place of the file itself."""
+    if content.startswith(GIT_LFS_START):
+        raise ModelFilesError(f"{name[:64]} is a pointer of Git LFS and not the file itself; run git lfs pull.")
+
+
+def _constant(name: str) -> float:
+    if name in _INFINITIES:
+        return _INFINITIES[name]
     raise ValueError(name)

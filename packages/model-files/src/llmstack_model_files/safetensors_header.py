@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmstack_model_files.folder import ModelFilesError, parse_json_object
+from llmstack_model_files.folder import ModelFilesError, check_no_pointer, parse_json_object
 
 MAX_HEADER_BYTES = 100_000_000
 _MAX_DIMENSIONS = 64
@@ -58,7 +58,10 @@ def check_safetensors(path: Path) -> dict[str, TensorInfo]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
+            start = file.read(64)
+            check_no_pointer(start, name)
+            file.seek(8)
+            length = int.from_bytes(start[:8], "little")
             if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
                 raise ModelFilesError(f"{name} is damaged: its header of {length} bytes does not fit the file.")
             header = file.read(length)
@@ -69,6 +72,7 @@ def check_safetensors(path: Path) -> dict[str, TensorInfo]:
 
 def check_safetensors_content(content: bytes, name: str) -> dict[str, TensorInfo]:
     """As `check_safetensors`, of a file that has been read; `name` is for messages."""
+    check_no_pointer(content, name)
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > min(len(content) - 8, MAX_HEADER_BYTES):
         raise ModelFilesError(f"{name} is damaged: its header of {length} bytes does not fit the file.")

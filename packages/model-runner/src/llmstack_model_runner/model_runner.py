@@ -46,7 +46,7 @@ from llmstack_model_runner.memory.profile import (
 from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
 from llmstack_model_runner.models import CausalLM, Classifier, Model
-from llmstack_model_runner.models.choice import check_can_be_sharded, choose_model_class
+from llmstack_model_runner.models.choice import make_model
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract, for_ranks
 from llmstack_model_runner.sampling import (
@@ -160,15 +160,15 @@ class ModelRunner(AdapterHost, LayerReports):
         self._weights_digest = weights_digest(model_path, of_content=config.digest_weight_content)  # before reading
         model_config = overridden(read_json(model_path, "config.json"), json.loads(config.hf_overrides or "{}"))
         checkpoint_format, scheme = choose_quantization(model_config, config.quantization)
-        model_class = choose_model_class(architecture(model_config), config.model_impl)
-        check_quantized(model_class, checkpoint_format, scheme, self._device)
-        check_can_be_sharded(model_class, self._sharding, architecture(model_config), self._device)
-        logger.info("model: %s (%s)", architecture(model_config), model_class.implementation)
         dtype = resolve_dtype(config.dtype, model_config, model_path, config.load_format)
+        check = partial(check_quantized, checkpoint_format=checkpoint_format, scheme=scheme, device=self._device)
+        name = architecture(model_config)
         # Attention layers read it too.
         layers = AdaptedLayers() if config.enable_lora else None
         with packed_linears(scheme, config.enable_deterministic_inference), sharded(self._sharding), adapted(layers):
-            model = model_class(model_config, dtype, self._device)
+            arguments = (model_config, dtype, self._device)
+            model = make_model(name, config.model_impl, arguments, self._sharding, check)
+        logger.info("model: %s (%s)", name, model.implementation)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
         model.limit_context(config.max_model_len)
         self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None

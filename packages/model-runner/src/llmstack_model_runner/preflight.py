@@ -22,10 +22,12 @@ from llmstack_model_files import (
 from llmstack_model_runner.architectures import ARCHITECTURES, POOLING_DECODERS, supported_architectures
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.host_limits import memory_limit_bytes
+from llmstack_model_runner.unsupported_kinds import unsupported_kind
 from llmstack_types import ModelRunnerConfig
 from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES, CheckpointQuantization, words_of
 
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
+_WHAT_RUNS = "decoders of text run, such as LlamaForCausalLM and Qwen3ForCausalLM (docs/models.md lists them)"
 _FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 _SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4, "int8_dynamic": 8}
 _DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8}
@@ -103,8 +105,11 @@ def _architecture_problems(model_config: Mapping[str, Any], model_impl: str) -> 
     architectures = model_config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     transformers = find_spec("transformers")
+    kind = unsupported_kind(model_config) if isinstance(name, str) and name not in supported_architectures() else None
     if not isinstance(name, str):
         yield "config.json names no architecture: the list `architectures` is missing or empty."
+    elif kind is not None:
+        yield f"config.json: {name[:64]} is {kind}, which is not supported; {_WHAT_RUNS}."
     elif model_impl == "transformers":
         if transformers is None:
             yield f"model_impl transformers needs the package transformers: {_INSTALL}."

@@ -7,7 +7,7 @@ import torch
 
 from llmstack_model_runner.layers import Embedding, Linear, OutputHead, RMSNorm
 from llmstack_model_runner.layers.attention import alibi_slopes
-from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope, rope_frequencies
+from llmstack_model_runner.layers.rotary import RopeParameters, RotaryEmbedding, parse_rope, rope_frequencies
 
 CPU = torch.device("cpu")
 
@@ -125,3 +125,9 @@ def test_yarn_scales_cosines_by_its_attention_factor() -> None:
     assert factor == pytest.approx(0.1 * 1.3862943611 + 1)
     _, factor = rope_frequencies(RopeParameters(1e4, 64, 4096, "yarn", {"factor": 4.0, "attention_factor": 0.7}))
     assert factor == 0.7
+
+
+def test_angles_are_computed_for_the_served_context_only() -> None:
+    rotary = RotaryEmbedding(RopeParameters(10_000.0, 128, 1 << 40), torch.device("cpu"))  # half a petabyte
+    rotary.limit_positions(16)
+    assert rotary.table.shape == (16, 128)

@@ -83,7 +83,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
 def test_a_doubled_tensor_is_refused() -> None:
     model = make("LlamaForCausalLM", LLAMA)
     tensors = list(made_up_tensors(model).items())
-    with pytest.raises(ValueError, match=r"unexpected: model\.norm\.weight"):
+    with pytest.raises(ValueError, match=r"twice: model\.norm\.weight"):
         model.load_weights([*tensors, ("model.norm.weight", torch.ones(16))])
 
 
@@ -157,3 +157,28 @@ def test_unknown_formats_and_types_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="float64"):
         resolve_dtype("auto", {"dtype": "float64"}, tmp_path)
     assert resolve_dtype("auto", {}, tmp_path, "dummy") is torch.float32
+
+
+def test_tensors_that_no_layer_uses_are_listed_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = make("LlamaForCausalLM", LLAMA)
+    tensors = made_up_tensors(model)
+    model.load_weights([*tensors.items(), ("extra.b", torch.ones(1)), ("extra.a", torch.ones(1))])
+    (record,) = caplog.records
+    assert "2 tensors of the checkpoint are unexpected and not used: extra.a, extra.b" in record.getMessage()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_that_are_not_finite_are_named(value: float, dtype: torch.dtype) -> None:
+    model = make("LlamaForCausalLM", LLAMA)
+    tensors = {name: tensor.to(dtype) for name, tensor in made_up_tensors(model).items()}
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 1] = value
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj\.weight has values that are NaN or infinite"):
+        model.load_weights(tensors.items())
+
+
+def test_finite_weights_of_a_large_sum_load() -> None:
+    model = make("LlamaForCausalLM", LLAMA)
+    tensors = made_up_tensors(model)
+    tensors["model.layers.0.mlp.up_proj.weight"].fill_(3e38)
+    model.load_weights(tensors.items())

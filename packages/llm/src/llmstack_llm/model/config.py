@@ -9,6 +9,7 @@ from typing import Any
 
 from llmstack_llm.model.generation_config import read_generation_config, sampling_defaults
 from llmstack_llm.model.pooling_config import PoolingConfig, load_pooling_config, override_pooling_config
+from llmstack_llm.model.special_ids import special_ids
 from llmstack_llm.model.tokenizer_files import converted_folder
 from llmstack_llm.model.use import ModelUse
 from llmstack_types import LLMStackError, SamplingParams
@@ -136,8 +137,8 @@ def load_model_config(
         max_position_embeddings=num_positions,
         dtype=dtype,
         checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),
-        eos_token_ids=_ids(generation.get("eos_token_id", text_config.get("eos_token_id"))),
-        bos_token_id=next(iter(_ids(generation.get("bos_token_id", text_config.get("bos_token_id")))), None),
+        eos_token_ids=special_ids("eos_token_id", generation, text_config, tokenizer_path),
+        bos_token_id=next(iter(special_ids("bos_token_id", generation, text_config, tokenizer_path)), None),
         default_sampling=sampling_defaults(generation, generation_config, override_generation_config),
         hf_config=config,
         pooling=pooling,
@@ -170,9 +171,11 @@ def _vocab_size(config: Mapping[str, Any]) -> int:
 
 
 def _num_positions(config: Mapping[str, Any]) -> int | None:
+    from llmstack_model_files import extended_positions
+
     for key in _POSITION_KEYS:
         if type(config.get(key)) is int and config[key] > 0:
-            return int(config[key]) - _num_reserved_positions(config)
+            return extended_positions(config, int(config[key])) - _num_reserved_positions(config)
     return None
 
 
@@ -193,9 +196,3 @@ def _max_model_len(asked: int | None, num_positions: int | None, max_seq_length:
     if num_positions is not None and asked > num_positions:
         raise ModelConfigError(f"max_model_len {asked}: the model has positions for {num_positions} tokens only")
     return asked
-
-
-def _ids(value: object) -> tuple[int, ...]:
-    """Configurations write one id, a list, or null."""
-    values = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(entry for entry in values if type(entry) is int and entry >= 0))

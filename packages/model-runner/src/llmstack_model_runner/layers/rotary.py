@@ -31,21 +31,31 @@ class RopeParameters:
     long_factors: tuple[float, ...] = ()
 
 
+class UnsupportedVariantError(ValueError):
+    """A variant of a model that llmstack's code does not have; the message is one sentence that names the field."""
+
+
 class RotaryEmbedding:
-    """Table of cosines and sines for RoPE, which layers of equal parameters share."""
+    """Table of cosines and sines for RoPE, which layers of equal parameters share.
+
+    It is computed for the served context, or when it is first read: models may have millions of positions.
+    """
 
     def __init__(self, parameters: RopeParameters, device: torch.device) -> None:
         self._parameters = parameters
-        self._cos_sin_cache = _cos_sin_table(parameters).to(device)
+        self._device = device
+        self._cos_sin_cache: torch.Tensor | None = None
 
     def limit_positions(self, max_positions: int) -> None:
-        """Computes the table again for contexts of up to `max_positions` tokens."""
+        """Computes the table for contexts of up to `max_positions` tokens."""
         self._parameters = replace(self._parameters, max_positions=max_positions)
-        self._cos_sin_cache = _cos_sin_table(self._parameters).to(self._cos_sin_cache.device)
+        self._cos_sin_cache = _cos_sin_table(self._parameters).to(self._device)
 
     @property
     def table(self) -> torch.Tensor:
         """Cosines and sines, float32 [max_positions, rotary_dim]."""
+        if self._cos_sin_cache is None:
+            self._cos_sin_cache = _cos_sin_table(self._parameters).to(self._device)
         return self._cos_sin_cache
 
 
@@ -69,7 +79,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
     if kind in ("su", "yarn") and "short_factor" in found:
         kind = "longrope"  # the name in the first Phi-3 checkpoints
     if kind not in _KINDS:
-        raise ValueError(
+        raise UnsupportedVariantError(
             f"config.json: rotary embedding of type {kind[:64]!r} is not supported; {', '.join(_KINDS)} are."
         )
     theta = float(found.get("rope_theta", config.get("rope_theta", 10000.0)))

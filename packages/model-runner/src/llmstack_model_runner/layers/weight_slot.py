@@ -63,6 +63,9 @@ class WeightPart:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.dim)
 
 
+_CHECKED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
     """One expected tensor.
@@ -90,11 +93,15 @@ class WeightSlot:
         return tuple(tensor.shape) == self.shape or (self.shape == () and math.prod(tensor.shape) == 1)
 
     def put(self, tensor: torch.Tensor | FileTensor | StoredWeight) -> None:
-        """Loads the slot's part of a tensor, or a quantized weight; ValueError if it is quantized and must not be."""
+        """Loads the slot's part of a tensor, or a quantized weight.
+
+        Raises:
+            ValueError: It is quantized and must not be, or is not finite.
+        """
         if isinstance(tensor, torch.Tensor):
-            self.load(tensor if self.part is None else self.part.read(tensor))
+            self.load(_finite(tensor if self.part is None else self.part.read(tensor)))
         elif not isinstance(tensor, StoredWeight):
-            self.load(tensor.read(self.part))
+            self.load(_finite(tensor.read(self.part)))
         elif self.load_stored is not None:
             self.load_stored(tensor)
         else:
@@ -113,6 +120,14 @@ class HasSlots(Protocol):
 
     def slots(self) -> dict[str, WeightSlot]:
         """Slots by their names in the checkpoint."""
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; ValueError if a number is NaN or infinite. The sum shows that in one pass without a copy."""
+    is_read = tensor.device.type == "cpu" and tensor.dtype in _CHECKED_TYPES
+    if is_read and not math.isfinite(tensor.sum(dtype=torch.float32)) and not bool(tensor.isfinite().all()):
+        raise ValueError("has values that are NaN or infinite")
+    return tensor
 
 
 def collect_slots(parts: Iterable[HasSlots | None]) -> dict[str, WeightSlot]:

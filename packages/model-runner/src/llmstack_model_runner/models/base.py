@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,6 +15,9 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightSlot
 
+logger = logging.getLogger(__name__)
+
+_MAX_LISTED = 100
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -115,29 +119,35 @@ class Model(ABC):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | FileTensor | StoredWeight]]) -> None:
         """Loads all tensors, or this rank's part of them; each is read once and can be dropped afterwards.
 
+        Tensors that the model does not expect are listed in one warning.
+
         Raises:
-            ValueError: Tensors are missing, unexpected, duplicated or of a wrong shape; the message names them.
+            ValueError: Tensors are missing, doubled, of a wrong shape or not finite; the message names them.
         """
         with torch.inference_mode():
             optional = self.optional_slots()
             slots = self.slots() | optional
-            unexpected: list[str] = []
+            loaded: set[str] = set()
+            unused: list[str] = []
+            doubled: list[str] = []
             misshapen: list[str] = []
             for given_name, tensor in weights:
                 renamed = self.rename(given_name)
-                name = renamed if renamed in slots else f"{self.root}{renamed}"
+                name = renamed if renamed in slots or renamed in loaded else f"{self.root}{renamed}"
                 slot = slots.get(name)
-                if slot is None:
+                if name in loaded:
+                    doubled.append(given_name)
+                elif slot is None:
                     if not self.is_ignored(given_name):
-                        unexpected.append(given_name)
+                        unused.append(given_name)
                 elif not slot.fits(tensor):
                     misshapen.append(f"{given_name} {list(tensor.shape)} instead of {list(slot.shape)}")
                     del slots[name]
                 else:
                     _put(slots.pop(name), given_name, tensor)
-            raise_on_mismatch(
-                missing=[name for name in slots if name not in optional], unexpected=unexpected, misshapen=misshapen
-            )
+                    loaded.add(name)
+            missing = [name for name in slots if name not in optional]
+            raise_on_mismatch(missing=missing, doubled=doubled, misshapen=misshapen, unused=unused)
 
 
 class CausalLM(Model):
@@ -177,12 +187,18 @@ class Classifier(Model):
         """Logits of pooled states: [n, hidden_size] to float32 [n, num_labels]."""
 
 
-def raise_on_mismatch(*, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
-    """Raises ValueError that names the tensors, if there are any."""
-    found = {"of a wrong shape": misshapen, "missing": missing, "unexpected": unexpected}
+def raise_on_mismatch(
+    *, missing: list[str], misshapen: list[str], unused: list[str], doubled: Sequence[str] = ()
+) -> None:
+    """Raises ValueError that names the tensors, if there are any; `unused` ones alone are a warning."""
+    found = {"of a wrong shape": misshapen, "missing": missing, "twice": [*doubled]}
     problems = [f"{kind}: {_enumerate(names)}" for kind, names in found.items() if names]
     if problems:
+        problems += [f"unexpected: {_enumerate(unused)}"] if unused else []
         raise ValueError(f"The weights do not fit the configuration; {'; '.join(problems)}.")
+    if unused:
+        shown = _enumerate(sorted(unused), _MAX_LISTED)
+        logger.warning("%d tensors of the checkpoint are unexpected and not used: %s", len(unused), shown)
 
 
 def _put(slot: WeightSlot, name: str, tensor: torch.Tensor | FileTensor | StoredWeight) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
+from llmstack_model_runner.layers.rotary import UnsupportedVariantError
 from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import load_model_class, supported_architectures
 from llmstack_model_runner.models.base import CausalLM, Model
 from llmstack_types.vocabulary import ModelImpl, words_of
+
+logger = logging.getLogger(__name__)
 
 _INSTALL = "pip install 'llmstack-model-runner[transformers]'"
 
@@ -39,6 +45,35 @@ def choose_model_class(architecture: str, model_impl: str = "auto") -> type[Mode
     except ValueError as error:
         found = "does not know it either" if has_transformers else f"may, but is not installed: {_INSTALL}"
         raise ValueError(f"{error} The package transformers {found}.") from None
+
+
+def make_model(
+    architecture: str,
+    model_impl: str,
+    arguments: tuple[Mapping[str, Any], torch.dtype, torch.device],
+    own: Sharding,
+    check: Callable[[type[Model]], None],
+) -> Model:
+    """A model of the chosen class; with `auto`, of transformers' code if the chosen one lacks the model's variant.
+
+    `arguments`: Those of the class. `check` is asked before one is constructed.
+
+    Raises:
+        ValueError: Neither supports the model.
+    """
+
+    def make(model_class: type[Model]) -> Model:
+        check(model_class)
+        check_can_be_sharded(model_class, own, architecture, arguments[-1])
+        return model_class(*arguments)
+
+    try:
+        return make(choose_model_class(architecture, model_impl))
+    except UnsupportedVariantError as error:
+        if model_impl != "auto" or find_spec("transformers") is None or not _is_known_to_transformers(architecture):
+            raise
+        logger.warning("%s: llmstack's code lacks this variant, so that of transformers runs (%s)", architecture, error)
+    return make(_transformers_model())
 
 
 def check_can_be_sharded(model_class: type[Model], own: Sharding, architecture: str, device: torch.device) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmstack_model_runner.layers.rotary import UnsupportedVariantError
+
 # The first field that exists is used; OPT projects its last states to `word_embed_proj_dim`.
 _HIDDEN_SIZE_NAMES = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model", "dim")
 
@@ -64,3 +66,9 @@ def refuse(config: Mapping[str, Any], name: str, *allowed: object) -> None:
     value = config.get(name)
     if value is not None and value not in allowed:
         raise ValueError(f"config.json: {name} {str(value)[:64]} is not supported.")
+
+
+def refuse_variant(config: Mapping[str, Any], name: str) -> None:
+    """Raises UnsupportedVariantError if the field, which other code may support, is true."""
+    if read_bool(config, name, False):
+        raise UnsupportedVariantError(f"config.json: {name} is not supported.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from llmstack_model_files import extended_positions
 from llmstack_model_runner.layers.rotary import parse_rope
 from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int
 from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings, ungrouped_rows
@@ -40,7 +41,7 @@ class GPTNeoX(LayerNormDecoder):
             layers="gpt_neox.layers.",
             norm="gpt_neox.final_layer_norm",
             vocab_size=read_int(config, "vocab_size"),
-            max_model_len=max_model_len,
+            max_model_len=extended_positions(config, max_model_len),
             num_layers=read_int(config, "num_hidden_layers"),
             rope=parse_rope({**older, **config}, head_dim, max_model_len),
             is_tied=read_bool(config, "tie_word_embeddings", False),

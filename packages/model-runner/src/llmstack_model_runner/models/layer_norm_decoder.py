@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from llmstack_model_files import extended_positions
 from llmstack_model_runner.layers import (
     Embedding,
     LayerNorm,
@@ -22,7 +23,7 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.rotary import RopeParameters, parse_rope
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
-from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse
+from llmstack_model_runner.models.config_values import read_bool, read_float, read_head_dim, read_int, refuse_variant
 from llmstack_model_runner.models.layer_norm_block import BlockNames, BlockSettings, LayerNormBlock
 from llmstack_model_runner.models.stages import stage_slots
 
@@ -202,7 +203,7 @@ def read_rotary_decoder(
     `max_model_len`, `partial_rotary_factor` and `activation` are defaults; `block` has further fields of
     `BlockSettings`.
     """
-    refuse(config, "qk_layernorm", False)
+    refuse_variant(config, "qk_layernorm")
     size, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
     head_dim = read_head_dim(size, num_heads)
     max_model_len = read_int(config, "max_position_embeddings", max_model_len)
@@ -211,7 +212,7 @@ def read_rotary_decoder(
         layers="model.layers.",
         norm=norm,
         vocab_size=read_int(config, "vocab_size"),
-        max_model_len=max_model_len,
+        max_model_len=extended_positions(config, max_model_len),
         num_layers=read_int(config, "num_hidden_layers"),
         rope=parse_rope({"partial_rotary_factor": partial_rotary_factor, **config}, head_dim, max_model_len),
         is_tied=read_bool(config, "tie_word_embeddings", False),

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from llmstack_model_files import extended_positions
 from llmstack_model_runner.layers import (
     Embedding,
     OutputHead,
@@ -214,7 +215,7 @@ def read_llama(config: Mapping[str, Any], sliding_window: int | None = None, **v
     return Settings(
         hidden_size=hidden_size,
         vocab_size=read_int(config, "vocab_size"),
-        max_model_len=max_model_len,
+        max_model_len=extended_positions(config, max_model_len),
         is_tied=read_bool(config, "tie_word_embeddings", False),
         layers=[LlamaLayerSettings(sliding_window=window, **fields) for window in windows],
     )

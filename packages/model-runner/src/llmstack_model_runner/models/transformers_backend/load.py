@@ -52,7 +52,8 @@ def load_model(
         ) from error
     raise_on_mismatch(
         missing=sorted(found["missing_keys"]),
-        unexpected=sorted(found["unexpected_keys"]) + doubled,
+        unused=sorted(found["unexpected_keys"]),
+        doubled=doubled,
         misshapen=[f"{name} {list(is_)} instead of {list(wanted)}" for name, is_, wanted in found["mismatched_keys"]],
     )
     loaded: PreTrainedModel = model.to(device)

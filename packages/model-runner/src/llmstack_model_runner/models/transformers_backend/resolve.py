@@ -10,6 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from llmstack_model_files import extended_positions
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, register_attention
 
 _DEFAULT_MAX_MODEL_LEN = 2048
@@ -55,7 +56,9 @@ def resolve(config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTraine
 def max_model_len(config: PreTrainedConfig) -> int:
     """Number of positions that the model supports."""
     found = getattr(config, "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else _DEFAULT_MAX_MODEL_LEN
+    if not isinstance(found, int) or found <= 0:
+        return _DEFAULT_MAX_MODEL_LEN
+    return extended_positions({"rope_parameters": getattr(config, "rope_parameters", None)}, found)
 
 
 def check_context(config: PreTrainedConfig, architecture: str, num_positions: int) -> None:

@@ -1,0 +1,40 @@
+"""Kinds of models that no code here runs, by their configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_STATE_SPACE = frozenset(
+    {"mamba", "mamba2", "falcon_mamba", "codestral_mamba", "rwkv", "rwkv6", "rwkv7", "recurrent_gemma", "xlstm"}
+)
+_HYBRID = frozenset(
+    {"jamba", "bamba", "zamba", "zamba2", "falcon_h1", "nemotron_h", "granitemoehybrid", "plamo2", "lfm2", "lfm2_moe",
+     "qwen3_next", "minimax"}
+)  # fmt: skip
+_ENCODER_DECODERS = frozenset(
+    {"t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "pegasus_x", "marian", "m2m_100", "blenderbot",
+     "blenderbot-small", "led", "fsmt", "prophetnet", "switch_transformers", "nllb-moe", "t5gemma"}
+)  # fmt: skip
+_SPEECH = frozenset({"whisper", "speech_to_text", "seamless_m4t", "seamless_m4t_v2", "moonshine", "wav2vec2", "hubert"})
+_OF_IMAGES = ("vision_config", "vision_tower", "visual", "mm_vision_tower", "vit_config")
+_OF_SPEECH = ("audio_config", "speech_config", "audio_encoder_config")
+
+
+def unsupported_kind(config: Mapping[str, Any]) -> str | None:
+    """What a model is, such as `an encoder-decoder model`; None if nothing says that it is unsupported.
+
+    `config`: All of `config.json`.
+    """
+    model_type = str(config.get("model_type", ""))
+    if model_type in _SPEECH or any(config.get(key) for key in _OF_SPEECH):
+        return "a model of speech"
+    if any(config.get(key) for key in _OF_IMAGES):
+        return "a vision model, for images beside text"
+    if config.get("is_encoder_decoder") is True or model_type in _ENCODER_DECODERS:
+        return "an encoder-decoder model"
+    if model_type in _STATE_SPACE:
+        return "a state-space model"
+    if model_type in _HYBRID:
+        return "a hybrid of attention and recurrent layers"
+    return None
