@@ -23,7 +23,7 @@ def configured_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[dict[int
         found[token_id] = str(content)
         if entry.get("special") is True:
             special.add(token_id)
-    named = {named_token(config, f"{name}_token") for name in ("bos", "eos", "unk", "pad")}
+    named = {named_token(config, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     special |= {token_id for token_id, content in found.items() if content in named}
     return found, frozenset(special)
 
