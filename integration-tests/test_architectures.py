@@ -58,6 +58,8 @@ CASES = {
     "Qwen3ForCausalLM": LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
     "MixtralForCausalLM": LLAMA | {"num_local_experts": 4},
     "Qwen3MoeForCausalLM": LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3},
+    "GptOssForCausalLM": LLAMA
+    | {"head_dim": 16, "sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "StableLmForCausalLM": LLAMA | {"hidden_size": 64},
     "FalconForCausalLM": LLAMA | {"alibi": True, "multi_query": False},
     "BloomForCausalLM": LLAMA | {"n_layer": 2, "n_head": 4, "seq_length": 128},
@@ -69,7 +71,7 @@ CASES = {
     "Gemma2ForCausalLM": GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
     "Gemma3ForCausalLM": GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 2},
 }
-NUM_GROUPS = {"Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 3}
+NUM_GROUPS = {"Gemma2ForCausalLM": 2, "GptOssForCausalLM": 2, "Gemma3ForCausalLM": 3}
 """Groups of layers with block tables of their own; 1 for models without sliding windows, or with one for all layers."""
 
 ENGINES: dict[str, dict[str, Any]] = {

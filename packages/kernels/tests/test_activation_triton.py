@@ -50,6 +50,15 @@ def test_gated_activations_agree_with_float64(
     check(getattr(kernels, name)(x), EXACT_GATED[name](gate) * up, triton_dtype)
 
 
+@pytest.mark.parametrize("shape", [(1, 16), (2, 2060)], ids=str)
+def test_gates_and_ups_in_turns_are_bounded(
+    shape: tuple[int, ...], triton_dtype: torch.dtype, triton_device: str
+) -> None:
+    x = (4 * torch.randn(shape, device=triton_device)).to(triton_dtype)
+    gate, up = x[:, ::2].double().clamp(max=7), x[:, 1::2].double().clamp(-7, 7)
+    check(kernels.clamped_swiglu(x, 1.702, 7.0), (up + 1) * gate * torch.sigmoid(1.702 * gate), triton_dtype)
+
+
 @pytest.mark.parametrize("name", ["gelu_tanh", "gelu", "relu"])
 def test_large_values_neither_overflow_nor_vanish(name: str, triton_device: str) -> None:
     x = torch.tensor([[-1e10, -200.0, -20.0, 0.0, 20.0, 200.0, 1e10]], device=triton_device)

@@ -45,6 +45,7 @@ class Case:
     sliding_window: int | None = None
     soft_cap: float | None = None
     alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
     key_scale: torch.Tensor | None = None
     value_scale: torch.Tensor | None = None
 
@@ -71,6 +72,7 @@ class Case:
                 sliding_window=self.sliding_window,
                 soft_cap=self.soft_cap,
                 alibi_slopes=self.alibi_slopes,
+                sinks=self.sinks,
                 key_scale=self.key_scale,
                 value_scale=self.value_scale,
             )
@@ -95,7 +97,10 @@ class Case:
         if self.alibi_slopes is not None:
             scores = scores + self.alibi_slopes[:, None, None].double() * distances
         hidden = (distances > 0) | (distances <= -(self.sliding_window or seq_len + 1))
-        return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values).transpose(0, 1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks[:, None, None].double().expand(-1, num_tokens, 1)), -1)
+        return (scores.softmax(-1)[..., :seq_len] @ values).transpose(0, 1)
 
     def _context(self, cache: torch.Tensor, scale: torch.Tensor | None, row: int, num_heads: int) -> torch.Tensor:
         _, num_kv_heads, block_size, head_dim = cache.shape
@@ -185,6 +190,15 @@ def test_scores_are_capped_and_slope_with_the_distance(
 ) -> None:
     case = make_case([(1, 140), (20, 90)], triton_device, head_dim=16, dtype=triton_dtype, sliding_window=window)
     assert_agrees(replace(case, soft_cap=0.7 if with_soft_cap else None, alibi_slopes=slopes(4, triton_device)))
+
+
+@pytest.mark.parametrize("soft_cap", [None, pytest.param(0.7, marks=pytest.mark.full)])
+def test_sinks_take_their_share_of_decodes_and_prompts(
+    soft_cap: float | None, triton_dtype: torch.dtype, triton_device: str
+) -> None:
+    case = make_case([(1, 140), (20, 90)], triton_device, head_dim=16, dtype=triton_dtype, sliding_window=40)
+    sinks = torch.tensor([-3.0, 0.0, 1.0, 20.0], device=triton_device)
+    assert_agrees(replace(case, sinks=sinks, soft_cap=soft_cap))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning")  # to infinity, as it is meant to be

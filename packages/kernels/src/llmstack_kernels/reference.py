@@ -25,6 +25,12 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     return gelu_tanh(gate) * up
 
 
+def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Gate and up are in turns; computed in float32 and rounded once."""
+    gate, up = x[..., ::2].float().clamp(max=limit), x[..., 1::2].float().clamp(-limit, limit)
+    return ((up + 1) * (gate * torch.sigmoid(gate * alpha))).to(x.dtype)
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")

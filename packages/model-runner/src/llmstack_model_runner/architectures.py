@@ -14,6 +14,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "FalconForCausalLM": "llmstack_model_runner.models.falcon:Falcon",
     "GPT2LMHeadModel": "llmstack_model_runner.models.gpt2:GPT2",
     "GPTJForCausalLM": "llmstack_model_runner.models.gptj:GPTJ",
+    "GptOssForCausalLM": "llmstack_model_runner.models.gpt_oss:GptOss",
     "GPTNeoXForCausalLM": "llmstack_model_runner.models.gpt_neox:GPTNeoX",
     "Gemma2ForCausalLM": "llmstack_model_runner.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "llmstack_model_runner.models.gemma:Gemma3",

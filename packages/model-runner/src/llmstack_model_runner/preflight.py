@@ -83,7 +83,8 @@ def adapted_layers_of(architecture: str) -> tuple[str, ...]:
     target = ARCHITECTURES.get(architecture)
     if target is None:
         return ()
-    return ("attention",) if target.startswith("mixture_of_experts:") else ("attention", "feed-forward")
+    has_experts = target.partition(":")[0].endswith((".mixture_of_experts", ".gpt_oss"))
+    return ("attention",) if has_experts else ("attention", "feed-forward")
 
 
 def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> Iterator[str]:

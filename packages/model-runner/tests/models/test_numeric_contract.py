@@ -64,9 +64,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"architectures": ["MistralForCausalLM"], "head_dim": 32, "sliding_window": 37, "intermediate_size": 57},
     "qwen3 with experts": LLAMA
     | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "num_experts": 5,
-        "num_experts_per_tok": 3,
+        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 5, "num_experts_per_tok": 3,
         "moe_intermediate_size": 22,
     },
     "gemma2": LLAMA
@@ -81,16 +79,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "bloom": {
-        "architectures": ["BloomForCausalLM"],
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 48,
-        "n_head": 3,
-        "n_layer": 2,
+        "architectures": ["BloomForCausalLM"], "vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_head": 3, "n_layer": 2,
         "seq_length": 256,
     },
-}
+}  # fmt: skip
 CASES: dict[str, tuple[str, str, str | None]] = {
     **{f"{name} {dtype}": (name, dtype, None) for name in CONFIGS for dtype in ("float32", "bfloat16")},
+    "gpt oss bfloat16": ("gpt oss", "bfloat16", None),
     "llama float16": ("llama", "float16", None),
     "gpt2 float32 int8": ("gpt2", "float32", "int8"),
     "gpt2 bfloat16 int4": ("gpt2", "bfloat16", "int4"),
@@ -99,6 +94,11 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "llama float16 int8": ("llama", "float16", "int8"),
     "llama float32 int4": ("llama", "float32", "int4"),
 }
+
+CONFIGS["gpt oss"] = LLAMA | {
+    "architectures": ["GptOssForCausalLM"], "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 22,
+    "sliding_window": 37,
+}  # fmt: skip
 
 needs_native_kernels = pytest.mark.skipif(
     not runs_native_kernels(), reason="needs native kernels: they are not built, or LLMSTACK_KERNELS chooses others"

@@ -72,6 +72,8 @@ GEMMA: dict[str, Any] = LLAMA | {
 GEMMA2 = GEMMA | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
 GEMMA3 = GEMMA | {"query_pre_attn_scalar": 5, "sliding_window": 7, "num_hidden_layers": 3, "head_dim": 256}
 QWEN3_MOE = LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+GPT_OSS = LLAMA | {"head_dim": 16, "sliding_window": 7, "num_local_experts": 5, "num_experts_per_tok": 2}
+GPT_OSS |= {"rope_parameters": YARN_ROPE | {"beta_fast": 32.0, "truncate": False}}
 PHI3 = LLAMA | {"hidden_size": 64, "pad_token_id": 0}
 NEOX = LLAMA | {"hidden_size": 64}
 FALCON = LLAMA | {"num_attention_heads": 6, "hidden_size": 48, "tie_word_embeddings": True}
@@ -177,6 +179,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Bloom",
         {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 6, "initializer_range": 0.3},
     ),
+    "gpt oss": ("GptOss", GPT_OSS | {"num_hidden_layers": 3, "swiglu_limit": 0.5}),
     "gpt j": ("GPTJ", GPT2 | {"rotary_dim": 4}),
     "gpt j turned whole": ("GPTJ", GPT2 | {"rotary_dim": 8, "n_inner": 40}),
 }
@@ -196,7 +199,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     model = getattr(transformers, CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("bias", "norm.weight", "ln_f.weight")):
+            if name.endswith(("bias", "norm.weight", "sinks", "ln_f.weight")):
                 parameter.add_(torch.randn_like(parameter) * 0.1)  # zeros and ones would hide a tensor that is not used
     folder = tmp_path_factory.mktemp("checkpoint")
     model.save_pretrained(folder)

@@ -17,6 +17,17 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     return _apply_gated("gelu_tanh_and_mul", x)
 
 
+def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """(up + 1) * gate * sigmoid(alpha * gate), with gate and up in turns: [..., 2 * n] to [..., n].
+
+    Before, gates are bounded to `limit` above, and ups to ±limit.
+    """
+    if x.shape[-1] % 2:
+        raise ValueError(f"the last dimension must be even, got {x.shape[-1]}.")
+    out: torch.Tensor = implementation("activation", x.device.type).clamped_swiglu(x, alpha, limit)
+    return out
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation (`gelu_new`, `gelu_pytorch_tanh`)."""
     return _apply("gelu_tanh", x)

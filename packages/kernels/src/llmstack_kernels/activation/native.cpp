@@ -20,6 +20,25 @@ void activation(const T* x, T* out, int64_t num_rows, int64_t size, int64_t code
   });
 }
 
+// Gates and ups in turns, of which gates are bounded above and ups on both sides.
+template <class T>
+void clamped_swiglu(const T* x, T* out, int64_t num_rows, int64_t size, float alpha, float limit) {
+  for_each_row(num_rows, size, [=](int64_t row) {
+    const T* source = x + row * 2 * size;
+    for_each_vector(size, [&](int64_t i, int n) {
+      float pairs[2 * kLanes] = {};
+      store(pairs, load_some(source + 2 * i, n * 2 < kLanes ? n * 2 : kLanes));
+      if (2 * n > kLanes) store(pairs + kLanes, load_some(source + 2 * i + kLanes, 2 * n - kLanes));
+      Floats gate, up;
+      for (int lane = 0; lane < kLanes; ++lane) gate[lane] = pairs[2 * lane], up[lane] = pairs[2 * lane + 1];
+      const Floats most = broadcast(limit);
+      gate = gate > most ? most : gate;  // a NaN stays one
+      up = up > most ? most : up < -most ? -most : up;
+      store_some(out + row * size + i, (up + 1.0f) * (gate / (1.0f + exponential(-(alpha * gate)))), n);
+    });
+  });
+}
+
 void soft_cap(float* x, int64_t num_rows, int64_t size, float cap) {
   for_each_row(num_rows, size, [=](int64_t row) {
     float* values = x + row * size;
@@ -43,6 +62,17 @@ void soft_cap(float* x, int64_t num_rows, int64_t size, float cap) {
 LLMSTACK_ACTIVATION(f32, Float32)
 LLMSTACK_ACTIVATION(bf16, BFloat16)
 LLMSTACK_ACTIVATION(f16, Float16)
+
+#define LLMSTACK_CLAMPED_SWIGLU(suffix, T)                                                                  \
+  extern "C" void llmstack_clamped_swiglu_##suffix(const llmstack::T* x, llmstack::T* out, int64_t num_rows, \
+                                                   int64_t size, float alpha, float limit) {                 \
+    llmstack::clamped_swiglu(x, out, num_rows, size, alpha, limit);                                          \
+  }                                                                                                          \
+  LLMSTACK_REPEATABLE(clamped_swiglu_##suffix)
+
+LLMSTACK_CLAMPED_SWIGLU(f32, Float32)
+LLMSTACK_CLAMPED_SWIGLU(bf16, BFloat16)
+LLMSTACK_CLAMPED_SWIGLU(f16, Float16)
 
 extern "C" void llmstack_soft_cap(float* x, int64_t num_rows, int64_t size, float cap) {
   llmstack::soft_cap(x, num_rows, size, cap);

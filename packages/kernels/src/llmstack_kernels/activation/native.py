@@ -18,6 +18,19 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     return _run(x, "gelu_tanh", is_gated=True)
 
 
+def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Gate and up are in turns."""
+    if x.dtype not in DTYPE_TO_SUFFIX:
+        return reference.clamped_swiglu(x, alpha, limit)
+    x, size = x.contiguous(), x.shape[-1] // 2
+    out = x.new_empty((*x.shape[:-1], size))
+    if out.numel():
+        name = f"clamped_swiglu_{DTYPE_TO_SUFFIX[x.dtype]}"
+        function = require_library().function(name, Pointer, Pointer, Int, Int, Float, Float)
+        function(x.data_ptr(), out.data_ptr(), out.numel() // size, size, alpha, limit)
+    return out
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by its tanh approximation."""
     return _run(x, "gelu_tanh")

@@ -16,6 +16,7 @@ from llmstack_kernels.launch import describe, is_available, launch, supports_dep
 
 __all__ = [
     "activate",
+    "clamped_swiglu",
     "describe",
     "gelu",
     "gelu_tanh",
@@ -81,6 +82,28 @@ def _activation_kernel(
 
 
 @triton.jit
+def _clamped_swiglu_kernel(
+    x,  # [num_rows, size, 2], gate and up
+    out,  # [num_rows, size]
+    size,
+    alpha,
+    limit,
+    BLOCK_SIZE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    is_inside = column < size
+    pairs = x + (row * size + column) * 2
+    wait_for_previous()
+    gate = tl.load(pairs, mask=is_inside, other=0.0).to(tl.float32)
+    up = tl.load(pairs + 1, mask=is_inside, other=0.0).to(tl.float32)
+    gate = tl.where(gate > limit, limit, gate)  # a NaN stays one
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    values = (up + 1) * (gate * sigmoid(gate * alpha))
+    tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
 def _soft_cap_kernel(
     x,  # [num_values]
     num_values,
@@ -105,6 +128,19 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Gate the second half of each row by the approximated GELU of the first."""
     return _run(x, "gelu_tanh", is_gated=True)
+
+
+def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Gate and up are in turns."""
+    x, size = x.contiguous(), x.shape[-1] // 2
+    out = x.new_empty((*x.shape[:-1], size))
+    if out.numel():
+        grid = (out.numel() // size, triton.cdiv(size, _GATED_BLOCK_SIZE))
+        is_early = supports_dependent_launch(x.device)
+        launch(
+            _clamped_swiglu_kernel, grid, x, out, size, alpha, limit, launch_pdl=is_early, BLOCK_SIZE=_GATED_BLOCK_SIZE
+        )
+    return out
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:

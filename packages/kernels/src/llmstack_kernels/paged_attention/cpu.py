@@ -185,7 +185,9 @@ def _attend_decodes(scaled: AttentionInputs, group: DecodeGroup, scratch: torch.
     selected = scaled.query.index_select(0, group.tokens).view(shape)
     keys = _gather(scaled.key_cache, group.pieces, num_rows * num_kv_heads, scratch[0])
     bias = group.mask if scaled.alibi_slopes is None else group.mask + scaled.alibi_slopes[:, None] * group.distances
-    weights = _softmax(torch.bmm(selected, keys.transpose(1, 2)), bias, num_rows, scaled.soft_cap)
+    scores = torch.bmm(selected, keys.transpose(1, 2))
+    sinks = None if scaled.sinks is None else scaled.sinks.view(num_heads, 1)
+    weights = _softmax(scores, bias, num_rows, scaled.soft_cap, sinks)
     # Values overwrite the keys, which are no longer needed.
     values = _gather(scaled.value_cache, group.pieces, num_rows * num_kv_heads, scratch[0])
     out.index_copy_(0, group.tokens, _weigh(weights, values).view(num_rows, num_heads, head_dim))
@@ -221,20 +223,22 @@ def _attend_prefill(scaled: AttentionInputs, row: PrefillRow, scratch: torch.Ten
         bias = _causal_mask(distances, sliding_window)
         if scaled.alibi_slopes is not None:
             bias = bias + scaled.alibi_slopes[:, None, None] * distances
-        out[start:end] = _attend_tile(scaled.query[start:end], keys[:, seen], values[:, seen], bias, scaled.soft_cap)
+        out[start:end] = _attend_tile(scaled, slice(start, end), keys[:, seen], values[:, seen], bias)
 
 
 def _attend_tile(
-    query: torch.Tensor,  # [tile, num_heads, head_dim]
+    scaled: AttentionInputs,
+    tokens: slice,
     keys: torch.Tensor,  # [num_kv_heads, num_seen, head_dim]
     values: torch.Tensor,
     bias: torch.Tensor,  # [tile, num_seen], or [num_heads, tile, num_seen]
-    soft_cap: float | None,
 ) -> torch.Tensor:  # [tile, num_heads, head_dim]
+    query = scaled.query[tokens]
     tile, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[0]
     grouped = query.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)  # queries of a group of heads follow each other
-    weights = _softmax(torch.bmm(grouped, keys.transpose(1, 2)), bias, num_heads, soft_cap)
+    sinks = None if scaled.sinks is None else scaled.sinks.view(num_heads, 1, 1)
+    weights = _softmax(torch.bmm(grouped, keys.transpose(1, 2)), bias, num_heads, scaled.soft_cap, sinks)
     return torch.bmm(weights, values).view(num_heads, tile, head_dim).transpose(0, 1)
 
 
@@ -254,10 +258,19 @@ def _gather(cache: torch.Tensor, pieces: torch.Tensor, num_sequences: int, scrat
     return torch.index_select(rows, 0, pieces, out=target).view(num_sequences, -1, head_dim)
 
 
-def _softmax(scores: torch.Tensor, bias: torch.Tensor, num_matrices: int, soft_cap: float | None) -> torch.Tensor:
-    """Softmax in float32 over the last dimension; the bias is added to `scores` seen as `num_matrices` matrices."""
+def _softmax(
+    scores: torch.Tensor, bias: torch.Tensor, num_matrices: int, soft_cap: float | None, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Softmax in float32 over the last dimension; the bias is added to `scores` seen as `num_matrices` matrices.
+
+    Sinks have one column for these matrices. They stand before the scores, where padding does not move them.
+    """
     wide = scores.float()
     if soft_cap is not None:
         wide = wide.div_(soft_cap).tanh_().mul_(soft_cap)
     biased = wide.view(num_matrices, -1, scores.shape[-1]).add_(bias)
+    if sinks is not None:
+        column = sinks.expand(*biased.shape[:-1], 1)
+        weights = torch.softmax(torch.cat((column, biased), -1), -1)[..., 1:]
+        return weights.to(scores.dtype).reshape(scores.shape)
     return torch.softmax(biased, -1).to(scores.dtype).view(scores.shape)

@@ -29,6 +29,7 @@ class AttentionInputs(NamedTuple):
         sliding_window: A token attends to itself and the `sliding_window - 1` tokens before it.
         soft_cap: Scores become soft_cap * tanh(score / soft_cap).
         alibi_slopes: Adds slope * (position of the key - position of the query) to each score, after the soft cap.
+        sinks: A score of each query head that has no value: it takes its share of the softmax, after cap and slopes.
         key_scale: With caches of float8_e4m3fn: a key is the stored number times its head's scale.
         value_scale: The same for values.
         plan: The result of `plan_paged_attention` for the same rows.
@@ -49,6 +50,7 @@ class AttentionInputs(NamedTuple):
     sliding_window: int | None = None
     soft_cap: float | None = None
     alibi_slopes: torch.Tensor | None = None  # [num_heads] float32
+    sinks: torch.Tensor | None = None  # [num_heads] float32
     key_scale: torch.Tensor | None = None  # [num_kv_heads] float32
     value_scale: torch.Tensor | None = None  # [num_kv_heads] float32
     plan: object | None = None
@@ -61,9 +63,9 @@ class AttentionInputs(NamedTuple):
             raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly.")
         self._check_rows()
         check_scales(self.key_cache, self.key_scale, self.value_scale)
-        if self.alibi_slopes is not None and self.alibi_slopes.shape != (num_heads,):
-            shape = tuple(self.alibi_slopes.shape)
-            raise ValueError(f"alibi_slopes of shape {shape} do not fit {num_heads} query heads.")
+        for name, values in (("alibi_slopes", self.alibi_slopes), ("sinks", self.sinks)):
+            if values is not None and values.shape != (num_heads,):
+                raise ValueError(f"{name} of shape {tuple(values.shape)} do not fit {num_heads} query heads.")
 
     def _check_rows(self) -> None:
         starts, seq_lens, num_tokens = self.query_start_loc_list, self.seq_lens_list, self.query.shape[0]

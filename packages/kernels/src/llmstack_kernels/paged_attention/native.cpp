@@ -32,6 +32,7 @@ struct Call {
   const int32_t* block_tables;     // [num_rows, ...]
   int64_t block_table_stride;
   const float* alibi_slopes;  // [num_heads] or null
+  const float* sinks;         // [num_heads] or null: scores without a value
   int64_t num_rows, num_heads, num_kv_heads, head_dim, block_size;
   int64_t sliding_window;  // none: more than any context has
   double scale, soft_cap;  // no cap: 0
@@ -169,7 +170,11 @@ class Attention {
       Element* operands = reinterpret_cast<Element*>(scratch_.operands.data()) + query * head_dim;
       for (int64_t dim = 0; dim < head_dim; dim += kLanes) store(operands + dim, load(source + dim));
       const float slope = call_.alibi_slopes == nullptr ? 0.0f : call_.alibi_slopes[head];
-      scratch_.queries[query] = {item_.first_position + token, slope, -INFINITY, Floats{}};
+      Query& state = scratch_.queries[query] = {item_.first_position + token, slope, -INFINITY, Floats{}};
+      if (call_.sinks != nullptr) {  // the largest score so far, with the weight e^0
+        state.largest_score = call_.sinks[head];
+        state.total[0] = 1.0f;
+      }
       std::fill_n(scratch_.sums.begin() + query * head_dim / kLanes, head_dim / kLanes, Floats{});
     });
   }

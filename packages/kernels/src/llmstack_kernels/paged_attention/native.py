@@ -15,8 +15,8 @@ from llmstack_kernels.paged_attention.inputs import AttentionInputs
 
 _DIM_STEP = 16  # lanes of a vector
 _NO_WINDOW = 1 << 30  # more tokens than a context has
-# As `Call` in native.cpp. One packed argument: the conversion of 21 takes ctypes 2 us, and each layer makes a call.
-_ARGUMENTS = struct.Struct("=19q2d")
+# As `Call` in native.cpp. One packed argument: the conversion of 22 takes ctypes 2 us, and each layer makes a call.
+_ARGUMENTS = struct.Struct("=20q2d")
 _FUNCTIONS = {dtype: f"paged_attention_{suffix}" for dtype, suffix in DTYPE_TO_SUFFIX.items()}
 
 
@@ -70,6 +70,7 @@ def paged_attention(inputs: AttentionInputs) -> torch.Tensor:  # [num_tokens, nu
         block_tables.data_ptr(),
         block_tables.stride(0),
         0 if inputs.alibi_slopes is None else inputs.alibi_slopes.data_ptr(),
+        0 if inputs.sinks is None else inputs.sinks.data_ptr(),
         seq_lens.shape[0],
         num_heads,
         num_kv_heads,

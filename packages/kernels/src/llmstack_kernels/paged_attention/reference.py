@@ -56,5 +56,8 @@ def _attend(
     visible = positions <= query_positions
     if inputs.sliding_window is not None:
         visible &= positions > query_positions - inputs.sliding_window
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if inputs.sinks is not None:
+        scores = torch.cat((scores, inputs.sinks[:, None, None].expand(-1, query_len, 1)), dim=-1)
+    weights = scores.softmax(-1)[..., :seq_len]
     return (weights @ values.repeat_interleave(group, 0)).transpose(0, 1).to(query.dtype)

@@ -155,6 +155,7 @@ def _combine_kernel(
     query_start_loc,  # [num_rows + 1]
     seq_lens,  # [num_rows]
     value_scale,  # [num_kv_heads], or None
+    sinks,  # [num_heads], or None
     out,  # [num_tokens, num_heads, HEAD_DIM]
     max_splits,
     num_heads,
@@ -176,11 +177,18 @@ def _combine_kernel(
     is_used, is_column = splits < num_splits, columns < HEAD_DIM
     places = tl.program_id(0).to(tl.int64) * max_splits + splits
     exponents = tl.load(weights + places * 2, mask=is_used, other=float("-inf"))
-    factors = tl.exp2(exponents - tl.max(exponents, 0))
+    largest, sink = tl.max(exponents, 0), 0.0
+    if sinks is not None:
+        sink = tl.load(sinks + head) * 1.4426950408889634  # as an exponent of 2
+        largest = tl.maximum(largest, sink)
+    factors = tl.exp2(exponents - largest)
     sums = tl.load(weights + places * 2 + 1, mask=is_used, other=0.0)
     addresses = totals + places[:, None] * HEAD_DIM + columns[None, :]
     parts = tl.load(addresses, mask=is_used[:, None] & is_column[None, :], other=0.0)
-    result = tl.sum(parts * factors[:, None], 0) / tl.sum(sums * factors, 0)
+    total = tl.sum(sums * factors, 0)
+    if sinks is not None:
+        total += tl.exp2(sink - largest)
+    result = tl.sum(parts * factors[:, None], 0) / total
     if value_scale is not None:
         result = result * tl.load(value_scale + head // GROUP)
     tl.store(out + (token * num_heads + head) * HEAD_DIM + columns, result.to(out.dtype.element_ty), mask=is_column)
@@ -235,6 +243,7 @@ def attend_decodes(operands: Operands) -> None:
         operands.inputs.query_start_loc,
         operands.inputs.seq_lens,
         operands.inputs.value_scale,
+        operands.inputs.sinks,
         operands.out,
         max_splits,
         operands.num_heads,

@@ -21,8 +21,8 @@ from llmstack_kernels.paged_attention.triton_tiles import (
     PER_STEP_POINTERS,
     attend,
     load_queries,
-    nothing_seen,
     score_factors,
+    sinks_seen,
     store_heads,
 )
 
@@ -63,6 +63,7 @@ def _prefill_kernel(
     seq_lens,  # [num_rows]
     block_tables,  # [num_rows, ...]
     alibi_slopes,  # [num_heads], or None
+    sinks,  # [num_heads], or None
     key_scale,  # [num_kv_heads], or None
     value_scale,  # [num_kv_heads], or None
     out,  # [num_tokens, num_heads, HEAD_DIM]
@@ -103,14 +104,13 @@ def _prefill_kernel(
     scoring = factor, to_exponent, soft_cap, alibi_slopes
     end = position + tl.minimum(first_token + ROWS // GROUP, query_len)
     low, start, full_start, full_end = _spans(position + first_token, end - 1, TILE, WINDOW)
-    softmax = nothing_seen(ROWS, HEAD_DIM)
+    softmax = sinks_seen(sinks, heads, to_exponent, ROWS, HEAD_DIM)
     if WINDOW > 0:
         span = low, start, full_start
         softmax = attend(softmax, queries, caches, span, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, True, False)
-    span = low, full_start, full_end
+    span, rest = (low, full_start, full_end), (low, full_end, end)
     softmax = attend(softmax, queries, caches, span, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, False, False)
-    span = low, full_end, end
-    _, sums, totals = attend(softmax, queries, caches, span, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, True, False)
+    _, sums, totals = attend(softmax, queries, caches, rest, scoring, BLOCK_SIZE, HEAD_DIM, TILE, WINDOW, True, False)
     result = totals / sums[:, None]
     if value_scale is not None:
         result = result * tl.load(value_scale + kv_head)
@@ -165,6 +165,7 @@ def attend_prefills(operands: Operands, *, has_decodes: bool = False) -> None:
         operands.inputs.seq_lens,
         operands.inputs.block_tables,
         operands.inputs.alibi_slopes,
+        operands.inputs.sinks,
         operands.inputs.key_scale,
         operands.inputs.value_scale,
         operands.out,

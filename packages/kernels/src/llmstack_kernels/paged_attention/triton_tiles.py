@@ -57,6 +57,16 @@ def nothing_seen(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
+def sinks_seen(sinks, heads, to_exponent, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """A running softmax before the first key, where each head has a score without a value, or None has one."""
+    maxima, sums, totals = nothing_seen(ROWS, HEAD_DIM)
+    if sinks is not None:
+        maxima = tl.load(sinks + heads) * _LOG2_E / to_exponent  # as scores are before they are exponents
+        sums += 1.0
+    return maxima, sums, totals
+
+
+@triton.jit
 def attend(
     softmax,  # as `nothing_seen` or an earlier call returned it
     queries,  # a tile of them [ROWS, HEAD_DIM padded], their positions [ROWS] or [1], their heads [ROWS]

@@ -14,6 +14,7 @@ _KNOWN: Mapping[str, tuple[str, str]] = {
     "BloomForCausalLM": ("bloom", "Bloom"),
     "FalconForCausalLM": ("falcon", "Falcon"),
     "GPTNeoXForCausalLM": ("gpt_neox", "GPTNeoX"),
+    "GptOssForCausalLM": ("gpt_oss", "GptOss"),
     "GemmaForCausalLM": ("gemma", "Gemma"),
     "Gemma2ForCausalLM": ("gemma2", "Gemma2"),
     "LlamaForCausalLM": ("llama", "Llama"),

@@ -63,7 +63,10 @@ def spread_scales(
 
 
 class MXFP4Reader:
-    """`weight_blocks` [outputs, groups, 16] of two numbers of e2m1 per byte, and `weight_scales` in e8m0."""
+    """`weight_blocks` [outputs, groups, 16] of two numbers of e2m1 per byte, and `weight_scales` in e8m0.
+
+    Those of experts have a dimension more; their outputs follow each other in the weight.
+    """
 
     markers: ClassVar[frozenset[str]] = frozenset({"weight_blocks"})
     suffixes: ClassVar[frozenset[str]] = frozenset({"weight_blocks", "weight_scales"})
@@ -73,9 +76,12 @@ class MXFP4Reader:
 
     def __call__(self, layer: LayerTensors) -> StoredWeight:
         blocks = layer.get("weight_blocks", torch.uint8)
-        if blocks.ndim != 3:
-            raise ValueError(f"weight_blocks has the shape {list(blocks.shape)}: only single matrices are supported.")
-        return mxfp4_weight(blocks.flatten(1), layer.get("weight_scales", torch.uint8))
+        scales = layer.get("weight_scales", torch.uint8)
+        if blocks.ndim not in (3, 4) or not blocks.numel():
+            raise ValueError(f"weight_blocks has the shape {list(blocks.shape)}: a matrix or one per expert is needed.")
+        if scales.shape != blocks.shape[:-1]:
+            raise ValueError(f"the scales have the shape {list(scales.shape)} instead of {list(blocks.shape[:-1])}.")
+        return mxfp4_weight(blocks.flatten(-2).flatten(0, -2), scales.flatten(0, -2))
 
 
 def mxfp4_weight(packed: torch.Tensor, exponents: torch.Tensor) -> StoredWeight:

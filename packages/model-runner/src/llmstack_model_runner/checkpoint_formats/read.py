@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 
 import torch
 
@@ -36,7 +35,8 @@ def read_quantized(
         ValueError: A tensor is missing or does not fit, a scale is no finite number, or no layer is quantized.
     """
     reader = _READERS[checkpoint.method](checkpoint)
-    found = dict.fromkeys(names)
+    has_stacks = isinstance(reader, MXFP4Reader)
+    found = {_layer_name(name) if has_stacks else name: name for name in names}
     layers = {layer for name in found for layer in _layers_of(name, reader.markers)}
     if not layers:
         raise ValueError(f"config.json: {checkpoint.field} says {checkpoint.method}, and no weight is quantized.")
@@ -44,7 +44,7 @@ def read_quantized(
     for name in found:
         layer = next((layer for layer in _layers_of(name, reader.suffixes) if layer in layers), None)
         if layer is None:
-            yield name, read(name)
+            yield name, read(found[name])
         elif layer not in done:
             done.add(layer)
             yield f"{layer}.weight", _read_layer(layer, reader, found, read)
@@ -57,17 +57,21 @@ def _layers_of(name: str, suffixes: frozenset[str]) -> Iterator[str]:
 
 
 def _read_layer(
-    layer: str, reader: Reader, names: Mapping[str, None], read: Callable[[str], torch.Tensor]
+    layer: str, reader: Reader, names: Mapping[str, str], read: Callable[[str], torch.Tensor]
 ) -> StoredWeight:
     suffixes = frozenset(suffix for suffix in reader.suffixes if f"{layer}.{suffix}" in names)
     try:
         with torch.inference_mode():
-            return reader(LayerTensors(suffixes, partial(_read_suffix, layer, read)))
+            return reader(LayerTensors(suffixes, lambda suffix: read(names[f"{layer}.{suffix}"])))
     except ValueError as error:
         raise ValueError(
             f"{layer[:128]} cannot be read as {type(reader).__name__.removesuffix('Reader')}: {error}"
         ) from None
 
 
-def _read_suffix(layer: str, read: Callable[[str], torch.Tensor], suffix: str) -> torch.Tensor:
-    return read(f"{layer}.{suffix}")
+def _layer_name(name: str) -> str:
+    """A tensor's name as single layers have it: `down_proj_blocks`, of all experts, is `down_proj.weight_blocks`."""
+    for ending in ("_blocks", "_scales"):
+        if name.endswith(f"_proj{ending}"):
+            return f"{name.removesuffix(ending)}.weight{ending}"
+    return name

@@ -12,6 +12,7 @@ from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.head_rotation import HeadRotation
 from llmstack_model_runner.layers.kv_scales import KVScales
 from llmstack_model_runner.layers.packing import packing
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
 
 # Sliding window to the attention kernel's plan, computed once per step.
 AttentionPlans = Mapping[int | None, object | None]
@@ -20,7 +21,7 @@ AttentionPlans = Mapping[int | None, object | None]
 class Attention:
     """Scaled softmax attention over `sliding_window` tokens, or over the whole context if None.
 
-    A soft cap and ALiBi slopes apply as `paged_attention` defines. Constructed inside `packed_linears` with
+    A soft cap, ALiBi slopes and sinks apply as `paged_attention` defines. Constructed inside `packed_linears` with
     `is_batch_invariant`, the layer computes decodes like prompts.
     """
 
@@ -35,6 +36,7 @@ class Attention:
         device: torch.device,
         soft_cap: float | None = None,
         alibi_slopes: torch.Tensor | None = None,  # [num_heads] float32
+        has_sinks: bool = False,
     ) -> None:
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -44,6 +46,7 @@ class Attention:
         self._scale = scale
         self._soft_cap = soft_cap
         self._alibi_slopes = alibi_slopes
+        self._sinks = torch.zeros(num_heads, device=device) if has_sinks else None
         self._is_batch_invariant = packing().is_batch_invariant
 
     def __call__(
@@ -59,6 +62,17 @@ class Attention:
         scales = self.kv_scales.of(key_cache)
         reshape_and_cache(key, value, key_cache, value_cache, metadata.slot_mapping, *scales)
         return self._attend(query, kv_cache, metadata, plans)
+
+    def sink_slots(self, name: str, num_heads: int, heads: range) -> dict[str, WeightSlot]:
+        """The slot of the sinks of all heads, of which this layer has `heads`; none where it has no sinks."""
+        if self._sinks is None:
+            return {}
+        part = None if len(heads) == num_heads else WeightPart(0, (heads,))
+        return {name: WeightSlot((num_heads,), self._load_sinks, WeightKind.BIAS, part=part)}
+
+    def _load_sinks(self, tensor: torch.Tensor) -> None:
+        if self._sinks is not None:
+            self._sinks.copy_(tensor)
 
     def rotate_and_attend(
         self,
@@ -103,6 +117,7 @@ class Attention:
                 sliding_window=self.sliding_window,
                 soft_cap=self._soft_cap,
                 alibi_slopes=self._alibi_slopes,
+                sinks=self._sinks,
                 key_scale=key_scale,
                 value_scale=value_scale,
                 plan=plans.get(self.sliding_window),

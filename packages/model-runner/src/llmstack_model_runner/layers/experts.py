@@ -71,10 +71,15 @@ class Experts:
         self._settings = settings
         self._activation = gated_activation(activation)
         self._router: PackedLinear | None = None
-        self._gate_up = _Stack((num_experts, 2 * inner_size, size), dtype, device, num_parts=2)
-        self._down = _Stack((num_experts, size, inner_size), dtype, device, num_parts=1)
+        self._make_stacks(num_experts, inner_size, size, dtype, device)
         self._dtype = dtype
         self._device = device
+
+    def _make_stacks(
+        self, num_experts: int, inner_size: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._gate_up = _Stack((num_experts, 2 * inner_size, size), dtype, device, num_parts=2)
+        self._down = _Stack((num_experts, size, inner_size), dtype, device, num_parts=1)
 
     def slots(self) -> dict[str, WeightSlot]:
         """The router, and three projections of each expert."""
@@ -100,25 +105,24 @@ class Experts:
         shares, expert_ids = self._choose(self._router(x, out_dtype=torch.float32))
         if self._sharding.size > 1 and self._sharding.is_expert_parallel:
             return self._sharding.all_reduce(self._compute_own(x, shares, expert_ids))
-        groups = group_rows(expert_ids, len(self._experts))
+        return self._sharding.all_reduce(sum_choices(self._compute(x, expert_ids), shares))
+
+    def _compute(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The outputs of all choices, given the places of their experts among this rank's: [num_rows, size]."""
+        groups = group_rows(places, len(self._experts))
         inner = grouped_linear(x, self._gate_up.packed, groups, self._activation)
-        summed = sum_choices(grouped_linear(inner, self._down.packed, groups), shares)
-        return self._sharding.all_reduce(summed)
+        return grouped_linear(inner, self._down.packed, groups)
 
     def _compute_own(self, x: torch.Tensor, shares: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         """The sum of the choices of this rank's experts, choice after choice in float32."""
         places = expert_ids - self._experts.start
         is_own = (places >= 0) & (places < len(self._experts))
         if x.device.type != "cpu":  # a captured step has the same rows always: other ranks' choices get the share 0
-            groups = group_rows(places.masked_fill(~is_own, 0), len(self._experts))
-            inner = grouped_linear(x, self._gate_up.packed, groups, self._activation)
-            return sum_choices(grouped_linear(inner, self._down.packed, groups), shares.masked_fill(~is_own, 0.0))
+            return sum_choices(self._compute(x, places.masked_fill(~is_own, 0)), shares.masked_fill(~is_own, 0.0))
         tokens, choices = torch.nonzero(is_own, as_tuple=True)
         summed = torch.zeros(x.shape, dtype=torch.float32)
         if len(tokens):
-            groups = group_rows(places[tokens, choices][:, None], len(self._experts))
-            inner = grouped_linear(x[tokens], self._gate_up.packed, groups, self._activation)
-            rows = grouped_linear(inner, self._down.packed, groups).float()
+            rows = self._compute(x[tokens], places[tokens, choices][:, None]).float()
             summed.index_add_(0, tokens, rows * shares[tokens, choices][:, None])
         return summed.to(x.dtype)
 

@@ -21,6 +21,7 @@ from llmstack_model_runner.layers.experts import Experts, ExpertSettings
 from llmstack_model_runner.layers.feed_forward import GatedFeedForward
 from llmstack_model_runner.layers.head_split import HeadSplit
 from llmstack_model_runner.layers.rotary import RopeParameters
+from llmstack_model_runner.layers.stacked_experts import StackedExperts, StackedExpertSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class LlamaLayerSettings:
         has_post_norms: The outputs of attention and feed-forward are normalised too.
         is_norm_offset: Norms are stored as their scale minus 1.
         has_fused_projections: The checkpoint joins q, k and v, and gate and up.
+        has_sinks: Each head's softmax has a score more, which has no value.
         experts: Experts that replace the feed-forward, or None.
     """
 
@@ -55,6 +57,7 @@ class LlamaLayerSettings:
     has_post_norms: bool = False
     is_norm_offset: bool = False
     has_fused_projections: bool = False
+    has_sinks: bool = False
     experts: ExpertSettings | None = None
 
 
@@ -100,7 +103,9 @@ class LlamaLayer:
             settings.sliding_window,
             device=device,
             soft_cap=settings.soft_cap,
+            has_sinks=settings.has_sinks,
         )
+        self._heads_of_rank = split.heads
         self._attention_out = Linear(
             settings.num_heads * head_dim,
             {f"{prefix}self_attn.o_proj": size},
@@ -120,8 +125,11 @@ class LlamaLayer:
 
     def _make_feed_forward(self, dtype: torch.dtype, device: torch.device) -> GatedFeedForward | Experts:
         settings = self._settings
-        if settings.experts is not None:
-            return Experts(self._prefix, settings.hidden_size, settings.activation, settings.experts, dtype, device)
+        size, experts = settings.hidden_size, settings.experts
+        if isinstance(experts, StackedExpertSettings):
+            return StackedExperts(self._prefix, size, settings.activation, experts, dtype, device)
+        if experts is not None:
+            return Experts(self._prefix, size, settings.activation, experts, dtype, device)
         return GatedFeedForward(
             self._prefix,
             settings.hidden_size,
@@ -134,7 +142,9 @@ class LlamaLayer:
         )
 
     def slots(self) -> dict[str, WeightSlot]:
-        return collect_slots(
+        name, num_heads = f"{self._prefix}self_attn.sinks", self._settings.num_heads
+        sinks = self._attention.sink_slots(name, num_heads, self._heads_of_rank)
+        return sinks | collect_slots(
             [
                 self._attention_norm,
                 self._qkv,

@@ -18,7 +18,7 @@ class Mixtral(Llama):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         window = None if config.get("sliding_window") is None else read_int(config, "sliding_window")
         experts = ExpertSettings(
-            *_read_numbers(config, 8, 2),
+            *read_expert_numbers(config, 8, 2),
             inner_size=read_int(config, "intermediate_size"),
             is_normalised=True,
             name="block_sparse_moe",
@@ -36,7 +36,7 @@ class Qwen3Moe(Qwen3):
     def read_settings(cls, config: Mapping[str, Any]) -> Settings:
         settings = super().read_settings({**config, "layer_types": None, "max_window_layers": 0})
         experts = ExpertSettings(
-            *_read_numbers(config, 128, 8),
+            *read_expert_numbers(config, 128, 8),
             inner_size=read_int(config, "moe_intermediate_size", 768),
             is_normalised=read_bool(config, "norm_topk_prob", False),
         )
@@ -48,7 +48,7 @@ class Qwen3Moe(Qwen3):
         return replace(settings, layers=layers)
 
 
-def _read_numbers(config: Mapping[str, Any], num_experts: int, num_choices: int) -> tuple[int, int]:
+def read_expert_numbers(config: Mapping[str, Any], num_experts: int, num_choices: int) -> tuple[int, int]:
     """Number of experts, under either name that transformers writes, and number of experts per token."""
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
     num_experts = read_int(config, name, num_experts)

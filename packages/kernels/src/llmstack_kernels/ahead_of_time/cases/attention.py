@@ -29,6 +29,7 @@ class _Layer:
     sliding_window: int | None = None
     soft_cap: float | None = None
     has_slopes: bool = False
+    has_sinks: bool = False
 
     @property
     def claims(self) -> dict[str, tuple[Claim, ...]]:
@@ -58,6 +59,7 @@ class _Layer:
                 sliding_window=self.sliding_window,
                 soft_cap=self.soft_cap,
                 alibi_slopes=meta_tensor(self.num_heads, dtype=torch.float32) if self.has_slopes else None,
+                sinks=meta_tensor(self.num_heads, dtype=torch.float32) if self.has_sinks else None,
                 key_scale=scales,
                 value_scale=scales,
                 decodes_as_prefills=decodes_as_prefills,
@@ -75,6 +77,7 @@ _LAYERS = {
     "gemma_bf16": _Layer(16, 8, 256, sliding_window=4096, soft_cap=50.0),
     "gemma_fp32": _Layer(16, 8, 256, torch.float32, sliding_window=4096, soft_cap=50.0),
     "bloom_bf16": _Layer(32, 32, 128, has_slopes=True),
+    "gpt_oss_bf16": _Layer(64, 8, 64, sliding_window=128, has_sinks=True),
     "falcon_bf16": _Layer(71, 1, 64),
     "falcon_fp32": _Layer(71, 1, 64, torch.float32),
     "phi_bf16": _Layer(32, 32, 80),

@@ -19,6 +19,8 @@ def _activation_cases() -> Iterator[CompileCase]:
     x = meta_tensor(64, 2 * 14336)
     yield CompileCase("silu_and_mul_8b_bf16", partial(activation.silu_and_mul, x), is_sample=True)
     yield CompileCase("gelu_tanh_and_mul_bf16", partial(activation.gelu_tanh_and_mul, meta_tensor(64, 2 * 16384)))
+    pairs = meta_tensor(64, 2 * 2880)
+    yield CompileCase("clamped_swiglu_bf16", partial(activation.clamped_swiglu, pairs, 1.702, 7.0), is_sample=True)
     for name in ("gelu_tanh", "gelu", "relu"):
         yield CompileCase(f"{name}_gpt2_bf16", partial(getattr(activation, name), meta_tensor(64, 3072)))
     logits = torch.empty((64, 256_000), device="meta")

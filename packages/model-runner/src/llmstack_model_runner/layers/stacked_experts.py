@@ -1,0 +1,166 @@
+"""Experts whose weights are one tensor per projection, with biases: gpt-oss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from llmstack_kernels.activation import clamped_swiglu
+from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, join_experts, pack_experts
+from llmstack_kernels.linear import StoredWeight, pack_linear
+from llmstack_model_runner.layers.experts import Experts, ExpertSettings
+from llmstack_model_runner.layers.packing import pack_parts, packing
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExpertSettings(ExpertSettings):
+    """Experts with a clamped gate.
+
+    Attributes:
+        alpha: Factor within the gate's sigmoid.
+        limit: Bound of gates and ups.
+    """
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+class StackedExperts(Experts):
+    """down(clamped_swiglu(gate_up(x) + b)) + c of each chosen expert, summed with the router's weights in float32.
+
+    Outputs of `gate_up` are gates and ups in turns, in the checkpoint and here.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        size: int,
+        activation: str,
+        settings: StackedExpertSettings,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(prefix, size, activation, settings, dtype, device)
+        self._limits = settings.alpha, settings.limit
+        self._router_parts: dict[str, torch.Tensor] = {}
+
+    def _make_stacks(
+        self, num_experts: int, inner_size: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        own, inner = self._experts, self._inner
+        pairs = range(2 * inner.start, 2 * inner.stop)
+        is_cut = len(inner) < self._settings.inner_size
+        shapes = ((2 * self._settings.inner_size, size), (size, self._settings.inner_size))
+        num_all = self._settings.num_experts
+        self._whole_gate_up = _Projection(num_all, shapes[0], own, pairs if is_cut else None, None, dtype, device)
+        self._whole_down = _Projection(num_all, shapes[1], own, None, inner if is_cut else None, dtype, device)
+
+    def slots(self) -> dict[str, WeightSlot]:
+        """The router with its bias, and weights and biases of two projections."""
+        settings, name = self._settings, f"{self._name}.experts."
+        router = (settings.num_experts, self._whole_down.shape[0])
+        return {
+            f"{self._name}.router.weight": WeightSlot(router, partial(self._load_router_part, "weight")),
+            f"{self._name}.router.bias": WeightSlot(
+                router[:1], partial(self._load_router_part, "bias"), WeightKind.BIAS
+            ),
+            **self._whole_gate_up.slots(f"{name}gate_up_proj"),
+            **self._whole_down.slots(f"{name}down_proj"),
+        }
+
+    def _compute(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Biases are added by themselves, to the product in the model's type."""
+        groups, rows = group_rows(places, len(self._experts)), places.reshape(-1)
+        gate_up, down = self._whole_gate_up, self._whole_down
+        pairs = grouped_linear(x, gate_up.packed, groups) + gate_up.bias.index_select(0, rows)
+        out = grouped_linear(clamped_swiglu(pairs, *self._limits), down.packed, groups)
+        # Ranks with a part of every expert add up their outputs, of which one has the bias.
+        is_first = self._sharding.is_expert_parallel or self._sharding.rank == 0
+        return out + down.bias.index_select(0, rows) if is_first else out
+
+    def _load_router_part(self, part: str, tensor: torch.Tensor) -> None:
+        parts = self._router_parts
+        parts[part] = tensor.to(self._device, self._dtype, copy=True)
+        if len(parts) == 2:
+            self._router = pack_linear(parts["weight"], parts["bias"], None, packing().is_batch_invariant)
+            parts.clear()
+
+
+class _Projection:
+    """One projection of all experts of this rank, and its bias."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        shape: tuple[int, int],
+        experts: range,
+        outputs: range | None,
+        inputs: range | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Of experts [out_features, in_features] this rank has some, with some outputs or inputs; None for all."""
+        self.shape = shape
+        self._num_experts = num_experts
+        self._experts = experts
+        self._outputs, self._inputs = outputs, inputs
+        self._dtype, self._device = dtype, device
+        num_outputs = shape[0] if outputs is None else len(outputs)
+        self.bias = torch.zeros((len(experts), num_outputs), dtype=dtype, device=device)
+        self._packed: PackedExperts | None = None
+
+    @property
+    def packed(self) -> PackedExperts:
+        """The packed weights; RuntimeError before they are loaded."""
+        if self._packed is None:
+            raise RuntimeError("the experts have no weights yet")
+        return self._packed
+
+    def slots(self, name: str) -> dict[str, WeightSlot]:
+        """Slots of the weight, whose matrices are transposed in full precision, and of the bias."""
+        count, (num_outputs, num_inputs) = self._num_experts, self.shape
+        weight, bias = self._part(2, 1), self._part(1, None)
+        return {
+            name: WeightSlot(
+                (count, num_inputs, num_outputs),
+                self._load,
+                load_stored=self._load_stored,
+                stored_shape=(count * num_outputs, num_inputs),
+                part=weight,
+            ),
+            f"{name}_bias": WeightSlot((count, num_outputs), self._load_bias, WeightKind.BIAS, part=bias),
+        }
+
+    def _part(self, output_dim: int, input_dim: int | None) -> WeightPart | None:
+        """What this rank reads of a tensor whose first dimension is the expert."""
+        if self._outputs is not None:
+            return WeightPart(output_dim, (self._outputs,))
+        if self._inputs is not None and input_dim is not None:
+            return WeightPart(input_dim, (self._inputs,))
+        return None if len(self._experts) == self._num_experts else WeightPart(0, (self._experts,))
+
+    def _load(self, tensor: torch.Tensor) -> None:
+        chosen = packing()
+        weights = tensor.to(self._device, self._dtype).transpose(1, 2).contiguous()
+        self._packed = pack_experts(weights, chosen.quantization, chosen.is_batch_invariant)
+
+    def _load_bias(self, tensor: torch.Tensor) -> None:
+        self.bias.copy_(tensor)
+
+    def _load_stored(self, weight: StoredWeight) -> None:
+        """Each expert is packed as it is stored. On a GPU, and where inputs cannot be cut, experts are widened."""
+        num_outputs = self.shape[0]
+        parts = [weight.rows(slice(num * num_outputs, (num + 1) * num_outputs)) for num in self._experts]
+        if self._outputs is not None:
+            parts = [part.rows(slice(self._outputs.start, self._outputs.stop)) for part in parts]
+        cut = parts if self._inputs is None else [part.columns(self._inputs) for part in parts]
+        stored = [part.to(self._device) for part in cut if part is not None]
+        if self._device.type == "cuda" or len(stored) < len(parts):
+            inputs = slice(None) if self._inputs is None else slice(self._inputs.start, self._inputs.stop)
+            widened = [part.to(self._device).dequantize(self._dtype)[:, inputs] for part in parts]
+            self._packed = pack_experts(torch.stack(widened), None, packing().is_batch_invariant)
+        else:
+            self._packed = join_experts([pack_parts([part], None, self._dtype) for part in stored])
