@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from llmstack_kernels.linear.composed import OrderedLinear
 from llmstack_kernels.linear.native_layer import PANEL, NativeLinear, num_columns
 from llmstack_kernels.linear.stored_weight import StoredWeight
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer
@@ -17,26 +18,15 @@ _FP8_FACTOR = 256.0
 """What kernels divide numbers of fp8 by; the scales make up for it, exactly."""
 
 
-class NativeOrderedLinear:
-    """A layer whose weight has its inputs in another order, which the inputs are permuted to first."""
+class NativeOrderedLinear(OrderedLinear):
+    """The same with native code for the permutation."""
 
-    __slots__ = ("_inner", "_native", "_order")
+    __slots__ = ("_native",)
 
     def __init__(self, inner: NativeLinear, order: torch.Tensor, native: NativeLibrary) -> None:
         """`order` is the input of each column: [in_features]."""
-        self._inner = inner
-        self._order = order.to(torch.int32).contiguous()
+        super().__init__(inner, order.to(torch.int32).contiguous())
         self._native = native
-
-    @property
-    def in_features(self) -> int:
-        """Length of an input row."""
-        return self._inner.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Length of an output row."""
-        return self._inner.out_features
 
     def __call__(
         self,
