@@ -14,7 +14,7 @@ import openai
 import pytest
 
 import llmstack_demo_model
-from llmstack_llm import LLM, LoRARequest, SamplingParams
+from llmstack_llm import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from llmstack_model_runner.testing import write_random_adapter
 
 MODEL = Path(llmstack_demo_model.__file__).parent / "model"
@@ -26,7 +26,7 @@ def write(folder: Path, seed: int) -> Path:
     return write_random_adapter(folder, MODEL, TARGETS, seed, spread=0.15)
 
 
-def test_prompts_of_one_call_have_their_own_adapters(tmp_path: Path) -> None:
+def test_prompts_and_beams_of_one_call_have_their_own_adapters(tmp_path: Path) -> None:
     requests = [None, *(LoRARequest(f"a{seed}", seed, str(write(tmp_path / f"{seed}", seed))) for seed in (1, 2))]
     params = SamplingParams(temperature=0.0, max_tokens=12)
     with LLM(str(MODEL), enable_lora=True, max_loras=2, num_kv_blocks=64, max_model_len=64, dtype="float32") as llm:
@@ -36,6 +36,16 @@ def test_prompts_of_one_call_have_their_own_adapters(tmp_path: Path) -> None:
         for request, text in zip(requests, texts, strict=True):
             alone = llm.generate(PROMPT, params, lora_request=request, use_tqdm=False)
             assert alone[0].outputs[0].text == text
+        searched = llm.beam_search([PROMPT] * 3, BeamSearchParams(3, 6, ignore_eos=True), lora_request=requests)
+        prompt_length = len(llm.get_tokenizer().encode(PROMPT))
+        for request, output in zip(requests, searched, strict=True):
+            best = output.sequences[0]
+            for other in requests:
+                again = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+                scored = llm.generate({"prompt_token_ids": best.tokens}, again, lora_request=other, use_tqdm=False)[0]
+                scores = list(zip(best.tokens, scored.prompt_logprobs or [], strict=True))[prompt_length:]
+                total = sum(entry[token].logprob for token, entry in scores if entry is not None)
+                assert (total == pytest.approx(best.cum_logprob, abs=1e-3)) == (other is request)
 
 
 @pytest.mark.full

@@ -207,18 +207,23 @@ class LLM(OfflinePooling):
         prompts: PromptInput | Sequence[PromptInput],
         params: BeamSearchParams,
         *,
+        lora_request: LoRARequests = None,
         use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt, best first; the outputs are in the prompts' order.
+
+        `lora_request`: As for `generate`.
 
         Raises:
             InvalidRequestError: Of any prompt, before the first is computed.
         """
         processor = self.llm_engine.input_processor
         sampling = processor.check_params(params.to_sampling_params(), BEAM_PARAM_NAMES)
+        all_prompts = prompt_list(prompts)
+        adapters = self.llm_engine.resolve_adapters(lora_request, len(all_prompts))
         admitted = [
-            processor.admit(prompt, sampling, param=f"prompts[{index}]")
-            for index, prompt in enumerate(prompt_list(prompts))
+            dataclasses.replace(processor.admit(prompt, sampling, param=f"prompts[{index}]"), adapter=adapter)
+            for index, (prompt, adapter) in enumerate(zip(all_prompts, adapters, strict=True))
         ]
         return [
             to_beam_search_output(output, self._prompt_text(output)) for output in self._complete(admitted, use_tqdm)
