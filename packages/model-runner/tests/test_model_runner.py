@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmstack_model_runner import progress_bar
 from llmstack_model_runner.model_runner import ModelRunner, ModelRunnerStateError
 from llmstack_model_runner.steps.input_batch import InputBatchError
 from llmstack_model_runner.testing import StepDriver, write_gpt2_checkpoint, write_gpt2_config
@@ -247,6 +249,22 @@ def test_each_layer_of_an_eager_step_reports_progress_and_a_replay_none(runner: 
     driver.step({"r": 1})
     is_captured = str(runner.backends()["decode"]).startswith("captured")
     assert len(reports) == 0 if is_captured else len(reports) >= num_layers
+
+
+def test_a_terminal_shows_how_far_loading_and_warm_up_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress_bar, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(progress_bar, "REDRAWN_AFTER_S", 0.0)
+    make_runner(tmp_path).initialize_kv_cache(NUM_BLOCKS)
+    lines = terminal.getvalue().split("\r\x1b[2K")
+    assert any(line.startswith("load and pack weights █") for line in lines)
+    assert any(line.startswith("warm up █") for line in lines)
+    assert lines[-1] == ""
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused_by_number(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from llmstack_model_runner.progress_bar import with_progress
 from llmstack_types import (
     EngineStartError,
     KVCacheGroupSpec,
@@ -77,8 +78,12 @@ def pooling_warm_up_steps(num_blocks: int, block_size: int, max_num_tokens: int)
 
 
 def for_groups(steps: Iterable[SchedulerOutput], groups: Sequence[KVCacheGroupSpec]) -> Iterator[SchedulerOutput]:
-    """The same made-up steps for groups of layers; all write to the same blocks, whose content means nothing."""
-    for step in steps:
+    """The same made-up steps for groups of layers; all write to the same blocks, whose content means nothing.
+
+    A terminal shows how many are done.
+    """
+    steps = list(steps)
+    for step in with_progress("warm up", steps, len(steps)):
         rows = [
             row._replace(new_block_ids=[block_id for block_id in row.new_block_ids for _ in groups or (None,)])
             for row in step.scheduled_requests

@@ -20,6 +20,7 @@ from llmstack_model_runner.checkpoint_formats.read import read_quantized
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
 from llmstack_model_runner.models.base import Model
+from llmstack_model_runner.progress_bar import with_progress
 from llmstack_model_runner.weights.dummy import dummy_weights
 from llmstack_types.vocabulary import LoadFormat, words_of
 
@@ -54,7 +55,8 @@ def load_weights(
     is_stored = checkpoint_format is not None
     rounding = None if is_stored else quantization
     with packed_linears(rounding, is_batch_invariant, rounds_inputs=is_stored and quantization == INT8_DYNAMIC):
-        model.load_weights(_weights(model, Path(model_path), load_format, seed, device, checkpoint_format))
+        weights = _weights(model, Path(model_path), load_format, seed, device, checkpoint_format)
+        model.load_weights(with_progress("load and pack weights", weights, len(model.slots())))
         model.finish_loading()
     scheme = quantization if checkpoint_format is None else checkpoint_format.method
     kind = f"{dtype or 'own type'}{', ' + scheme if scheme else ''}"
