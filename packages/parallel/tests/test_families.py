@@ -50,7 +50,7 @@ def test_four_ranks_or_three_stages_give_the_tokens_of_one(name: str, seed: int,
     assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3 with experts"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3 with experts", pytest.param("gpt oss", marks=pytest.mark.full)])
 def test_experts_spread_over_ranks_in_uneven_counts_give_the_same_tokens(name: str, folders: Path) -> None:
     folder = write_family(folders / name, name)
     alone = run_schedule(make_config(folder), seed=5)

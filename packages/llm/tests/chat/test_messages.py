@@ -215,3 +215,15 @@ def test_templates_of_requests_are_kept_compiled_up_to_a_bound():
     assert renderers.pick(has_tools=False, chat_template="0") is not first
     with pytest.raises(InvalidRequestError, match="chat_template"):
         renderers.pick(has_tools=False, chat_template="{% for %}")
+
+
+@pytest.mark.parametrize(("content", "thinking"), [(None, "why"), ("I look.", None)])
+def test_a_template_that_reads_thinking_has_it_except_beside_calls_and_content(
+    content: str | None, thinking: str | None
+) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    given = {"role": "assistant", "content": content, "reasoning": "why"}
+    (plain,) = normal_messages([given])
+    (calling,) = normal_messages([given | {"tool_calls": [call]}])
+    assert plain["thinking"] == "why"
+    assert calling.get("thinking") == thinking

@@ -111,7 +111,10 @@ def _normalize_assistant(param: str, message: dict[str, Any]) -> None:
 
 
 def _normalize_reasoning(param: str, message: dict[str, Any]) -> None:
-    """Sets the reasoning under both of its names, the newer one first, since templates read either."""
+    """Sets the reasoning under both of its names, the newer one first, since templates read either.
+
+    The template of gpt-oss reads `thinking`, and refuses it beside content where there are tool calls.
+    """
     text = ""
     for name in _REASONING_NAMES:
         value = message.get(name)
@@ -125,6 +128,8 @@ def _normalize_reasoning(param: str, message: dict[str, Any]) -> None:
         text = text or value
     if text:
         message.update(dict.fromkeys(_REASONING_NAMES, text))
+        if not (message.get("tool_calls") and message.get("content")):
+            message.setdefault("thinking", text)
 
 
 def _missing(param: str) -> InvalidRequestError:

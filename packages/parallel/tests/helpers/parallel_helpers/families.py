@@ -34,6 +34,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         LLAMA | {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
+    "gpt oss": (
+        "GptOssForCausalLM",
+        LLAMA | {"head_dim": 16, "sliding_window": 7, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
     "gemma": ("GemmaForCausalLM", GEMMA),
     "gemma 2": ("Gemma2ForCausalLM", GEMMA | {"sliding_window": 7, "query_pre_attn_scalar": 16}),
     "gemma 3": ("Gemma3ForCausalLM", GEMMA | {"sliding_window": 7, "query_pre_attn_scalar": 16}),
