@@ -96,6 +96,20 @@ def test_what_is_not_a_number_stays_so_and_disturbs_no_other_row(dtype: torch.dt
     assert torch.equal(out[[0, 2]], expected[[0, 2]])
 
 
+@pytest.mark.parametrize("backend", native_variants())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rows_whose_inputs_are_widened_in_parts_are_bit_equal_alone(dtype: torch.dtype, backend: str) -> None:
+    wide, weight, bias = make(1500, 70, dtype, 200)
+    x = torch.cat((wide, wide), dim=1)[:, 1500:]  # strided: each part begins at a row of its own
+    for out_dtype in (dtype, torch.float32):
+        residual = torch.randn(200, 70).to(out_dtype)
+        packed = pack_with(backend, weight, bias)
+        whole = packed(x, "gelu", residual, out_dtype)
+        for row in (0, 24, 95, 96, 192, 199):
+            alone = packed(wide[row : row + 1], "gelu", residual[row : row + 1], out_dtype)
+            assert torch.equal(whole[row : row + 1], alone)
+
+
 def test_leading_dimensions_and_empty_batches_pass_through() -> None:
     x, weight, bias = make(16, 8, torch.float32, 6)
     packed = pack_linear(weight, bias)

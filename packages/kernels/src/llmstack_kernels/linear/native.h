@@ -6,6 +6,9 @@
 // once and stays in the second-level cache while all rows pass over it.
 #pragma once
 
+#include <type_traits>
+#include <vector>
+
 #include "../native/elementwise.h"
 #include "../native/rows.h"
 
@@ -32,71 +35,133 @@ inline int64_t num_panels(int64_t out_features) {
   return (out_features + kPanel - 1) / kPanel;
 }
 
-// One step of inputs of a row in every lane, one step of weights of kLanes columns, and their products.
+// What products are made of: bfloat16 where the processor multiplies it, else floats, to which inputs are widened.
 template <class T>
+struct OperandOf {
+  using Type = float;
+};
+
+// Inputs of a step that are multiplied one after the other.
+template <class T>
+constexpr int kParts = kStep<T>;
+
+// One part of a step's inputs of a row in every lane, that part of the weights of kLanes columns, and their products.
 struct Input {
   Floats value;
-  explicit Input(const T* x) : value(broadcast(to_float(*x))) {}
+  explicit Input(const float* x) : value(broadcast(*x)) {}
 };
+inline Floats add_product(Floats sum, Input x, Floats w) {
+  return multiply_add(x.value, w, sum);
+}
+
 template <class T>
 struct Column {
   Floats value;
+  Floats part(int) const { return value; }
 };
 template <class T>
 inline Column<T> load_column(const T* packed) {
   return {load(packed)};
 }
-template <class T>
-inline Floats add_product(Floats sum, Input<T> x, Column<T> w) {
-  return multiply_add(x.value, w.value, sum);
-}
 
 #if defined(__AVX512BF16__)
 template <>
-struct Input<BFloat16> {
+struct OperandOf<BFloat16> {
+  using Type = BFloat16;
+};
+template <>
+constexpr int kParts<BFloat16> = 1;
+
+struct InputPair {
   __m512i pair;
-  explicit Input(const BFloat16* x) {
+  explicit InputPair(const BFloat16* x) {
     int32_t bits;
     std::memcpy(&bits, x, sizeof(bits));
     pair = _mm512_set1_epi32(bits);
   }
 };
+inline Floats add_product(Floats sum, InputPair x, __m512i w) {
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x.pair, (__m512bh)w);
+}
 template <>
 struct Column<BFloat16> {
   __m512i pairs;
+  __m512i part(int) const { return pairs; }
 };
 inline Column<BFloat16> load_column(const BFloat16* packed) {
   return {_mm512_loadu_si512(packed)};
 }
-inline Floats add_product(Floats sum, Input<BFloat16> x, Column<BFloat16> w) {
-  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x.pair, (__m512bh)w.pairs);
+inline InputPair input_of(const BFloat16* x) {
+  return InputPair(x);
 }
 #else
 template <>
-struct Input<BFloat16> {
-  Floats even, odd;
-  explicit Input(const BFloat16* x) : even(broadcast(to_float(x[0]))), odd(broadcast(to_float(x[1]))) {}
-};
-template <>
 struct Column<BFloat16> {
   Floats even, odd;
+  Floats part(int index) const { return index == 0 ? even : odd; }
 };
 inline Column<BFloat16> load_column(const BFloat16* packed) {
   Words pairs;
   std::memcpy(&pairs, packed, sizeof(pairs));
   return {bits_as<Floats>(pairs << 16), bits_as<Floats>(pairs & 0xffff0000u)};
 }
-inline Floats add_product(Floats sum, Input<BFloat16> x, Column<BFloat16> w) {
-  return multiply_add(x.odd, w.odd, multiply_add(x.even, w.even, sum));
+#endif
+inline Input input_of(const float* x) {
+  return Input(x);
 }
+
+template <class T>
+using Operand = typename OperandOf<T>::Type;
+
+// What is prefetched while a tile is computed. Where a panel is passed over once, that is its own memory. Else each pass
+// prefetches a share of the thread's next panel: so memory is read during all passes, not in the first one alone.
+template <int kLines, int kLevel>
+struct Ahead {
+  const uint8_t* at;
+  int64_t stride;  // from step to step
+
+  void prefetch() {
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(at + 64 * line, 0, 4 - kLevel);
+    at += stride;
+  }
+};
+constexpr int64_t kAheadBytes = 4096;
+
+// Where a single row's step takes few instructions, more lines are under way to the second level (1.1 times the speed).
+#if defined(__AVX512BF16__)
+constexpr int kSingleLevel = 2;
+#else
+constexpr int kSingleLevel = 1;
 #endif
 
-// How far ahead of the sums weights are asked for.
-constexpr int64_t kPrefetchBytes = 2048;
+// With more passes, reading takes so little of the time that a second panel in the cache costs more.
+constexpr int64_t kManyPasses = 8;
 
-inline void prefetch_lines(const uint8_t* p, int64_t num_bytes) {
-  for (int64_t line = 0; line < num_bytes; line += 64) __builtin_prefetch(p + line);
-}
+// The memory of a panel, and the distance to the one that this thread is likely to compute next.
+template <int kStepBytes>
+struct Place {
+  const uint8_t* start;
+  int64_t bytes, distance;
+
+  static Place of(const void* packed, int64_t index, int64_t steps) {
+    const int64_t bytes = steps * kStepBytes;
+    return {static_cast<const uint8_t*>(packed) + index * bytes, bytes, bytes * num_threads()};
+  }
+  // A part of the next panel, for passes over weights that were read before.
+  template <int kCount>
+  Place<kStepBytes / kCount> part_of_next(int64_t index) const {
+    return {start + distance + bytes / kCount * index, bytes / kCount, 0};
+  }
+  // For pass `pass` of `passes`, of which there are kShare at least, what it needs itself or of the next panel.
+  template <int kShare, int kLevel>
+  Ahead<(kStepBytes / kShare + 63) / 64, kLevel> own(int64_t steps) const {
+    return {start + kAheadBytes, bytes / steps};
+  }
+  template <int kShare>
+  Ahead<(kStepBytes / kShare + 63) / 64, 2> next(int64_t pass, int64_t passes, int64_t steps) const {
+    return {start + distance + bytes / passes * pass, (bytes / passes + steps - 1) / steps};
+  }
+};
 
 // Weights as they are: a step of inputs at a time, the 64 columns' weights for them after one another.
 template <class T>
@@ -105,18 +170,16 @@ struct PlainWeights {
   int64_t steps;
 
   struct Panel {
-    static constexpr bool kHasScales = false;
+    using Weight = T;
+    static constexpr bool kHasScales = false, kTakesWideTiles = true;
     const T* packed;
+    Place<kPanel * kStep<T> * sizeof(T)> place;
     Column<T> column(int64_t step, int vector) const {
       return load_column(packed + (step * kPanel + vector * kLanes) * kStep<T>);
     }
-    void prefetch(int64_t step) const {
-      const T* at = packed + step * kPanel * kStep<T>;
-      prefetch_lines(reinterpret_cast<const uint8_t*>(at) + kPrefetchBytes, kPanel * kStep<T> * sizeof(T));
-    }
   };
   Panel panel(int64_t index) const {
-    return {packed + index * steps * kPanel * kStep<T>};
+    return {packed + index * steps * kPanel * kStep<T>, decltype(Panel::place)::of(packed, index, steps)};
   }
 };
 
@@ -132,6 +195,8 @@ struct LinearCall {
   void* out;             // [num_rows, out_features]
   bool is_out_float;     // and the residual's type with it
   Activation activation;
+  const Operand<T>* operands = nullptr;  // `x` as products take it, rows `operand_stride` apart: see `with_operands`
+  int64_t operand_stride = 0;
 };
 
 template <class Out, class T>
@@ -154,42 +219,48 @@ void store_sums(const LinearCall<T>& call, int64_t row, int64_t column, Floats s
   }
 }
 
+// Sums over steps of weights of type W. The parts of a step come one after the other, which takes fewer registers.
 template <int kRows, int kColumnVectors>
 struct Tile {
   Floats sums[kRows][kColumnVectors] = {};
 
-  template <class T, class Panel>
-  inline void add(const T* x, int64_t row_stride, const Panel& panel, int first_vector, int64_t begin, int64_t end) {
+  template <class W, class Panel, class Ahead>
+  inline void add(const Operand<W>* x, int64_t row_stride, const Panel& panel, int first_vector, int64_t begin,
+                  int64_t end, Ahead& ahead) {
     for (int64_t step = begin; step < end; ++step) {
-      panel.prefetch(step);
-      Column<T> columns[kColumnVectors];
-      for (int v = 0; v < kColumnVectors; ++v) columns[v] = panel.column(step, first_vector + v);
-      for (int r = 0; r < kRows; ++r) {
-        const Input<T> input(x + r * row_stride + step * kStep<T>);
-        for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = add_product(sums[r][v], input, columns[v]);
+      ahead.prefetch();
+      for (int part = 0; part < kParts<W>; ++part) {
+        decltype(Column<W>().part(0)) columns[kColumnVectors];
+        for (int v = 0; v < kColumnVectors; ++v) columns[v] = panel.column(step, first_vector + v).part(part);
+        for (int r = 0; r < kRows; ++r) {
+          const auto input = input_of(x + r * row_stride + step * kStep<W> + part);
+          for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = add_product(sums[r][v], input, columns[v]);
+        }
       }
     }
   }
 };
 
-template <int kRows, int kColumnVectors, class T, class Panel>
+template <int kRows, int kColumnVectors, class T, class Panel, class Ahead>
 inline void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column,
-                          int first_vector) {
-  const T* x = call.x + row * call.row_stride;
+                          int first_vector, Ahead ahead) {
+  using W = typename Panel::Weight;
+  const Operand<T>* x = call.operands + row * call.operand_stride;
+  const int64_t steps = call.steps * (kStep<T> / kStep<W>);
   Tile<kRows, kColumnVectors> tile;
   if constexpr (Panel::kHasScales) {
     for (int64_t group = 0; group < panel.num_groups; ++group) {
       Tile<kRows, kColumnVectors> partial;
       const int64_t begin = group * panel.group_steps, end = begin + panel.group_steps;
       const auto& own = panel.in_group(group, first_vector);
-      partial.add(x, call.row_stride, own, first_vector, begin, end < call.steps ? end : call.steps);
+      partial.template add<W>(x, call.operand_stride, own, first_vector, begin, end < steps ? end : steps, ahead);
       for (int v = 0; v < kColumnVectors; ++v) {
         const Floats scale = panel.scale(group, first_vector + v);
         for (int r = 0; r < kRows; ++r) tile.sums[r][v] = multiply_add(partial.sums[r][v], scale, tile.sums[r][v]);
       }
     }
   } else {
-    tile.add(x, call.row_stride, panel, first_vector, 0, call.steps);
+    tile.template add<W>(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
   }
   for (int v = 0; v < kColumnVectors; ++v) {
     const int64_t column = first_column + (first_vector + v) * kLanes;
@@ -200,28 +271,94 @@ inline void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t
 
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers hold sums
+constexpr int kPairRows = kTileRows;
 #else
 constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
+constexpr int kPairRows = 4;  // of a tile whose weights are in pairs, both halves of which take registers
 #endif
+constexpr int kWideVectors = kVectors < 8 ? kVectors : 8;  // of a tile with one row
 
-template <int kRows, class T, class Panel>
-void multiply_rows(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column) {
-  for (int vector = 0; vector < kVectors; vector += kTileVectors) {
-    multiply_tile<kRows, kTileVectors>(call, panel, row, first_column, vector);
+// Calls `work` for each pass over kAllVectors vectors of a panel, with the tile's rows and vectors as constants, its first
+// row and vector, and what is prefetched. Tiles are as few as possible, and nearly equal. A single row takes
+// kSingleVectors vectors.
+template <int kMaxRows, int kSingleVectors, int kAllVectors, bool kPrefetchesNext, class Place, class Work>
+void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, const Work& work) {
+  int64_t tiles = (end - row + kMaxRows - 1) / kMaxRows, pass = 0;
+  const int64_t passes = tiles * (kAllVectors / (end - row == 1 ? kSingleVectors : kTileVectors));
+  const auto pass_over = [&](auto rows, int64_t at) {
+    constexpr int kColumnVectors = rows == 1 ? kSingleVectors : kTileVectors, kShare = kAllVectors / kColumnVectors;
+    for (int vector = 0; vector < kAllVectors; vector += kColumnVectors, ++pass) {
+      const auto pass_with = [&](auto ahead) {
+        work(rows, std::integral_constant<int, kColumnVectors>(), at, vector, ahead);
+      };
+      if constexpr (kShare > 1) {
+        pass_with(place.template next<kShare>(pass, passes, steps));
+      } else if constexpr (rows == 1) {
+        pass_with(place.template own<1, kSingleLevel>(steps));
+      } else if (!kPrefetchesNext || passes == 1 || passes > kManyPasses) {
+        pass_with(place.template own<1, 1>(steps));
+      } else if constexpr (kPrefetchesNext) {
+        pass_with(place.template next<2>(pass, passes, steps));
+      }
+    }
+  };
+  for (; tiles > 0; --tiles) {
+    const int64_t rows = (end - row + tiles - 1) / tiles;
+    switch (rows) {
+      case 6: if constexpr (kMaxRows > 5) pass_over(std::integral_constant<int, 6>(), row); break;
+      case 5: if constexpr (kMaxRows > 4) pass_over(std::integral_constant<int, 5>(), row); break;
+      case 4: pass_over(std::integral_constant<int, 4>(), row); break;
+      case 3: pass_over(std::integral_constant<int, 3>(), row); break;
+      case 2: pass_over(std::integral_constant<int, 2>(), row); break;
+      case 1: pass_over(std::integral_constant<int, 1>(), row); break;
+    }
+    row += rows;
   }
 }
 
-// Rows [row, end) of one panel's columns.
+// Rows [row, end) of one panel's columns. Pairs whose halves come one after the other take registers from the sums.
 template <class T, class Panel>
-void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t end,
-                    int64_t first_column) {
-  for (; row + kTileRows <= end; row += kTileRows) multiply_rows<kTileRows>(call, panel, row, first_column);
-  switch (end - row) {
-    case 5: if constexpr (kTileRows > 5) multiply_rows<5>(call, panel, row, first_column); break;
-    case 4: if constexpr (kTileRows > 4) multiply_rows<4>(call, panel, row, first_column); break;
-    case 3: multiply_rows<3>(call, panel, row, first_column); break;
-    case 2: multiply_rows<2>(call, panel, row, first_column); break;
-    case 1: multiply_rows<1>(call, panel, row, first_column); break;
+void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t end, int64_t first_column) {
+  constexpr int kMaxRows = kParts<typename Panel::Weight> > 1 ? kPairRows : kTileRows;
+  constexpr int kSingleVectors = Panel::kTakesWideTiles ? kWideVectors : kTileVectors;
+  for_each_pass<kMaxRows, kSingleVectors, kVectors, !Panel::kHasScales>(
+      panel.place, call.steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
+        multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
+      });
+}
+
+// Rows whose operands fit into some 512 KiB, and the fewest that repay a pass over the weights.
+constexpr int64_t kOperandNumbers = 1 << 17;
+constexpr int64_t kFewestRows = 16 * kTileRows;
+
+// Calls `work(part)` with calls for parts of the rows, whose operands are there.
+template <class T, class Work>
+void with_operands(const LinearCall<T>& call, const Work& work) {
+  LinearCall<T> part = call;
+  if constexpr (std::is_same_v<T, Operand<T>>) {
+    part.operands = call.x, part.operand_stride = call.row_stride;
+    work(part);
+  } else {
+    static thread_local std::vector<float> memory;
+    const int64_t width = call.steps * kStep<T>, fitting = kOperandNumbers / width;
+    const int64_t part_rows = fitting > kFewestRows ? fitting : kFewestRows;
+    const int64_t out_row_bytes = call.out_features * (call.is_out_float ? sizeof(float) : sizeof(T));
+    for (int64_t row = 0; row < call.num_rows; row += part_rows) {
+      part.num_rows = call.num_rows - row < part_rows ? call.num_rows - row : part_rows;
+      part.x = call.x + row * call.row_stride;
+      part.out = static_cast<char*>(call.out) + row * out_row_bytes;
+      if (call.residual) part.residual = static_cast<const char*>(call.residual) + row * out_row_bytes;
+      const int64_t size = part.num_rows * width;
+      if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+      float* operands = memory.data();  // other threads have vectors of their own
+      for_each_row(part.num_rows, width, [&](int64_t r) {
+        for_each_vector(width, [&](int64_t i, int n) {
+          store_some(operands + r * width + i, load_some(part.x + r * part.row_stride + i, n), n);
+        });
+      });
+      part.operands = operands, part.operand_stride = width;
+      work(part);
+    }
   }
 }
 

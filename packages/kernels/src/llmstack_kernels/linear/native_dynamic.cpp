@@ -24,22 +24,45 @@ constexpr int64_t dynamic_steps(int64_t in_features) {
   return (in_features + kInputs - 1) / kInputs;
 }
 
-// Sums of kInputs products in each lane. `inputs` is a step's inputs of one row, `weights` of kLanes columns.
-inline Ints add_products(Ints sums, uint32_t inputs, const int8_t* weights) {
+// A step's weights of kLanes columns, and sums of kInputs products in each lane. `inputs` is a step's inputs of one row.
 #if defined(__AVX512VNNI__)
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(inputs), _mm512_loadu_si512(weights));
-#elif defined(__AVX512F__)
-  const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights)));
-  return sums + (Ints)_mm512_madd_epi16(_mm512_set1_epi32(inputs), wide);
-#elif defined(__AVX2__)
-  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
-  return sums + (Ints)_mm256_madd_epi16(_mm256_set1_epi32(inputs), wide);
-#else
-  const int first = static_cast<int16_t>(inputs & 0xffff), second = static_cast<int16_t>(inputs >> 16);
-  for (int i = 0; i < kLanes; ++i) sums[i] += first * weights[2 * i] + second * weights[2 * i + 1];
-  return sums;
-#endif
+using Weights = __m512i;
+inline Weights load_weights(const int8_t* p) {
+  return _mm512_loadu_si512(p);
 }
+inline Ints add_products(Ints sums, uint32_t inputs, Weights weights) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(inputs), weights);
+}
+#elif defined(__AVX512F__)
+using Weights = __m512i;
+inline Weights load_weights(const int8_t* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline Ints add_products(Ints sums, uint32_t inputs, Weights weights) {
+  return sums + (Ints)_mm512_madd_epi16(_mm512_set1_epi32(inputs), weights);
+}
+#elif defined(__AVX2__)
+using Weights = __m256i;
+inline Weights load_weights(const int8_t* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Ints add_products(Ints sums, uint32_t inputs, Weights weights) {
+  return sums + (Ints)_mm256_madd_epi16(_mm256_set1_epi32(inputs), weights);
+}
+#else
+struct Weights {
+  Ints first, second;
+};
+inline Weights load_weights(const int8_t* p) {
+  Weights weights;
+  for (int i = 0; i < kLanes; ++i) weights.first[i] = p[2 * i], weights.second[i] = p[2 * i + 1];
+  return weights;
+}
+inline Ints add_products(Ints sums, uint32_t inputs, Weights weights) {
+  const int first = static_cast<int16_t>(inputs & 0xffff), second = static_cast<int16_t>(inputs >> 16);
+  return sums + first * weights.first + second * weights.second;
+}
+#endif
 
 inline void put_input(uint32_t* words, int64_t k, int32_t value) {
 #if defined(__AVX512VNNI__)
@@ -77,22 +100,22 @@ struct DynamicWeight {
   const float* scales;         // [panels * 64]
 };
 
-template <int kRows, class T>
+template <int kRows, int kColumnVectors, class T, class Ahead>
 void dynamic_tile(const LinearCall<T>& call, const DynamicWeight& weight, const uint32_t* words, const float* row_scales,
-                  int64_t steps, int64_t row, int64_t first_column, int first_vector) {
+                  int64_t steps, int64_t row, int64_t first_column, int first_vector, Ahead ahead) {
   const int8_t* packed = weight.packed + (first_column * steps + first_vector * kLanes) * kInputs;
   const uint32_t* inputs = words + row * steps;
-  Ints sums[kRows][kTileVectors] = {};
-  for (int64_t step = 0; step < steps; ++step) {
-    const int8_t* columns = packed + step * kPanel * kInputs;
-    prefetch_lines(reinterpret_cast<const uint8_t*>(columns) + kPrefetchBytes, kTileVectors * kLanes * kInputs);
+  Ints sums[kRows][kColumnVectors] = {};
+  for (int64_t step = 0; step < steps; ++step, packed += kPanel * kInputs) {
+    ahead.prefetch();
+    Weights columns[kColumnVectors];
+    for (int v = 0; v < kColumnVectors; ++v) columns[v] = load_weights(packed + v * kLanes * kInputs);
     for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kTileVectors; ++v) {
-        sums[r][v] = add_products(sums[r][v], inputs[r * steps + step], columns + v * kLanes * kInputs);
-      }
+      const uint32_t input = inputs[r * steps + step];
+      for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = add_products(sums[r][v], input, columns[v]);
     }
   }
-  for (int v = 0; v < kTileVectors; ++v) {
+  for (int v = 0; v < kColumnVectors; ++v) {
     const int64_t column = first_column + (first_vector + v) * kLanes;
     if (column >= call.out_features) return;
     Ints correction;
@@ -117,15 +140,11 @@ void multiply_dynamic(const LinearCall<T>& call, int64_t in_features, const Dyna
     scales[row] = round_row(call.x + row * call.row_stride, in_features, words + row * steps);
   });
   for_each_panel(call, [&](int64_t panel, int64_t row, int64_t end) {
-    for (; row < end; row += row + 4 <= end ? 4 : 1) {
-      for (int vector = 0; vector < kVectors; vector += kTileVectors) {
-        if (row + 4 <= end) {
-          dynamic_tile<4>(call, weight, words, scales, steps, row, panel * kPanel, vector);
-        } else {
-          dynamic_tile<1>(call, weight, words, scales, steps, row, panel * kPanel, vector);
-        }
-      }
-    }
+    const auto place = Place<kPanel * kInputs>::of(weight.packed, panel, steps);
+    for_each_pass<kTileRows, kWideVectors, kVectors, true>(
+        place, steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
+          dynamic_tile<rows, vectors>(call, weight, words, scales, steps, at, panel * kPanel, vector, ahead);
+        });
   });
 }
 

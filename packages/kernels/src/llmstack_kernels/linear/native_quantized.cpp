@@ -109,7 +109,11 @@ struct Scales {
 
 template <class T, class Format>
 struct PackedPanel : Scales {
+  using Weight = T;
+  static constexpr int kStepBytes = kVectors * Format::template kColumnBytes<T>;
+  static constexpr bool kTakesWideTiles = true;
   const uint8_t* packed;
+  Place<kStepBytes> place;
 
   const PackedPanel& in_group(int64_t, int) const {
     return *this;
@@ -117,34 +121,34 @@ struct PackedPanel : Scales {
   Column<T> column(int64_t step, int vector) const {
     return Format::template column<T>(packed + (step * kVectors + vector) * Format::template kColumnBytes<T>);
   }
-  void prefetch(int64_t step) const {
-    prefetch_lines(packed + step * kVectors * Format::template kColumnBytes<T> + kPrefetchBytes,
-                   kVectors * Format::template kColumnBytes<T>);
-  }
 };
 
 template <class T, class Format>
-WidenedPanel<T, Scales> widened(const PackedPanel<T, Format>& panel, int64_t steps) {
+auto widened(const PackedPanel<T, Format>& panel, int64_t steps) {
   // Plain memory: the allocator of a vector knows the alignment of its elements.
   static thread_local std::vector<Column<T>> columns;
   columns.resize(steps * kVectors);
   for (int64_t step = 0; step < steps; ++step) {
     for (int v = 0; v < kVectors; ++v) columns[step * kVectors + v] = panel.column(step, v);
   }
-  return {panel, columns.data()};
+  return WidenedPanel<T, Scales, decltype(panel.place)>{panel, columns.data(), panel.place};
 }
 
 template <class Format, class T>
-void multiply(const LinearCall<T>& call, const uint8_t* packed, const BFloat16* scales, int64_t group_size) {
-  const int64_t group_steps = group_size / kStep<T>, num_groups = (call.steps + group_steps - 1) / group_steps;
-  for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
-    const Scales own{scales + index * num_groups * kPanel, num_groups, group_steps};
-    const PackedPanel<T, Format> panel{own, packed + index * panel_bytes<T, Format>(call.steps)};
-    if (end - row > kDirectRows) {
-      multiply_panel(call, widened(panel, call.steps), row, end, index * kPanel);
-    } else {
-      multiply_panel(call, panel, row, end, index * kPanel);
-    }
+void multiply(const LinearCall<T>& whole, const uint8_t* packed, const BFloat16* scales, int64_t group_size) {
+  using Panel = PackedPanel<T, Format>;
+  with_operands(whole, [&](const LinearCall<T>& call) {
+    const int64_t group_steps = group_size / kStep<T>, num_groups = (call.steps + group_steps - 1) / group_steps;
+    for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
+      const Scales own{scales + index * num_groups * kPanel, num_groups, group_steps};
+      const auto place = Place<Panel::kStepBytes>::of(packed, index, call.steps);
+      const Panel panel{own, place.start, place};
+      if (end - row > kDirectRows) {
+        multiply_panel(call, widened(panel, call.steps), row, end, index * kPanel);
+      } else {
+        multiply_panel(call, panel, row, end, index * kPanel);
+      }
+    });
   });
 }
 

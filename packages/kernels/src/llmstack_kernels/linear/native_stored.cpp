@@ -13,9 +13,6 @@ namespace {
 
 // bfloat16 that is computed on as float32, for weights that bfloat16 cannot hold.
 struct WideBFloat16 : BFloat16 {};
-inline float to_float(WideBFloat16 x) {
-  return llmstack::to_float(static_cast<BFloat16>(x));
-}
 inline Floats load(const WideBFloat16* p) {
   return llmstack::load(static_cast<const BFloat16*>(p));
 }
@@ -274,15 +271,15 @@ struct GroupOfPanel {
   Column<T> column(int64_t step, int vector) const {
     return values.column(packed + (step * kVectors + vector) * Format::template kColumnBytes<T>, vector - first_vector);
   }
-  void prefetch(int64_t step) const {
-    prefetch_lines(packed + step * kVectors * Format::template kColumnBytes<T> + kPrefetchBytes,
-                   kVectors * Format::template kColumnBytes<T>);
-  }
 };
 
 template <class T, class Format>
 struct StoredPanel : StoredScales {
+  using Weight = T;
+  static constexpr int kStepBytes = kVectors * Format::template kColumnBytes<T>;
+  static constexpr bool kTakesWideTiles = false;  // zero points are loaded for a narrow tile
   const uint8_t* packed;
+  Place<kStepBytes> place;
   const void* extra;  // the panel's zero points [num_groups, 64], or the table
 
   GroupOfPanel<T, Format> in_group(int64_t group, int first_vector) const {
@@ -291,7 +288,7 @@ struct StoredPanel : StoredScales {
 };
 
 template <class T, class Format>
-WidenedPanel<T, StoredScales> widened(const StoredPanel<T, Format>& panel, int64_t steps) {
+auto widened(const StoredPanel<T, Format>& panel, int64_t steps) {
   // Plain memory: the allocator of a vector knows the alignment of its elements.
   static thread_local std::vector<Column<T>> columns;
   columns.resize(steps * kVectors);
@@ -304,7 +301,7 @@ WidenedPanel<T, StoredScales> widened(const StoredPanel<T, Format>& panel, int64
       }
     }
   }
-  return {panel, columns.data()};
+  return WidenedPanel<T, StoredScales, decltype(panel.place)>{panel, columns.data(), panel.place};
 }
 
 struct StoredWeight {
@@ -316,19 +313,22 @@ struct StoredWeight {
 };
 
 template <class Format, class T>
-void multiply_stored(const LinearCall<T>& call, const StoredWeight& weight) {
-  const int64_t group_steps = weight.group_size / kStep<T>, num_groups = (call.steps + group_steps - 1) / group_steps;
-  for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
-    const int64_t first = index * num_groups * kPanel;
-    const StoredScales scales{weight.scales + first * scale_bytes(weight.scale_type), weight.scale_type, num_groups,
-                              group_steps};
-    const StoredPanel<T, Format> panel{scales, weight.packed + index * panel_bytes<T, Format>(call.steps),
-                                       weight.extra + first * Format::kZeroBytes};
-    if (end - row > kDirectRows) {
-      multiply_panel(call, widened(panel, call.steps), row, end, index * kPanel);
-    } else {
-      multiply_panel(call, panel, row, end, index * kPanel);
-    }
+void multiply_stored(const LinearCall<T>& whole, const StoredWeight& weight) {
+  using Panel = StoredPanel<T, Format>;
+  with_operands(whole, [&](const LinearCall<T>& call) {
+    const int64_t group_steps = weight.group_size / kStep<T>, num_groups = (call.steps + group_steps - 1) / group_steps;
+    for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
+      const int64_t first = index * num_groups * kPanel;
+      const StoredScales scales{weight.scales + first * scale_bytes(weight.scale_type), weight.scale_type, num_groups,
+                                group_steps};
+      const auto place = Place<Panel::kStepBytes>::of(weight.packed, index, call.steps);
+      const Panel panel{scales, place.start, place, weight.extra + first * Format::kZeroBytes};
+      if (end - row > kDirectRows) {
+        multiply_panel(call, widened(panel, call.steps), row, end, index * kPanel);
+      } else {
+        multiply_panel(call, panel, row, end, index * kPanel);
+      }
+    });
   });
 }
 

@@ -106,9 +106,12 @@ inline int64_t columns_of(int64_t panel, int64_t out_features) {
 }
 
 // A panel whose weights were widened before, with the scales of any kind.
-template <class T, class Scales>
+template <class T, class Scales, class Place>
 struct WidenedPanel : Scales {
+  using Weight = T;
+  static constexpr bool kTakesWideTiles = true;
   const Column<T>* columns;
+  Place place;  // of what was widened
 
   const WidenedPanel& in_group(int64_t, int) const {
     return *this;
@@ -116,7 +119,6 @@ struct WidenedPanel : Scales {
   Column<T> column(int64_t step, int vector) const {
     return columns[step * kVectors + vector];
   }
-  void prefetch(int64_t) const {}
 };
 
 // Up to here, widening again for each tile is cheaper than going through the buffer.
