@@ -189,6 +189,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_tensor(tmp_path: Path) -> 
     model = TransformersModel(json.loads((tmp_path / "config.json").read_text()), torch.float32, CPU)
     with pytest.raises(ValueError, match="twice: model"):
         model.load_weights([("model.a", torch.ones(1)), ("model.a", torch.ones(1))])
+    with pytest.raises(ValueError, match=r"model\.a has values that are NaN or infinite"):
+        model.load_weights([("model.a", torch.full((1,), torch.nan))])
 
 
 @pytest.mark.parametrize("replacement", [None, torch.ones(3, 3)], ids=["missing", "of a wrong shape"])

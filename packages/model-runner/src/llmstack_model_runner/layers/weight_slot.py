@@ -99,9 +99,9 @@ class WeightSlot:
             ValueError: It is quantized and must not be, or is not finite.
         """
         if isinstance(tensor, torch.Tensor):
-            self.load(_finite(tensor if self.part is None else self.part.read(tensor)))
+            self.load(finite(tensor if self.part is None else self.part.read(tensor)))
         elif not isinstance(tensor, StoredWeight):
-            self.load(_finite(tensor.read(self.part)))
+            self.load(finite(tensor.read(self.part)))
         elif self.load_stored is not None:
             self.load_stored(tensor)
         else:
@@ -122,7 +122,7 @@ class HasSlots(Protocol):
         """Slots by their names in the checkpoint."""
 
 
-def _finite(tensor: torch.Tensor) -> torch.Tensor:
+def finite(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor; ValueError if a number is NaN or infinite. The sum shows that in one pass without a copy."""
     is_read = tensor.device.type == "cpu" and tensor.dtype in _CHECKED_TYPES
     if is_read and not math.isfinite(tensor.sum(dtype=torch.float32)) and not bool(tensor.isfinite().all()):

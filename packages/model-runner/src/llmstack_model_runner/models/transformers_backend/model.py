@@ -11,7 +11,7 @@ import torch
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
-from llmstack_model_runner.layers.weight_slot import FileTensor, WeightKind, WeightSlot
+from llmstack_model_runner.layers.weight_slot import FileTensor, WeightKind, WeightSlot, finite
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
 from llmstack_model_runner.models.transformers_backend.head import OutputLines
@@ -73,7 +73,7 @@ class TransformersModel(CausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | FileTensor | StoredWeight]]) -> None:
         """Loads through transformers, which renames and joins tensors of older checkpoints."""
-        plain = ((name, _in_full_precision(tensor)) for name, tensor in weights)
+        plain = ((name, _in_full_precision(name, tensor)) for name, tensor in weights)
         self._model = load_model(self._config, self._model_class, plain, self._dtype, self._device)
 
     @torch.inference_mode()
@@ -141,10 +141,13 @@ def _not_by_slot(tensor: torch.Tensor) -> None:
     raise RuntimeError("tensors are renamed and joined while loading; `load_weights` loads all of them at once")
 
 
-def _in_full_precision(tensor: torch.Tensor | FileTensor | StoredWeight) -> torch.Tensor:
+def _in_full_precision(name: str, tensor: torch.Tensor | FileTensor | StoredWeight) -> torch.Tensor:
     if isinstance(tensor, StoredWeight):
         raise TypeError("quantized checkpoints are refused before they are read")
-    return tensor if isinstance(tensor, torch.Tensor) else tensor.read(None)
+    try:
+        return finite(tensor if isinstance(tensor, torch.Tensor) else tensor.read(None))
+    except ValueError as error:
+        raise ValueError(f"The weights cannot be loaded: {name[:128]} {error}.") from None
 
 
 def _kind(name: str, tensor: torch.Tensor) -> WeightKind:
