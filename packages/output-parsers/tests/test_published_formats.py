@@ -181,6 +181,28 @@ def test_harmony_without_reasoning_or_tools_leaves_the_answer():
     assert parse(tool_parser_of("openai"), [text]).content == "I look.Yes"
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_recipient_of_harmony_may_stand_before_the_channel(size: int, space: str):
+    text = f'{space}to=functions.now<|channel|>commentary json<|message|>{{"a": 1}}<|call|>'
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    found = parse(tool_parser_of("openai"), pieces)
+    assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [("now", {"a": 1})]
+    assert found.content == ""
+    passed = parse(REASONING_PARSERS["openai"](is_open=None), pieces)
+    assert (passed.reasoning, passed.content) == ("", text.strip())
+    behind = f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant {text.strip()}"
+    parsed = parse(REASONING_PARSERS["openai"](is_open=None), [behind])
+    assert parsed.reasoning == "hm"
+    assert [name for name, _ in parse(tool_parser_of("openai"), [parsed.content]).calls] == ["now"]
+
+
+def test_text_of_harmony_that_only_resembles_a_recipient_is_content():
+    for text in (" to=functi", "to=functions.now and then", " to be"):
+        assert parse(tool_parser_of("openai"), [text]).content.strip() == text.strip()
+        assert parse(REASONING_PARSERS["openai"](is_open=None), [text]).content.strip() == text.strip()
+
+
 def pieces_of_formats() -> st.SearchStrategy[tuple[str, str]]:
     """A format, and a text of pieces of its calls amid other characters."""
 

@@ -13,8 +13,9 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 TOKENS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 MAX_HEADER_CHARS = 512
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
-_HEADERS = (START, CHANNEL)
 _FUNCTIONS = "to=functions."
+_HEADERS = (START, CHANNEL, _FUNCTIONS)  # the last at the start of the text alone
+_MARKS = (START, CHANNEL)
 _WORD_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-.=: ")
 _NAME_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-.")
 
@@ -48,6 +49,19 @@ def _read_header(parser: Parser, first: str) -> Steps[_Header]:
     return _Header(text)
 
 
+def _begin_header(parser: Parser) -> Steps[str]:
+    """A recipient at the start of the text, since the prompt ends within the first header; empty for none."""
+    reader = parser.reader
+    reader.hold()
+    yield from reader.take_spaces()
+    has_recipient = yield from reader.take_if(_FUNCTIONS)
+    held = reader.release()
+    if has_recipient:
+        return _FUNCTIONS
+    parser.say(held)
+    return ""
+
+
 class HarmonyReasoningParser(Parser):
     """Reasoning is what stands in the channel `analysis`; messages to functions pass as they are, others as content.
 
@@ -68,9 +82,11 @@ class HarmonyReasoningParser(Parser):
         marker = ""
         if self._is_open:
             marker = yield from self._pass(is_reasoning=True, ends=_ENDS)
+        else:
+            marker = yield from _begin_header(self)
         while True:
             if marker not in _HEADERS:
-                marker = yield from self._pass(is_reasoning=False, ends=_HEADERS)
+                marker = yield from self._pass(is_reasoning=False, ends=_MARKS)
             if not marker:
                 return
             header = yield from _read_header(self, marker)
@@ -105,10 +121,13 @@ class HarmonyToolParser(JsonCallParser):
 
     def run(self) -> Steps[None]:
         """Parses messages in any order."""
-        while before := (yield from self.say_until(_ENDS)):
+        before = yield from _begin_header(self)
+        while before or (before := (yield from self.say_until(_ENDS))):
             if before not in _HEADERS:
+                before = ""
                 continue
             header = yield from _read_header(self, before)
+            before = ""
             if not header.is_complete:
                 self.say(header.text)
             elif header.function and not header.is_analysis:
