@@ -283,7 +283,9 @@ class FuzzedLoop(EngineCoreProc):
                 self.ended[output.request_id] = f"{output.finish_reason} {output.error}"
 
     def step(self) -> None:
-        """One step, beside which the good client always has two requests."""
+        """One step, beside which the good client always has two requests; it ends a sleep first."""
+        if self._core.sleep_level:
+            self._receive_frames(GOOD, [encode(ControlCall(0, Control.WAKE_UP, ()))])
         while self._next - len(self.ended) < 2:
             self._receive_frames(GOOD, [encode(good_request(self._next))])
             self._next += 1
