@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from llmstack_core_scheduler.request import prefix_salt
-from llmstack_engine_core import EngineConfig, build_engine_core
+from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
 from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.client import engine_configs
 from llmstack_engine_core.ipc.keys import make_key_file, read_keys
@@ -100,6 +100,14 @@ def contents(known: dict[int, tuple[int | None, list[int]]]) -> set[tuple[int, .
     return {prefix(block) for block in known}
 
 
+def run_requests(core: EngineCore, num_requests: int) -> None:
+    for number in range(num_requests):
+        prompt = [number % 4 + 1] * 60 + list(range(1, 40))
+        core.add_request(EngineCoreRequest(str(number), prompt, SamplingParams(max_tokens=3, seed=0)))
+        while core.has_unfinished_requests():
+            core.step()
+
+
 def test_what_a_subscriber_rebuilds_is_what_the_engine_core_has_cached(tmp_path: Path, connect: Connect) -> None:
     events = config_in(tmp_path, topic="kv", data_parallel_rank=0)
     core = build_engine_core(
@@ -109,11 +117,10 @@ def test_what_a_subscriber_rebuilds_is_what_the_engine_core_has_cached(tmp_path:
         subscriber = connect(zmq.SUB, events.endpoint)
         subscriber.subscribe("kv")
         replays = connect(zmq.DEALER, events.replay_endpoint or "")
-        for number in range(12):
-            prompt = [number % 4 + 1] * 60 + list(range(1, 40))
-            core.add_request(EngineCoreRequest(str(number), prompt, SamplingParams(max_tokens=3, seed=0)))
-            while core.has_unfinished_requests():
-                core.step()
+        run_requests(core, 1)
+        while not subscriber.poll(50):  # what was published before the subscription arrived is lost
+            run_requests(core, 1)
+        run_requests(core, 12)
         batches = replay(replays)
         assert [number for number, _ in batches] == list(range(len(batches)))
         assert batches[0][1][1:] == [[["AllBlocksCleared"]], 0]

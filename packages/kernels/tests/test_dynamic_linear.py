@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,6 +88,12 @@ def test_integers_of_a_checkpoint_are_taken_as_they_are() -> None:
     grouped = StoredWeight("int8", stored.numbers, torch.rand(70, 2), 32)
     found = pack_stored_linear(grouped, torch.float32, rounds_inputs=True)(x.float())
     torch.testing.assert_close(found, F.linear(x.float(), grouped.dequantize(torch.float32)), rtol=1e-4, atol=1e-2)
+
+
+def test_the_factor_of_a_row_is_rounded_once() -> None:
+    rows = torch.randn(2000, 8, generator=torch.Generator().manual_seed(5))
+    factors = np.float32(127) / rows.abs().amax(1, keepdim=True).numpy()
+    assert np.array_equal(round_rows(rows)[0].numpy(), np.rint(rows.numpy() * factors))
 
 
 def test_rounding_is_to_nearest_of_127_steps() -> None:

@@ -90,7 +90,7 @@ async def test_changed_files_are_read_again_and_unusable_ones_leave_the_old_in_u
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "llmstack_server.serving.tls")  # a test that serves may have set the package's level
     old, new = make_certificate("old"), make_certificate("new")
     config = TLSConfig(*old, is_refreshed=True)
     context = make_tls_context(config)

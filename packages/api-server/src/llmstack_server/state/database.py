@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +51,9 @@ def open_database(path: Path, schema: Schema, *, is_shared: bool = False) -> sql
     except (OSError, sqlite3.Error) as error:
         raise ServeError(f"{name} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
     try:
-        _set_up(connection, name, schema, is_shared)
-    except sqlite3.Error as error:
+        with _one_at_a_time(path.parent):
+            _set_up(connection, name, schema, is_shared)
+    except (OSError, sqlite3.Error) as error:
         connection.close()
         if is_damage(error):
             raise ServeError(f"{name} is damaged or no database: move it away, or restore it") from None
@@ -61,7 +64,18 @@ def open_database(path: Path, schema: Schema, *, is_shared: bool = False) -> sql
     return connection
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Lets one process set up a file: SQLite does not wait for another one that changes the journal's mode."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def is_damage(error: BaseException) -> bool:
     """Whether the file itself is at fault."""
     return getattr(error, "sqlite_errorname", "") in _DAMAGED
 

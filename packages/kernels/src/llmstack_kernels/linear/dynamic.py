@@ -46,7 +46,8 @@ def round_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = rows.float()
     tops = wide.abs().amax(1)
     is_finite = tops.isfinite()
-    inverse = torch.where((tops > _SMALLEST) & is_finite, _LARGEST / tops, 0.0)
+    # A number divided by a tensor would be its reciprocal times the number, which is rounded twice.
+    inverse = torch.where((tops > _SMALLEST) & is_finite, torch.full_like(tops, _LARGEST) / tops, 0.0)
     integers = torch.where(is_finite[:, None], (wide * inverse[:, None]).round_(), 0.0)
     return integers, torch.where(is_finite, tops / _LARGEST, torch.nan)
 
