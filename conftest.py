@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +26,26 @@ settings.register_profile("same-examples", settings.get_profile("llmstack"), der
 def pytest_configure(config: pytest.Config) -> None:
     """Only the full run searches for new examples."""
     settings.load_profile("same-examples" if config.option.markexpr == "not full" else "llmstack")
+
+
+_OUR_LOGGERS = [
+    logging.getLogger(),
+    *(logging.getLogger(folder.name) for folder in Path(__file__).parent.glob("packages/*/src/llmstack_*")),
+]
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """A command that a test runs sets levels and handlers, as its process may."""
+    root = _OUR_LOGGERS[0]
+    levels, handlers = [logger.level for logger in _OUR_LOGGERS], root.handlers[:]
+    yield
+    for logger, level in zip(_OUR_LOGGERS, levels, strict=True):
+        if logger.level != level:
+            logger.setLevel(level)
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -100,8 +100,8 @@ def contents(known: dict[int, tuple[int | None, list[int]]]) -> set[tuple[int, .
     return {prefix(block) for block in known}
 
 
-def run_requests(core: EngineCore, num_requests: int) -> None:
-    for number in range(num_requests):
+def run_requests(core: EngineCore) -> None:
+    for number in range(12):
         prompt = [number % 4 + 1] * 60 + list(range(1, 40))
         core.add_request(EngineCoreRequest(str(number), prompt, SamplingParams(max_tokens=3, seed=0)))
         while core.has_unfinished_requests():
@@ -117,10 +117,11 @@ def test_what_a_subscriber_rebuilds_is_what_the_engine_core_has_cached(tmp_path:
         subscriber = connect(zmq.SUB, events.endpoint)
         subscriber.subscribe("kv")
         replays = connect(zmq.DEALER, events.replay_endpoint or "")
-        run_requests(core, 1)
+        run_requests(core)
         while not subscriber.poll(50):  # what was published before the subscription arrived is lost
-            run_requests(core, 1)
-        run_requests(core, 12)
+            core.reset_prefix_cache()
+            run_requests(core)
+        run_requests(core)
         batches = replay(replays)
         assert [number for number, _ in batches] == list(range(len(batches)))
         assert batches[0][1][1:] == [[["AllBlocksCleared"]], 0]
