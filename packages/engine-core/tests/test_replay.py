@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,7 @@ MODES: dict[str, dict[str, object]] = {
     "plain": {},
     "ahead": {"async_scheduling": True},
     "fair": {"scheduler": SchedulerConfig(policy="fair", fair_quantum=5, **LIMITS)},
+    "deadline": {"scheduler": SchedulerConfig(policy="deadline", fair_quantum=5, **LIMITS)},
     "drafts": {
         "model": replace(MODEL, max_num_drafts=4),
         "scheduler": SchedulerConfig(speculative=SpeculativeConfig("ngram", 4), **LIMITS),
@@ -77,8 +79,12 @@ def run_messily(core: EngineCore, seed: int = 0, num_requests: int = 12) -> None
             params = SamplingParams(
                 max_tokens=rng.choice([1, 5, 20, 1000]), seed=0, stop_token_ids=[rng.randrange(100)], logprobs=0
             )
+            number = len(waiting)
+            # Some of these pass while the requests wait.
+            deadline_s = time.monotonic() + number / 1000 if number % 2 else None
+            tenant, priority = f"t{number % 3}", rng.randrange(3)
             core.add_request(
-                EngineCoreRequest(request_id, prompt, params, priority=rng.randrange(3), tenant=f"t{len(waiting) % 3}")
+                EngineCoreRequest(request_id, prompt, params, priority=priority, tenant=tenant, deadline_s=deadline_s)
             )
         if rng.random() < 0.1:
             core.abort_requests([f"r{rng.randrange(num_requests)}"])

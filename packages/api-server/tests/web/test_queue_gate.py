@@ -129,6 +129,23 @@ async def test_a_deadline_that_passes_later_ends_with_408_which_no_client_retrie
     assert len(engine.aborted_request_ids) == 1
 
 
+@pytest.mark.parametrize("value", [0, -1, 1_000_000_000, "soon", 1.5])
+async def test_a_deadline_of_the_body_is_checked(value):
+    app, _ = waiting_server(0.0)
+    answer = await post(app, {**BODY, "deadline_ms": value})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "deadline_ms")
+
+
+async def test_the_earlier_deadline_of_header_and_body_ends_this_request_and_no_other():
+    engine = FakeEngineClient()
+    engine.step_delay_s = 60.0
+    app, _ = waiting_server(0.0, engine, request_timeout_s=0.2)
+    for in_body, in_header in ((50, "60000"), (60_000, "50")):
+        answer = await post(app, {**BODY, "deadline_ms": in_body}, x_llmstack_deadline_ms=in_header)
+        assert answer.status == 408
+    assert (await post(app)).status == 504
+
+
 async def test_the_earlier_of_both_deadlines_counts():
     engine = FakeEngineClient()
     engine.step_delay_s = 60.0

@@ -7,7 +7,14 @@ from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.preemption import AlwaysRecompute, AlwaysSwap, CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Rank, Request
-from llmstack_core_scheduler.request_queue import FairPolicy, FCFSPolicy, PriorityPolicy, RequestQueue, SchedulingPolicy
+from llmstack_core_scheduler.request_queue import (
+    DeadlinePolicy,
+    FairPolicy,
+    FCFSPolicy,
+    PriorityPolicy,
+    RequestQueue,
+    SchedulingPolicy,
+)
 from llmstack_core_scheduler.scheduler import Scheduler
 from llmstack_core_scheduler.speculative_config import SpeculativeConfig
 from llmstack_types import RequestStatus
@@ -16,6 +23,7 @@ __all__ = [
     "AlwaysRecompute",
     "AlwaysSwap",
     "CheapestPreemption",
+    "DeadlinePolicy",
     "DraftSource",
     "FCFSPolicy",
     "FairPolicy",

@@ -17,8 +17,8 @@ class SchedulerConfig:
         max_num_batched_tokens: Most tokens in one step; with fewer than `max_num_seqs`, as many requests run at most.
         max_model_len: Most tokens of one request, prompt and output together.
         enable_chunked_prefill: Whether a prompt may be computed in pieces, over several steps.
-        policy: Who goes first: `fcfs` (by arrival), `priority` (lower number first, then by arrival) or `fair` (tenants
-            in turn, by arrival within each).
+        policy: Who goes first: `fcfs` (by arrival), `priority` (lower number first, then by arrival) `fair` (tenants in
+            turn, by arrival within each) or `deadline` (tenants in turn, the earliest deadline first within each).
         fair_quantum: Tokens that a tenant is given in each round under `fair`; no request counts with more tokens of
             output than that while it waits.
         long_prefill_token_threshold: Most tokens of one request in one step; 0 is no such limit.

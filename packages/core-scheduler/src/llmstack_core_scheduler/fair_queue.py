@@ -19,8 +19,7 @@ from bisect import bisect_left, insort
 from heapq import nlargest
 from operator import attrgetter, itemgetter
 
-from llmstack_core_scheduler.request import Request
-from llmstack_core_scheduler.request_queue import FairPolicy, SchedulingPolicy
+from llmstack_core_scheduler.request import Rank, Request
 from llmstack_core_scheduler.waiting_queue import MAX_NUM_SKIPPED, WaitingQueue, WaitingTenants
 
 MAX_NUM_REPORTED = 64
@@ -126,9 +125,18 @@ class FairQueue(WaitingQueue):
             tenant.deficit += request.num_paid_tokens - len(request.token_ids)
             self._note_change(tenant, 0)
 
-    def order(self) -> FairOrder:
-        """The order in which requests are admitted in one step."""
+    def order(self, now_s: float = 0.0) -> FairOrder:
+        """The order in which requests are admitted in the step that begins at `now_s`."""
         return FairOrder(self._begun, self._turns, self._tenants)
+
+    def change_rank(self, request: Request, rank: Rank) -> None:
+        """Moves a waiting request within its tenant, which no share of any tenant depends on."""
+        requests = self._tenants[request.arrival.tenant].requests
+        for queue in (self.requests, requests):
+            del queue[bisect_left(queue, request.rank, key=_rank_of)]
+        request.rank = rank
+        for queue in (self.requests, requests):
+            insort(queue, request, key=_rank_of)
 
     def _tenant_of(self, request: Request) -> _Tenant:
         name = request.arrival.tenant
@@ -205,8 +213,3 @@ class FairOrder:
     def _first(self, tenant: _Tenant) -> Request | None:
         index = self._name_to_num_skipped.get(tenant.name, 0) if self._num_skipped else 0
         return tenant.requests[index] if index < len(tenant.requests) else None
-
-
-def make_waiting_queue(policy: SchedulingPolicy, quantum: int) -> WaitingQueue:
-    """The queue that a policy needs."""
-    return FairQueue(quantum) if isinstance(policy, FairPolicy) else WaitingQueue(quantum)

@@ -48,6 +48,7 @@ class Request:
         next_passed_token: Computed tokens at which a sliding window passes another block; 0 where that is to be asked.
         num_queued_tokens: Tokens that it counts with in the waiting queue; set when it is queued.
         num_paid_tokens: Length of `token_ids` up to which its tenant was charged; 0 before it is first admitted.
+        has_lost_deadline: Whether its deadline passed before it began; it has none any more.
         num_preemptions: How often it has lost its row.
         is_protected: Whether that is as often as it may be.
         recompute_step: The last step that was scheduled before it lost its KV; results up to there are of before.
@@ -64,6 +65,7 @@ class Request:
         "arrival",
         "ending_token_ids",
         "eos_token_ids",
+        "has_lost_deadline",
         "has_more_to_tell",
         "is_constrained",
         "is_finished",
@@ -129,6 +131,7 @@ class Request:
         self.next_passed_token = 0
         self.num_queued_tokens = 0
         self.num_paid_tokens = 0
+        self.has_lost_deadline = False
         self.num_preemptions = 0
         self.num_overtakers = 0
         self.prefix_salt = prefix_salt(arrival.cache_salt, arrival.lora_name)

@@ -11,6 +11,9 @@ from typing import Protocol
 from llmstack_core_scheduler.request import Rank, Request
 from llmstack_types import EngineCoreRequest
 
+IMPLIED_DEADLINE_S = 30.0
+"""A request without a deadline goes before later ones whose deadlines lie behind its arrival by more than this."""
+
 _rank_of = attrgetter("rank")
 
 
@@ -42,8 +45,27 @@ class FairPolicy(FCFSPolicy):
     """Tenants take turns in the waiting queue, by tokens; first come, first served within each."""
 
 
+class DeadlinePolicy(FairPolicy):
+    """Tenants take turns as in `FairPolicy`; within each the earliest deadline goes first, while it can be met.
+
+    A request without a deadline counts as one that is wanted `IMPLIED_DEADLINE_S` after its arrival. So those with
+    deadlines overtake it for that long and no longer.
+    """
+
+    def rank(self, arrival: EngineCoreRequest, number: int) -> Rank:
+        """Ranks earlier deadlines first, then earlier arrivals."""
+        if arrival.deadline_s is None:
+            return self.rank_without(arrival, number)
+        return (arrival.deadline_s, arrival.arrival_time_s, number)
+
+    @staticmethod
+    def rank_without(arrival: EngineCoreRequest, number: float) -> Rank:
+        """The rank of a request that has no deadline, or none any more."""
+        return (arrival.arrival_time_s + IMPLIED_DEADLINE_S, arrival.arrival_time_s, number)
+
+
 POLICIES: Mapping[str, SchedulingPolicy] = MappingProxyType(
-    {"fcfs": FCFSPolicy(), "priority": PriorityPolicy(), "fair": FairPolicy()}
+    {"fcfs": FCFSPolicy(), "priority": PriorityPolicy(), "fair": FairPolicy(), "deadline": DeadlinePolicy()}
 )
 
 

@@ -10,8 +10,8 @@ from llmstack_core_scheduler.admission import check_block_sharing, check_fork, l
 from llmstack_core_scheduler.allocation_plan import AllocationPlan, plan_allocation, waits_for_progress
 from llmstack_core_scheduler.block_needs import BlockNeeds
 from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.deadline_queue import make_waiting_queue
 from llmstack_core_scheduler.drafting import Drafting
-from llmstack_core_scheduler.fair_queue import make_waiting_queue
 from llmstack_core_scheduler.forking import Forking
 from llmstack_core_scheduler.output_builder import build_error, build_output, build_pooled
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
@@ -137,13 +137,13 @@ class Scheduler:
         return bool(self._requests or self._removed_request_ids)
 
     def schedule(self, now_s: float) -> SchedulerOutput:
-        """Chooses the rows of the next step. `now_s` is when, for the measured cost of preemption."""
+        """Chooses the rows of the next step. `now_s` is when: for the cost of preemption, and deadlines."""
         plan = StepPlan(self._config, len(self.running))
         if self._has_windows:
             self._free_passed_blocks()
         self._schedule_running(plan)
         if self.waiting.requests and not plan.has_preempted:
-            self._admit_waiting(plan)
+            self._admit_waiting(plan, now_s)
         if self._drafting.has_source:
             self._drafting.extend(plan)
         return self._issue(plan, now_s)
@@ -283,8 +283,8 @@ class Scheduler:
         self._num_swapped += victim.status is RequestStatus.SWAPPED
         self._num_protected += victim.is_protected and not was_protected
 
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        order, places = self.waiting.order(), AdapterPlaces(self.running.requests, self._config.max_loras)
+    def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
+        order, places = self.waiting.order(now_s), AdapterPlaces(self.running.requests, self._config.max_loras)
         while plan.budget and len(self.running) < self._config.max_num_rows and (request := order.next()):
             if not places.has_room(request) or waits_for_progress(request, plan, self._config):
                 order.skip(request)

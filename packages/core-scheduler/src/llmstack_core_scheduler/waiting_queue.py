@@ -79,8 +79,8 @@ class WaitingQueue(RequestQueue):
     def finish(self, request: Request) -> None:
         """Notes that a request has ended; it is not in the queue."""
 
-    def order(self) -> AdmissionOrder:
-        """The order in which requests are admitted in one step."""
+    def order(self, now_s: float = 0.0) -> AdmissionOrder:
+        """The order in which requests are admitted in the step that begins at `now_s`."""
         return _ByRank(self.requests)
 
     def num_tokens_to_pay(self, request: Request) -> int:

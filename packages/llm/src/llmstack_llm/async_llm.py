@@ -333,6 +333,7 @@ class AsyncLLM(EngineFrontEnd):
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 tenant=request.tenant,
+                deadline_s=request.deadline_s,
                 **adapter_fields(request.adapter),
             )
             try:

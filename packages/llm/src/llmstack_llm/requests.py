@@ -88,6 +88,7 @@ class GenerationRequest:
         default_max_tokens: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
         add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
         adapter: The LoRA adapter to use, if any.
+        deadline_s: When the client wants it, in monotonic seconds; it decides under the scheduling policy `deadline`.
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     add_special_tokens: bool = True
     adapter: Adapter | None = None
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

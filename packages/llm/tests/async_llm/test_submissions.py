@@ -111,6 +111,14 @@ async def test_leaving_a_stream_aborts_all_its_prompts(llm: AsyncLLM):
     assert [output async for output in stream] == []
 
 
+async def test_the_deadline_of_a_request_reaches_the_engine(llm: AsyncLLM, client: FakeEngineCoreClient):
+    await llm.wait_until_ready()
+    sampling = llm.check_sampling({"max_tokens": 2})
+    async with await llm.submit(GenerationRequest("r", "ab", sampling, deadline_s=12.5)) as stream:
+        await collected(stream)
+    assert [request.deadline_s for request in client.added] == [12.5]
+
+
 async def test_a_stream_ends_with_an_error_at_its_deadline(folder: Path):
     client = FakeEngineCoreClient()
     llm = make(folder, client)

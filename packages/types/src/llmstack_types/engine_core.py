@@ -46,6 +46,8 @@ class EngineCoreRequest:
         tenant: Opaque id of the client that it belongs to, such as an API key; empty where there is only one. Waiting
             requests of different tenants are scheduled in fair shares (policy `fair`).
         lora_path: Folder of the adapter, from which an engine core that has not loaded it reads it.
+        deadline_s: When its client wants it, on the clock of `arrival_time_s`, which is the engine core's on one
+            machine; None for no deadline. It decides the order of one tenant's requests (policy `deadline`).
     """
 
     request_id: str
@@ -61,6 +63,7 @@ class EngineCoreRequest:
     output_token_ids: Sequence[int] = ()
     tenant: str = ""
     lora_path: str = ""
+    deadline_s: float | None = None
 
 
 class TokenLogprobs(NamedTuple):

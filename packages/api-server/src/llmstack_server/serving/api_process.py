@@ -141,7 +141,8 @@ class ApiProcess:
         from llmstack_server.state.queue_monitor import QueueMonitor
 
         engine = self.config.engine
-        return QueueMonitor(engine.max_num_seqs, engine.fair_quantum if engine.scheduling_policy == "fair" else 0)
+        is_fair = engine.scheduling_policy in ("fair", "deadline")
+        return QueueMonitor(engine.max_num_seqs, engine.fair_quantum if is_fair else 0)
 
     def _stat_loggers(self, metrics: ServerMetrics) -> list[object]:
         from llmstack_llm.outputs.stats import LoggingStatLogger

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from llmstack_llm.requests import Adapter
 from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.deadlines import limit_deadline
 from llmstack_server.web.errors import model_not_found, unknown_parameter
 from llmstack_server.web.fields import GenerationFields, PoolingFields, unknown_fields
 from llmstack_server.web.sampling import CONTROL_FIELDS, STREAM_FIELDS, check_control_fields, check_stream_options
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 def check_fields(
     state: ServerState, body: dict[str, Any], fields: BaseModel, unsupported: Mapping[str, Predicate]
 ) -> None:
-    """Checks the fields after their types.
+    """Checks the fields after their types; a deadline among them is that of the current request from now on.
 
     Raises:
         InvalidRequestError: In this order: model, fields that are not available, combinations.
@@ -35,6 +36,8 @@ def check_fields(
         check_stream_options(fields)
     if isinstance(fields, GenerationFields | PoolingFields) and not CONTROL_FIELDS.isdisjoint(fields.model_fields_set):
         check_control_fields(fields)
+        if isinstance(fields, GenerationFields) and fields.deadline_ms is not None:
+            limit_deadline(fields.deadline_ms / 1000)
 
 
 def _count_unknown(state: ServerState, fields: BaseModel, known: Mapping[str, Predicate]) -> None:

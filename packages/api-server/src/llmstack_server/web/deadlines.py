@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,13 +28,28 @@ current_deadline: ContextVar[ClientDeadline | None] = ContextVar("client_deadlin
 
 
 @contextmanager
-def client_deadline(limit_s: float) -> Iterator[None]:
-    """Gives the current request so many seconds from now on."""
-    token = current_deadline.set(ClientDeadline(limit_s, asyncio.get_running_loop().time() + limit_s))
+def client_deadline(limit_s: float | None) -> Iterator[None]:
+    """Gives the current request so many seconds from now on; what its body gives it ends with the block too."""
+    token = current_deadline.set(None)
+    if limit_s is not None:
+        limit_deadline(limit_s)
     try:
         yield
     finally:
         current_deadline.reset(token)
+
+
+def limit_deadline(limit_s: float) -> None:
+    """Gives the current request so many seconds from now on, if it has no earlier deadline."""
+    given, end_s = current_deadline.get(), asyncio.get_running_loop().time() + limit_s
+    if given is None or end_s < given.end_s:
+        current_deadline.set(ClientDeadline(limit_s, end_s))
+
+
+def engine_deadline_s() -> float | None:
+    """The deadline of the current request on the engine's clock; None where its client gave none."""
+    given = current_deadline.get()
+    return None if given is None else time.monotonic() + given.end_s - asyncio.get_running_loop().time()
 
 
 def first_limit(timeout_s: float | None) -> tuple[float, HTTPError] | None:

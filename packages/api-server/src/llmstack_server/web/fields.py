@@ -69,6 +69,7 @@ class GenerationFields(BaseModel):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    deadline_ms: int | None = Field(None, description="milliseconds that the client gives the whole request")
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     stream_interval: int | None = Field(None, description="tokens between two chunks of a stream, after the first")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Mapping
-from contextlib import ExitStack
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -57,9 +56,7 @@ class QueueGateMiddleware:
             self._check(wait_s, deadline_s)
             send = _with_prediction(send, wait_s)
         try:
-            with queue.coming(num_tokens, tenant, num_bytes), ExitStack() as stack:
-                if deadline_s is not None:
-                    stack.enter_context(client_deadline(deadline_s))
+            with queue.coming(num_tokens, tenant, num_bytes), client_deadline(deadline_s):
                 await self._app(scope, receive, send)
         except ServerOverloadedError as error:
             wait_s = queue.predict_wait(num_tokens, tenant)

@@ -14,7 +14,8 @@ from llmstack_types import RequestOutputKind
 INT32_MAX = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 128
 STREAM_FIELDS = frozenset({"stream_options", "prompt_logprobs"})
-CONTROL_FIELDS = frozenset({"priority", "cache_salt"})
+MAX_DEADLINE_MS = 999_999_999
+CONTROL_FIELDS = frozenset({"priority", "cache_salt", "deadline_ms"})
 # Fields of a request with the name and the meaning of one of `SamplingParams`.
 SAMPLING_FIELDS = frozenset({
     "n", "best_of", "use_beam_search", "length_penalty", "early_stopping",
@@ -59,7 +60,7 @@ def check_stream_options(fields: GenerationFields) -> None:
 
 
 def check_control_fields(fields: GenerationFields | PoolingFields) -> None:
-    """Raises InvalidRequestError for a priority or salt outside the limits of the engine's messages."""
+    """Raises InvalidRequestError for a priority, salt or deadline out of range."""
     if fields.priority is not None:
         if fields.priority > INT32_MAX:
             raise request_errors.above_max("priority", INT32_MAX, fields.priority, is_integer=True)
@@ -67,6 +68,11 @@ def check_control_fields(fields: GenerationFields | PoolingFields) -> None:
             raise request_errors.below_min("priority", -INT32_MAX, fields.priority, is_integer=True)
     if fields.cache_salt is not None and len(fields.cache_salt) > MAX_CACHE_SALT_CHARS:
         raise request_errors.string_too_long("cache_salt", MAX_CACHE_SALT_CHARS, len(fields.cache_salt))
+    if isinstance(fields, GenerationFields) and fields.deadline_ms is not None:
+        if fields.deadline_ms < 1:
+            raise request_errors.below_min("deadline_ms", 1, fields.deadline_ms, is_integer=True)
+        if fields.deadline_ms > MAX_DEADLINE_MS:
+            raise request_errors.above_max("deadline_ms", MAX_DEADLINE_MS, fields.deadline_ms, is_integer=True)
 
 
 def parse_prompts(value: Any, body: dict[str, Any], *, param: str = "prompt") -> tuple[list[str | list[int]], bool]:

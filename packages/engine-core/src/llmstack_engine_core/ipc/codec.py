@@ -222,7 +222,7 @@ _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage
     Tag.HELLO: (0, lambda _: Hello()),
     Tag.GOODBYE: (0, lambda _: Goodbye()),
     Tag.FOLLOW_CACHE: (0, lambda _: FollowCache()),
-    Tag.ADD_REQUEST: (13, decode_request),
+    Tag.ADD_REQUEST: (14, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
     Tag.CONTROL_CALL: (3, decode_control_call),
 }

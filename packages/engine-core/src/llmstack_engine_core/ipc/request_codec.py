@@ -40,6 +40,7 @@ MAX_TAG_TOKENS: Final = 64
 _INT32 = 2**31 - 1
 _REQUEST_ID = fields.text(MAX_REQUEST_ID_LENGTH, min_length=1)
 _ARRIVAL_TIME = fields.number(-MAX_TIME_S, MAX_TIME_S)
+_DEADLINE = fields.optional(_ARRIVAL_TIME)
 _PRIORITY = fields.integer(-fields.MAX_INT - 1)
 _SALT = fields.text(1024)
 _LORA_NAME = fields.optional(fields.text(1024))
@@ -64,6 +65,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         fields.pack_uint32(request.output_token_ids, "output_token_ids"),
         request.tenant,
         request.lora_path,
+        request.deadline_s,
     ]
 
 
@@ -88,6 +90,7 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             tuple(fields.unpack_uint32(values[10], "output_token_ids")),
             _TENANT(values[11], "tenant"),
             _LORA_PATH(values[12], "lora_path"),
+            _DEADLINE(values[13], "deadline_s"),
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error

@@ -140,7 +140,8 @@ class SchedulingOptions(OptionGroup):
     scheduling_policy: SchedulingPolicyName = option(
         "fair",
         flag="--scheduling-policy",
-        help="order of waiting requests: API keys in turn, by arrival, or by priority first",
+        help="order of waiting requests: API keys in turn, the same with the earliest deadline first within each, "
+        "by arrival, or by priority first",
     )
     fair_quantum: int = option(
         2048,
