@@ -13,6 +13,7 @@ from llmstack_kernels.low_rank import (
     LowRankSlots,
     activate_rounded,
     add_low_rank_,
+    add_low_rank_to_embedding_,
     native,
     reference,
 )
@@ -92,6 +93,25 @@ def test_every_native_variant_agrees_with_the_reference(
         torch.testing.assert_close(
             native.activate_rounded(pre, name, dtype), reference.activate_rounded(pre, name, dtype)
         )
+
+
+@pytest.mark.parametrize("variant", native_variants())
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_vectors_of_ids_get_the_updates_of_their_slots(
+    variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "require_library", lambda: NativeLibrary(variant))
+    slots = make_slots(dtype)
+    _, y, row_slots = make_rows(23, dtype)
+    ids = torch.arange(23) * 7 % IN_FEATURES
+    slots.group(np.array(row_slots))
+    expected = expect(torch.eye(IN_FEATURES)[ids], y, slots, row_slots, 0)
+    for module in (native, reference):
+        out = y.clone()
+        module.add_low_rank_to_embedding_(out, ids, slots, 0, IN_FEATURES)
+        torch.testing.assert_close(out.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    with pytest.raises(ValueError, match="do not fit ids"):
+        add_low_rank_to_embedding_(y, ids[1:], slots, 0, IN_FEATURES)
 
 
 @pytest.mark.parametrize("module", [native, reference], ids=["native", "reference"])

@@ -33,6 +33,7 @@ _SCHEME_TO_BITS: Mapping[str | None, int] = {"int8": 8, "fp8": 8, "int4": 4, "in
 _DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8}
 _LEAST_KV_BITS = 16
 _GIB = 1 << 30
+_ENDS = ("embedding", "head")
 
 
 def find_problems(
@@ -84,7 +85,7 @@ def adapted_layers_of(architecture: str) -> tuple[str, ...]:
     if target is None:
         return ()
     has_experts = target.partition(":")[0].endswith((".mixture_of_experts", ".gpt_oss"))
-    return ("attention",) if has_experts else ("attention", "feed-forward")
+    return ("attention", *_ENDS) if has_experts else ("attention", "feed-forward", *_ENDS)
 
 
 def _quantization_problems(model_config: Mapping[str, Any], config: ModelRunnerConfig) -> Iterator[str]:

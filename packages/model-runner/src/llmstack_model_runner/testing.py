@@ -86,10 +86,11 @@ def write_random_adapter(
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, part in layers.parts.items():
-        if name.endswith(tuple(f".{target}" for target in targets)):
+        if f".{name}".endswith(tuple(f".{target}" for target in targets)):
             for factor, shape in (("A", (rank_of(name), part.in_features)), ("B", (part.out_features, rank_of(name)))):
                 values_of = torch.randn(shape, generator=generator) * spread
-                tensors[f"base_model.model.{name}.lora_{factor}.weight"] = values_of
+                end = f"lora_embedding_{factor}" if part.is_embedding else f"lora_{factor}.weight"
+                tensors[f"base_model.model.{name}.{end}"] = values_of
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(values), encoding="utf-8")
     save_file(tensors, folder / "adapter_model.safetensors")

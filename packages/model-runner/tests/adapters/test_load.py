@@ -127,14 +127,16 @@ def _named(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
     [
         (_nan, "NaN"),
         (_infinite, "infinite"),
-        (_half, "only one of the factors"),
+        (_half, "needs the factors lora_A and lora_B"),
         (_misshapen, r"shape \[4, 4\] instead of \[32, 4\]"),
         (_integers, "stored as I32"),
         (dict.clear, "has no tensors"),
-        (_named("base_model.model.lm_head.lora_A.weight"), "output head"),
-        (_named("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight"), "no linear layer of this model"),
+        (_named("base_model.model.lm_head.lora_A.weight"), "needs the factors lora_A and lora_B"),
+        (_named("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight"), "no linear layer or embedding"),
         (_named("base_model.model.model.layers.0.mlp.experts.3.w1.lora_A.weight"), "experts"),
-        (_named("base_model.model.model.embed_tokens.lora_embedding_A"), "an embedding"),
+        (_named("base_model.model.model.embed_tokens.lora_embedding_A"), "lora_embedding_A and lora_embedding_B"),
+        (_named("base_model.model.model.embed_tokens.lora_A.weight"), "lora_embedding_A and lora_embedding_B"),
+        (_named("base_model.model.model.norm.base_layer.weight"), "no linear layer or embedding"),
         (_named(f"{PREFIX}q_proj.lora_magnitude_vector"), "DoRA"),
         (_named(f"{PREFIX}q_proj.lora_B.bias"), "a bias"),
         (_named("base_model.model.lm_head.weight"), "no factor"),
@@ -145,6 +147,21 @@ def test_tensors_that_do_not_fit_are_refused(
 ) -> None:
     loaded.change(change)
     with pytest.raises(AdapterError, match=reason):
+        loaded.read()
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "lm_head"])
+def test_a_stored_table_is_accepted_if_it_is_that_of_the_model(loaded: Loaded, tmp_path: Path, name: str) -> None:
+    loaded.adapter = write_random_adapter(tmp_path / "both", loaded.folder, ["embed_tokens", "lm_head"])
+    table = load_file(loaded.folder / "model.safetensors")[f"{name}.weight"]
+    stored = f"base_model.model.{name}.base_layer.weight"
+    loaded.change(lambda tensors: tensors.update({stored: table}))
+    assert loaded.read().max_rank == 4
+    loaded.change(lambda tensors: tensors[stored][3].add_(0.5))
+    with pytest.raises(AdapterError, match="differs from the model's own"):
+        loaded.read()
+    loaded.change(lambda tensors: tensors.update({stored: table[:-1].clone()}))
+    with pytest.raises(AdapterError, match=r"shape \[96, 32\] instead of \[97, 32\]"):
         loaded.read()
 
 

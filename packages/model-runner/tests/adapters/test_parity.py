@@ -105,9 +105,26 @@ def test_chunks_preemption_prefix_hits_and_drafts_change_no_token(tmp_path: Path
     assert driver.outputs["second"][:NUM_TOKENS] == right
 
 
+def test_logprobs_of_prompt_tokens_are_those_of_the_merged_model(tmp_path: Path) -> None:
+    models = Models(tmp_path, "LlamaForCausalLM")
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=2)
+
+    def logprobs_of(driver: StepDriver, name: str | None) -> list[float]:
+        driver.add("base", PROMPTS[1], params)
+        driver.add("short", PROMPTS[2], GREEDY, lora_name=name)
+        driver.add("asked", PROMPTS[0], params, lora_name=name)
+        output = driver.step({request_id: driver.num_left(request_id) for request_id in ("base", "short", "asked")})
+        return [logprob for entry in output.prompt_logprobs["asked"] for logprob in entry[1][:1]]
+
+    found = logprobs_of(make_driver(models.base, models.adapters), models.names[0])
+    merged = logprobs_of(make_driver(tmp_path / "merged-a", {}), None)
+    assert len(found) == len(PROMPTS[0]) - 1
+    assert found == pytest.approx(merged, abs=1e-4)
+
+
 @pytest.mark.skipif(not runs_native_kernels(), reason="nothing is captured without native kernels")
 def test_captured_steps_and_adapters_in_turn_have_the_bits_of_other_steps(tmp_path: Path) -> None:
-    models = Models(tmp_path, "GPT2LMHeadModel")
+    models = Models(tmp_path, "LlamaForCausalLM")
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, logprobs=1)
     seen = []
     for max_loras, enforce_eager in ((2, True), (1, False)):

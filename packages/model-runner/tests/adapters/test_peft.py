@@ -33,38 +33,81 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**SIZES, "num_local_experts": 4},
         {"target_modules": ["q_proj", "v_proj", "o_proj"], "layers_to_transform": [1]},
     ),
+    "llama with embedding and head": (
+        "Llama", SIZES, {"target_modules": ["embed_tokens", "lm_head", "q_proj"], "rank_pattern": {"lm_head": 3}},
+    ),
+    "gemma with embedding": (
+        "Gemma", {**SIZES, "head_dim": 8, "tie_word_embeddings": False}, {"target_modules": ["embed_tokens"]},
+    ),
+}  # fmt: skip
+# Merging into a table that embedding and head share would change both, so these are compared with the adapter itself.
+SHARED_TABLE_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "embedding": ("Llama", {**SIZES, "tie_word_embeddings": True}, {"target_modules": ["embed_tokens"]}),
+    "head": ("Llama", {**SIZES, "tie_word_embeddings": True}, {"target_modules": ["lm_head"]}),
+    "both as one": (
+        "GPT2",
+        {**CASES["gpt2"][1], "tie_word_embeddings": True},
+        {"target_modules": ["wte"], "ensure_weight_tying": True, "fan_in_fan_out": True},
+    ),
 }
 
 
 @pytest.mark.full  # importing peft takes seconds
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_are_those_of_the_model_that_peft_merges(name: str, tmp_path: Path) -> None:
+    adapted = make_adapted(*CASES[name], tmp_path)
+    expected = generate(adapted.merge_and_unload())
+    adapted_tokens, base_tokens = serve(tmp_path)
+    assert adapted_tokens == expected != base_tokens
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SHARED_TABLE_CASES)
+def test_tokens_with_a_shared_table_are_those_of_the_adapter_in_peft(name: str, tmp_path: Path) -> None:
+    expected = generate(make_adapted(*SHARED_TABLE_CASES[name], tmp_path))
+    adapted_tokens, base_tokens = serve(tmp_path)
+    assert adapted_tokens == expected != base_tokens
+
+
+def make_adapted(prefix: str, sizes: dict[str, Any], options: dict[str, Any], folder: Path) -> Any:
+    """A random model with a random adapter, both stored."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     transformers = pytest.importorskip("transformers")
-    prefix, sizes, options = CASES[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{prefix}Config")(**sizes, bos_token_id=None, eos_token_id=None)
     config.initializer_range = 0.3
     base = getattr(transformers, f"{prefix}ForCausalLM" if prefix != "GPT2" else "GPT2LMHeadModel")(config).eval()
-    base.save_pretrained(tmp_path / "base")
+    base.save_pretrained(folder / "base")
     lora = peft.LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, task_type="CAUSAL_LM", **options)
-    adapted = peft.get_peft_model(base, lora)
-    adapted.save_pretrained(tmp_path / "adapter")
-    merged = adapted.merge_and_unload()
-    expected = merged.generate(
-        torch.tensor([PROMPT]), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, eos_token_id=None
+    adapted = peft.get_peft_model(base, lora).eval()
+    with torch.no_grad():
+        for key, factor in adapted.named_parameters():
+            if "lora_embedding_" in key:  # they would be larger than the table
+                factor.mul_(0.3)
+    adapted.save_pretrained(folder / "adapter")
+    return adapted
+
+
+def generate(model: Any) -> list[int]:
+    """Greedy tokens of transformers."""
+    found: list[int] = model.generate(
+        input_ids=torch.tensor([PROMPT]), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, eos_token_id=None
     )[0, len(PROMPT) :].tolist()
+    return found
+
+
+def serve(folder: Path) -> tuple[list[int], list[int]]:
+    """Greedy tokens with the adapter and without."""
     settings = ModelRunnerConfig(
-        str(tmp_path / "base"), dtype="float32", max_model_len=64, enable_lora=True, max_lora_rank=8
+        str(folder / "base"), dtype="float32", max_model_len=64, enable_lora=True, max_lora_rank=8
     )
     runner = ModelRunner(settings)
     runner.load_model()
     runner.initialize_kv_cache(16)
-    identity = identity_of(tmp_path / "adapter")
-    runner.add_adapter(identity, runner.read_adapter(identity, str(tmp_path / "adapter")))
+    identity = identity_of(folder / "adapter")
+    runner.add_adapter(identity, runner.read_adapter(identity, str(folder / "adapter")))
     driver = StepDriver(runner, 16)
     driver.add("adapted", PROMPT, SamplingParams(temperature=0.0), lora_name=identity)
     driver.add("base", PROMPT, SamplingParams(temperature=0.0))
     outputs = driver.run(NUM_TOKENS)
-    assert outputs["adapted"] == expected
-    assert outputs["base"] != expected
+    return outputs["adapted"], outputs["base"]

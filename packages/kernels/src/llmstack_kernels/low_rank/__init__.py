@@ -10,9 +10,18 @@ from __future__ import annotations
 import torch
 
 from llmstack_kernels.dispatch import implementation
+from llmstack_kernels.low_rank import reference
 from llmstack_kernels.low_rank.slots import MAX_PARTS, LowRankAdapter, LowRankFactors, LowRankSlots
 
-__all__ = ["MAX_PARTS", "LowRankAdapter", "LowRankFactors", "LowRankSlots", "activate_rounded", "add_low_rank_"]
+__all__ = [
+    "MAX_PARTS",
+    "LowRankAdapter",
+    "LowRankFactors",
+    "LowRankSlots",
+    "activate_rounded",
+    "add_low_rank_",
+    "add_low_rank_to_embedding_",
+]
 
 
 def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
@@ -29,6 +38,26 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: 
     if y.dtype not in (torch.float32, x.dtype):
         raise ValueError(f"outputs must be float32 or {x.dtype}, got {y.dtype}.")
     implementation("low_rank", x.device.type).add_low_rank_(y, x, slots, layer)
+
+
+def add_low_rank_to_embedding_(
+    y: torch.Tensor, ids: torch.Tensor, slots: LowRankSlots, layer: int, num_ids: int
+) -> None:
+    """Adds the updates of an embedding to the vectors of the grouped rows: that of the id `i` is A[:, i] B.
+
+    Args:
+        y: [num_rows, size], contiguous, in the type of the factors.
+        ids: int64 [num_rows], contiguous, each less than `num_ids`: native code does not check them.
+        slots: Adapters, and the rows of the step.
+        layer: Number of the layer in the adapters.
+        num_ids: Columns of the first factors.
+    """
+    if y.ndim != 2 or ids.shape != y.shape[:1] or not (y.is_contiguous() and ids.is_contiguous()):
+        raise ValueError(f"vectors of shape {tuple(y.shape)} do not fit ids of shape {tuple(ids.shape)}.")
+    backend = implementation("low_rank", y.device.type)
+    # A GPU has no kernel of its own for this.
+    compute = getattr(backend, "add_low_rank_to_embedding_", reference.add_low_rank_to_embedding_)
+    compute(y, ids, slots, layer, num_ids)
 
 
 def activate_rounded(x: torch.Tensor, activation: str, dtype: torch.dtype) -> torch.Tensor:

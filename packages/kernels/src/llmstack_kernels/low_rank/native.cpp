@@ -1,4 +1,5 @@
 // Low-rank updates of the outputs of a linear layer: y += (x A) B, with an A and a B of its own for each tile of rows.
+// In an embedding x has one 1, at the row's id.
 //
 // Each number of x A is one sum over the inputs, a lane at a time in ascending order and the lanes in a fixed tree; each
 // output is one sum over the rank in ascending order. Neither depends on the rows beside it.
@@ -136,14 +137,11 @@ inline void with_low_rank_rows(int32_t num_rows, const Work& work) {
   }
 }
 
-template <class T, class Out>
-void low_rank_add(const LowRankCall<T, Out>& call, int64_t num_tiles) {
+template <class T, class Out, class Reduce>
+void low_rank_update(const LowRankCall<T, Out>& call, int64_t num_tiles, const Reduce& reduce) {
   for_each_chunk(num_tiles * kLowRankParts, [&](int64_t chunk) {
     const int64_t tile = chunk / kLowRankParts, index = chunk % kLowRankParts;
-    if (!call.part(tile, index).a) return;
-    with_low_rank_rows(call.tiles[3 * tile + 2], [&](auto rows) {
-      low_rank_reduce<decltype(rows)::value>(call, tile, index);
-    });
+    if (call.part(tile, index).a) reduce(tile, index);
   });
   const int64_t blocks = (call.out_features + kLowRankColumns - 1) / kLowRankColumns;
   for_each_chunk(num_tiles * blocks, [&](int64_t chunk) {
@@ -151,6 +149,29 @@ void low_rank_add(const LowRankCall<T, Out>& call, int64_t num_tiles) {
     with_low_rank_rows(call.tiles[3 * tile + 2], [&](auto rows) {
       low_rank_expand<decltype(rows)::value>(call, tile, first, first + kLowRankColumns);
     });
+  });
+}
+
+template <class T, class Out>
+void low_rank_add(const LowRankCall<T, Out>& call, int64_t num_tiles) {
+  low_rank_update(call, num_tiles, [&](int64_t tile, int64_t index) {
+    with_low_rank_rows(call.tiles[3 * tile + 2], [&](auto rows) {
+      low_rank_reduce<decltype(rows)::value>(call, tile, index);
+    });
+  });
+}
+
+template <class T>
+void low_rank_add_to_embedding(const LowRankCall<T, T>& call, const int64_t* ids, int64_t num_tiles) {
+  low_rank_update(call, num_tiles, [&](int64_t tile, int64_t index) {
+    const LowRankPart& part = call.part(tile, index);
+    const T* a = reinterpret_cast<const T*>(part.a);
+    const int32_t* bounds = call.tiles + 3 * tile;
+    for (int64_t place = bounds[1]; place < bounds[1] + bounds[2]; ++place) {
+      const T* column = a + ids[call.rows[place]];
+      float* out = call.reduced_at(place, index);
+      for (int64_t rank = 0; rank < part.rank; ++rank) out[rank] = to_float(column[rank * call.in_features]);
+    }
   });
 }
 
@@ -180,6 +201,18 @@ void low_rank_activate(const float* x, T* out, int64_t num_rows, int64_t size, i
         *num_tiles);                                                                                               \
   }                                                                                                                \
   LLMSTACK_REPEATABLE(low_rank_add_##suffix)
+#define LLMSTACK_LOW_RANK_EMBEDDING(suffix, T)                                                                     \
+  extern "C" void llmstack_low_rank_add_to_embedding_##suffix(                                                     \
+      const int64_t* ids, int64_t num_ids, llmstack::T* y, int64_t out_features, const int64_t* parts,             \
+      int64_t slot_stride, const int32_t* rows, const int32_t* tiles, const int32_t* num_tiles, float* reduced,    \
+      int64_t max_rank) {                                                                                          \
+    llmstack::low_rank_add_to_embedding(                                                                           \
+        llmstack::LowRankCall<llmstack::T, llmstack::T>{                                                           \
+            nullptr, 0, num_ids, y, out_features, reinterpret_cast<const llmstack::LowRankPart*>(parts),           \
+            slot_stride, rows, tiles, reduced, max_rank},                                                          \
+        ids, *num_tiles);                                                                                          \
+  }                                                                                                                \
+  LLMSTACK_REPEATABLE(low_rank_add_to_embedding_##suffix)
 #define LLMSTACK_LOW_RANK_ACTIVATE(suffix, T)                                                                      \
   extern "C" void llmstack_low_rank_activate_##suffix(const float* x, llmstack::T* out, int64_t num_rows,          \
                                                       int64_t size, int64_t activation) {                          \
@@ -192,6 +225,9 @@ LLMSTACK_LOW_RANK(bf16, BFloat16, BFloat16)
 LLMSTACK_LOW_RANK(f16, Float16, Float16)
 LLMSTACK_LOW_RANK(bf16_f32, BFloat16, Float32)
 LLMSTACK_LOW_RANK(f16_f32, Float16, Float32)
+LLMSTACK_LOW_RANK_EMBEDDING(f32, Float32)
+LLMSTACK_LOW_RANK_EMBEDDING(bf16, BFloat16)
+LLMSTACK_LOW_RANK_EMBEDDING(f16, Float16)
 LLMSTACK_LOW_RANK_ACTIVATE(f32, Float32)
 LLMSTACK_LOW_RANK_ACTIVATE(bf16, BFloat16)
 LLMSTACK_LOW_RANK_ACTIVATE(f16, Float16)

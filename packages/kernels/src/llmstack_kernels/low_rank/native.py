@@ -9,6 +9,7 @@ from llmstack_kernels.low_rank.slots import MAX_PARTS, LowRankSlots
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, Pointer, library, require_library
 
 _ARGUMENTS = (Pointer, Int, Int, Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Pointer, Int)
+_EMBEDDING_ARGUMENTS = (Pointer, Int, Pointer, Int, Pointer, Int, Pointer, Pointer, Pointer, Pointer, Int)
 
 
 def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
@@ -26,6 +27,30 @@ def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: 
         x.data_ptr(),
         x.stride(0),
         x.shape[1],
+        y.data_ptr(),
+        y.shape[1],
+        slots.words.data_ptr() + layer * slots.words.stride(1) * slots.words.itemsize,
+        slots.words.stride(0),
+        slots.rows.data_ptr(),
+        slots.tiles.data_ptr(),
+        slots.num_tiles.data_ptr(),
+        reduced.data_ptr(),
+        slots.max_rank,
+    )
+
+
+def add_low_rank_to_embedding_(
+    y: torch.Tensor, ids: torch.Tensor, slots: LowRankSlots, layer: int, num_ids: int
+) -> None:
+    """Adds the updates; a captured call reads ids and tiles again when it is replayed."""
+    if y.dtype not in DTYPE_TO_SUFFIX:
+        reference.add_low_rank_to_embedding_(y, ids, slots, layer, num_ids)
+        return
+    reduced = y.new_empty((y.shape[0], MAX_PARTS, slots.max_rank), dtype=torch.float32)
+    name = f"low_rank_add_to_embedding_{DTYPE_TO_SUFFIX[y.dtype]}"
+    require_library().function(name, *_EMBEDDING_ARGUMENTS)(
+        ids.data_ptr(),
+        num_ids,
         y.data_ptr(),
         y.shape[1],
         slots.words.data_ptr() + layer * slots.words.stride(1) * slots.words.itemsize,

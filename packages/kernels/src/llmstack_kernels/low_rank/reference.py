@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from llmstack_kernels import reference
@@ -10,13 +12,27 @@ from llmstack_kernels.low_rank.slots import LowRankSlots
 
 def add_low_rank_(y: torch.Tensor, x: torch.Tensor, slots: LowRankSlots, layer: int) -> None:
     """Sums in float32, over the inputs row by row and over the rank in ascending order."""
+    # Not a matrix product, whose order of sums depends on the number of rows.
+    _update(y, slots, layer, lambda rows, a: (x[rows].float()[:, None, :] * a.float()).sum(-1))
+
+
+def add_low_rank_to_embedding_(
+    y: torch.Tensor, ids: torch.Tensor, slots: LowRankSlots, layer: int, num_ids: int
+) -> None:
+    """Sums in float32, over the rank in ascending order."""
+    _update(y, slots, layer, lambda rows, a: a.t()[ids[rows]].float())
+
+
+def _update(
+    y: torch.Tensor, slots: LowRankSlots, layer: int, reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    """`reduce`: from rows and a first factor to [number of rows, rank]."""
     for slot, first, count in slots.host_tiles:
         adapter = slots.adapters[slot]
-        rows = torch.tensor(slots.host_rows[first : first + count], device=x.device)
+        rows = torch.tensor(slots.host_rows[first : first + count], device=y.device)
         for a, b, first_output in () if adapter is None else adapter.layers[layer]:
-            # Not a matrix product, whose order of sums depends on the number of rows.
-            reduced = (x[rows].float()[:, None, :] * a.float()).sum(-1)
-            update = torch.zeros((count, b.shape[1]), dtype=torch.float32, device=x.device)
+            reduced = reduce(rows, a)
+            update = torch.zeros((count, b.shape[1]), dtype=torch.float32, device=y.device)
             for rank, factors in enumerate(b.float()):
                 update += reduced[:, rank : rank + 1] * factors
             columns = slice(first_output, first_output + b.shape[1])

@@ -19,11 +19,13 @@ from llmstack_model_runner.adapters.config import AdapterConfig, AdapterError, r
 from llmstack_model_runner.layers.adaptation import AdaptedLayers, AdaptedPart
 from llmstack_model_runner.models.base import Model
 
-_TENSOR_NAME = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>[^\0]{1,256}?)\.lora_(?P<factor>[AB])(?:\.default)?\.weight"
+_PREFIX = r"(?:base_model\.model\.)?(?P<module>[^\0]{1,256}?)\."
+_TENSOR_NAMES = (
+    re.compile(_PREFIX + r"lora_(?P<factor>[AB])(?:\.default)?\.weight"),
+    re.compile(_PREFIX + r"lora_(?P<factor>embedding_[AB])(?:\.default)?"),
+    re.compile(_PREFIX + r"(?P<factor>base_layer)\.weight"),  # of an embedding or a head, which peft stores with it
 )
 _DTYPES = frozenset({"F32", "F16", "BF16"})
-_EMBEDDINGS = ("embed_tokens", "wte", "wpe", "word_embeddings", "embed_positions", "embed_in", "embed_out", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class _Pair(NamedTuple):
     part: AdaptedPart
     scale: float
     names: tuple[str, str]
+    base: str | None  # the tensor of the matrix itself
 
 
 def load_adapter(
@@ -66,6 +69,7 @@ def load_adapter(
     found: list[list[LowRankFactors]] = [[] for _ in range(layers.num_layers)]
     with torch.inference_mode():
         for pair in pairs:
+            _check_base(pair, tensors)
             if pair.part.is_loaded():
                 found[pair.part.layer].append(_factors(pair, tensors, dtype))
     return LowRankAdapter(found)
@@ -77,7 +81,7 @@ def _find_pairs(
     """The pairs of factors, of which names, types and shapes are right."""
     module_to_names: dict[str, dict[str, str]] = {}
     for name, info in infos.items():
-        match = _TENSOR_NAME.fullmatch(name)
+        match = next(filter(None, (pattern.fullmatch(name) for pattern in _TENSOR_NAMES)), None)
         if match is None:
             raise AdapterError(_why_not_a_factor(name))
         if info.dtype not in _DTYPES:
@@ -99,18 +103,32 @@ def _check_pair(
     config: AdapterConfig,
     limits: AdapterLimits,
 ) -> _Pair:
-    if names.keys() != {"A", "B"}:
-        raise AdapterError(f"{module[:128]} has only one of the factors lora_A and lora_B.")
+    factors = ("embedding_A", "embedding_B") if part.is_embedding else ("A", "B")
+    if names.keys() - {"base_layer"} != set(factors):
+        raise AdapterError(f"{module[:128]} needs the factors lora_{factors[0]} and lora_{factors[1]}, and no others.")
     if not config.is_target(module):
         raise AdapterError(f"{module[:128]} is none of the target_modules of adapter_config.json.")
     rank = config.rank_of(module)
     if rank > limits.max_rank:
         raise AdapterError(f"{module[:128]} has the rank {rank}; --max-lora-rank is {limits.max_rank}.")
-    for factor, shape in (("A", (rank, part.in_features)), ("B", (part.out_features, rank))):
+    shapes: dict[str, tuple[int, ...]] = {factors[0]: (rank, part.in_features), factors[1]: (part.out_features, rank)}
+    if "base_layer" in names:
+        is_table = part.is_embedding
+        shapes["base_layer"] = (part.in_features, part.out_features)[:: 1 if is_table else -1]
+    for factor, shape in shapes.items():
         given = infos[names[factor]].shape
         if given != shape:
             raise AdapterError(f"{names[factor][:128]} has the shape {list(given)[:4]} instead of {list(shape)}.")
-    return _Pair(part, config.scale_of(module), (names["A"], names["B"]))
+    scale = config.scale_of(module) * part.scale
+    return _Pair(part, scale, (names[factors[0]], names[factors[1]]), names.get("base_layer"))
+
+
+def _check_base(pair: _Pair, tensors: Mapping[str, torch.Tensor]) -> None:
+    """peft stores embeddings and heads that have an update, and would replace those of the model by them."""
+    if pair.base is not None and (pair.part.is_base is None or not pair.part.is_base(tensors[pair.base])):
+        raise AdapterError(
+            f"{pair.base[:128]} differs from the model's own; save the adapter with save_embedding_layers=False."
+        )
 
 
 def _find_part(module: str, model: Model, layers: AdaptedLayers) -> AdaptedPart:
@@ -120,17 +138,11 @@ def _find_part(module: str, model: Model, layers: AdaptedLayers) -> AdaptedPart:
         return part
     if "experts" in module.split("."):
         raise AdapterError(f"The adapter changes experts ({module[:128]}), which is not supported.")
-    if module.endswith(_EMBEDDINGS):
-        raise AdapterError(
-            f"The adapter changes the embedding or the output head ({module[:128]}), which is not supported."
-        )
-    raise AdapterError(f"The adapter changes {module[:128]}, which is no linear layer of this model.")
+    raise AdapterError(f"The adapter changes {module[:128]}, which is no linear layer or embedding of this model.")
 
 
 def _why_not_a_factor(name: str) -> str:
     shown = name[:128]
-    if "lora_embedding_" in name:
-        return f"The adapter changes an embedding ({shown}), which is not supported."
     if "lora_magnitude_vector" in name:
         return f"The adapter uses DoRA ({shown}), which is not supported."
     if name.endswith(".bias"):

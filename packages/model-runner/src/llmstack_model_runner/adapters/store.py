@@ -90,6 +90,10 @@ class AdapterStore:
         self._layers.begin_step(np.repeat(row_slots, num_row_tokens))
         return True
 
+    def select_rows(self, tokens: npt.NDArray[Any]) -> None:
+        """Says which tokens of the step the next logits are of."""
+        self._layers.select(tokens)
+
     def _place(self, numbers: Sequence[int]) -> dict[int, int]:
         """Slots of the adapters; those that have one keep it."""
         held = self._slot_numbers

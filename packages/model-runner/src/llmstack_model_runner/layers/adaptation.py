@@ -1,4 +1,4 @@
-"""Linear layers whose outputs LoRA adapters change.
+"""Linear layers, embeddings and heads whose outputs LoRA adapters change.
 
 As with `packing`, the choice is a context around construction: layers that are constructed inside it register their
 parts by the checkpoint's names, and ask for the updates of the step.
@@ -17,7 +17,13 @@ import torch
 
 from llmstack_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from llmstack_kernels.linear import PackedLinear
-from llmstack_kernels.low_rank import LowRankAdapter, LowRankSlots, activate_rounded, add_low_rank_
+from llmstack_kernels.low_rank import (
+    LowRankAdapter,
+    LowRankSlots,
+    activate_rounded,
+    add_low_rank_,
+    add_low_rank_to_embedding_,
+)
 
 _GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu_and_mul": silu_and_mul,
@@ -38,6 +44,9 @@ class AdaptedPart:
         inputs: The inputs that this rank has; None for all.
         outputs: From the rows of a whole matrix to those of this rank, in its order.
         is_loaded: Whether this stage computes the layer.
+        is_embedding: Inputs are ids, one at a time.
+        scale: Factor of the layer's outputs.
+        is_base: Whether a whole matrix is the one that this rank has; None where it cannot be known.
     """
 
     name: str
@@ -48,6 +57,9 @@ class AdaptedPart:
     inputs: range | None
     outputs: Callable[[torch.Tensor], torch.Tensor]
     is_loaded: Callable[[], bool]
+    is_embedding: bool = False
+    scale: float = 1.0
+    is_base: Callable[[torch.Tensor], bool] | None = None
 
 
 @dataclass(slots=True)
@@ -59,12 +71,15 @@ class AdaptedLayers:
         num_layers: Layers that have registered.
         slots: Adapters of the step; None until there is room for them.
         is_active: Whether a row of the step has an adapter.
+        head: Number of the output head; None before it has registered.
     """
 
     parts: dict[str, AdaptedPart] = field(default_factory=dict)
     num_layers: int = 0
     slots: LowRankSlots | None = None
     is_active: bool = False
+    head: int | None = None
+    _token_slots: npt.NDArray[Any] | None = None
 
     def add_layer(self, parts: Sequence[AdaptedPart]) -> None:
         """Registers the parts of layer number `num_layers`."""
@@ -82,7 +97,33 @@ class AdaptedLayers:
 
     def begin_step(self, token_slots: npt.NDArray[Any] | None) -> None:
         """Orders the tokens of a step by their slots, -1 for a token without; None if none has one."""
-        self.is_active = token_slots is not None and self.slots is not None and self.slots.group(token_slots)
+        self._token_slots = token_slots
+        self._group(token_slots)
+
+    def select(self, tokens: npt.NDArray[Any]) -> None:
+        """Orders rows for the output head, given by their places among the tokens of the step."""
+        if self._token_slots is not None and self._changes_head():
+            self._group(self._token_slots[tokens])
+
+    def _group(self, row_slots: npt.NDArray[Any] | None) -> None:
+        self.is_active = row_slots is not None and self.slots is not None and self.slots.group(row_slots)
+
+    def _changes_head(self) -> bool:
+        """Whether an adapter in a slot does; if none does, the head needs no order of its rows."""
+        head, slots = self.head, self.slots
+        if head is None or slots is None:
+            return False
+        return any(adapter is not None and adapter.layers[head] for adapter in slots.adapters)
+
+    def update_embedding(self, vectors: torch.Tensor, layer: int, ids: torch.Tensor, num_ids: int) -> None:
+        """Adds the updates of the step to the vectors of its tokens."""
+        if self.slots is not None:
+            add_low_rank_to_embedding_(vectors, ids.contiguous(), self.slots, layer, num_ids)
+
+    def update_head(self, logits: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Adds the updates of the selected rows to their logits."""
+        if self.slots is not None and self.head is not None:
+            add_low_rank_(logits, hidden, self.slots, self.head)
 
     def compute(
         self, packed: PackedLinear, layer: int, x: torch.Tensor, activation: str, residual: torch.Tensor | None

@@ -9,6 +9,7 @@ import torch
 from llmstack_kernels.activation import soft_cap_
 from llmstack_kernels.embedding import embedding, embedding_part
 from llmstack_kernels.linear import PackedLinear, StoredWeight
+from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
 from llmstack_model_runner.layers.packing import pack, pack_parts
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
@@ -32,8 +33,9 @@ class Embedding:
         scale: float = 1.0,
         num_unused_rows: int = 0,
         is_vocabulary: bool = False,
+        is_head: bool = False,
     ) -> None:
-        """`is_vocabulary`: ids are tokens, so that ranks share the table."""
+        """`is_vocabulary`: ids are tokens, so that ranks share the table. `is_head`: nothing is looked up in it."""
         self._sharding = sharding()
         self._part: range | None = None
         if is_vocabulary and self._sharding.size > 1:
@@ -45,6 +47,31 @@ class Embedding:
         self._dtype = dtype
         self._device = device
         self._weight: torch.Tensor | None = None  # [num_rows, size]
+        self._adapted = None if is_head or num_unused_rows else adapted_layers()
+        self._adapted_number = 0
+        if self._adapted is not None:
+            self._adapted_number = self._adapted.num_layers
+            self._adapted.add_layer([self._adapted_part()])
+
+    def _adapted_part(self) -> AdaptedPart:
+        is_computed = self._sharding.is_first_stage
+        return AdaptedPart(
+            self._name,
+            self._adapted_number,
+            *self._shape,
+            first_output=0,
+            inputs=None,
+            outputs=lambda rows: rows,
+            is_loaded=lambda: is_computed,
+            is_embedding=True,
+            scale=self._scale,
+            is_base=self.is_equal,
+        )
+
+    def is_equal(self, table: torch.Tensor) -> bool:
+        """Whether this rank has these rows of a whole table; any where it has none."""
+        own = table if self._part is None else table[self._part.start : self._part.stop]
+        return self._weight is None or torch.equal(own.to(self._weight), self._weight)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -59,9 +86,12 @@ class Embedding:
     def __call__(self, ids: torch.Tensor, addend: torch.Tensor | None = None) -> torch.Tensor:
         """Vectors of the ids, plus `addend` if given: [num_tokens] to [num_tokens, size]."""
         if self._part is None:
-            return embedding(ids, self.weight, addend, self._scale)
-        # Each id is in one rank's part, so the sum is exact.
-        return self._sharding.all_reduce(embedding_part(ids, self.weight, self._part.start, self._scale))
+            vectors = embedding(ids, self.weight, addend, self._scale)
+        else:  # each id is in one rank's part, so the sum is exact
+            vectors = self._sharding.all_reduce(embedding_part(ids, self.weight, self._part.start, self._scale))
+        if self._adapted is not None and self._adapted.is_active:
+            self._adapted.update_embedding(vectors, self._adapted_number, ids, self._shape[0])
+        return vectors
 
     def _load(self, tensor: torch.Tensor) -> None:
         # A copy, since keeping one tensor would keep the whole mapped file.
@@ -94,10 +124,40 @@ class OutputHead:
         self._own = self._sharding.share(num_rows)
         self._bias_part = None if self._sharding.size == 1 else WeightPart(0, (self._own,))
         self._bias = torch.empty(len(self._own), dtype=dtype, device=device) if has_bias else None
-        self._table = tied_to or Embedding(name, num_rows, size, dtype=dtype, device=device, is_vocabulary=True)
+        self._table = tied_to or Embedding(
+            name, num_rows, size, dtype=dtype, device=device, is_vocabulary=True, is_head=True
+        )
         self._dtype, self._device = dtype, device
         self._stored: StoredWeight | None = None  # the table of a quantized checkpoint
         self._packed: PackedLinear | None = None
+        self._row_sums: torch.Tensor | None = None  # of the table, to recognize it
+        self._adapted = adapted_layers()
+        if self._adapted is not None:
+            self._adapted.head = self._adapted.num_layers
+            self._adapted.add_layer([self._adapted_part(self._adapted.head, size)])
+
+    def _adapted_part(self, number: int, size: int) -> AdaptedPart:
+        own = slice(self._own.start, self._own.stop)
+        return AdaptedPart(
+            self._name,
+            number,
+            size,
+            self._num_rows,
+            first_output=0,
+            inputs=None,
+            outputs=lambda rows: rows[own],
+            is_loaded=lambda: self._packed is not None,
+            is_base=self._is_equal,
+        )
+
+    def _is_equal(self, table: torch.Tensor) -> bool:
+        """Whether this rank has these rows of a whole table; any where it has none, none where it has integers."""
+        if self._tied_to is not None:
+            return self._tied_to.is_equal(table)
+        own = table[self._own.start : self._own.stop].to(self._dtype)
+        return self._packed is None or (
+            self._row_sums is not None and torch.allclose(_row_sums(own), self._row_sums, atol=1e-6)
+        )
 
     def slots(self) -> dict[str, WeightSlot]:
         """The table, unless it is tied, and the bias."""
@@ -115,6 +175,8 @@ class OutputHead:
             self._stored = None
         else:
             self._packed = pack(self._table.weight, self._bias)
+            if self._adapted is not None:
+                self._row_sums = _row_sums(self._table.weight)
         if self._tied_to is None:
             del self._table
 
@@ -123,6 +185,8 @@ class OutputHead:
         if self._packed is None:
             raise RuntimeError("the output head has no weights yet")
         logits = self._packed(hidden, out_dtype=torch.float32)
+        if self._adapted is not None and self._adapted.is_active:
+            self._adapted.update_head(logits, hidden)
         if self._soft_cap is not None:
             soft_cap_(logits, self._soft_cap)
         return self._sharding.all_gather(logits, self._num_rows)
@@ -133,3 +197,7 @@ class OutputHead:
     def _load_bias(self, tensor: torch.Tensor) -> None:
         if self._bias is not None:
             self._bias.copy_(tensor)
+
+
+def _row_sums(table: torch.Tensor) -> torch.Tensor:
+    return table.sum(1, dtype=torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from llmstack_model_runner.steps.prompt_logprobs import PromptLogprobs, compute_
 from llmstack_types import TokenMasks
 
 MakeTokenMasks = Callable[[], TokenMasks]
+SelectRows = Callable[[IntArray], None]
+"""Receives the tokens of a step whose logits are computed next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,17 @@ def compute(
     inputs: ModelInputs,
     kv_caches: KVCaches,
     label_head: LabelHead | None,
+    select_rows: SelectRows | None = None,
 ) -> Computed:
     """Runs the model, and all computations that need its hidden states."""
     hidden = _forward(model, inputs, kv_caches)
     prompt_logprobs: Sequence[PromptLogprobs] = ()
+    compute_logits = partial(_logits_of, model, hidden, select_rows)
     if batch.num_prompt_logprobs and isinstance(model, CausalLM):
-        prompt_logprobs = list(compute_prompt_logprobs(batch, step, inputs, hidden, model.compute_logits))
+        prompt_logprobs = list(compute_prompt_logprobs(batch, step, inputs, compute_logits))
     pooled = pool(batch, step, inputs, hidden, label_head) if len(batch.pooling) else ()
-    return Computed(_compute_logits(model, inputs, hidden), prompt_logprobs, pooled)
+    logits = compute_logits(inputs.logits_indices) if len(inputs.logits_indices) else None
+    return Computed(logits, prompt_logprobs, pooled)
 
 
 def compute_stage(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> Computed:
@@ -88,9 +94,11 @@ def _forward(model: Model, inputs: ModelInputs, kv_caches: KVCaches) -> torch.Te
     return model.forward(*arguments, inputs.token_types) if isinstance(model, Encoder) else model.forward(*arguments)
 
 
-def _compute_logits(model: Model, inputs: ModelInputs, hidden: torch.Tensor) -> torch.Tensor | None:
-    if not len(inputs.logits_indices):
-        return None
+def _logits_of(
+    model: Model, hidden: torch.Tensor, select_rows: SelectRows | None, tokens: torch.Tensor
+) -> torch.Tensor:
     if not isinstance(model, CausalLM):
         raise InputBatchError("a row is to sample, but the model has no output head")
-    return model.compute_logits(hidden[inputs.logits_indices])
+    if select_rows is not None:
+        select_rows(tokens.cpu().numpy())
+    return model.compute_logits(hidden[tokens])

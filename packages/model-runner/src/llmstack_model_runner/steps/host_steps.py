@@ -102,7 +102,8 @@ class HostSteps:
             if decoded is not None:
                 computed = Computed(decoded.logits if self._has_head else None)
             elif self._has_head:
-                computed = compute(self._model, batch, step, inputs, self._kv_caches, self._label_head)
+                select_rows = adapters.select_rows if adapters is not None and is_adapted else None
+                computed = compute(self._model, batch, step, inputs, self._kv_caches, self._label_head, select_rows)
             else:
                 computed = compute_stage(self._model, inputs, self._kv_caches)
         with self._timing.phase("sample"):

@@ -27,12 +27,11 @@ def compute_prompt_logprobs(
     batch: InputBatch,
     step: StepRows,
     inputs: ModelInputs,
-    hidden: torch.Tensor,
     compute_logits: Callable[[torch.Tensor], torch.Tensor],
 ) -> Iterator[PromptLogprobs]:
     """Log-probabilities for all rows that report them; the state at position p - 1 gives the entry of position p.
 
-    `hidden` has the states of all tokens of the step: [num_tokens, hidden_size].
+    `compute_logits`: From places of tokens in the step to their logits.
     """
     for index, row in enumerate(step.rows.tolist()):
         num_top = batch.num_prompt_logprobs.get(row)
@@ -42,13 +41,11 @@ def compute_prompt_logprobs(
         end = min(start + int(step.num_scheduled_tokens[index]), int(batch.num_prompt_tokens[row]) - 1)
         if start >= end:
             continue
-        targets = torch.from_numpy(batch.token_ids[row, start + 1 : end + 1]).long().to(hidden.device)
+        targets = torch.from_numpy(batch.token_ids[row, start + 1 : end + 1]).long().to(inputs.token_ids.device)
         first = int(inputs.query_start_loc[index])
-        row_hidden = hidden[first : first + end - start]
+        tokens = torch.arange(first, first + end - start, device=targets.device)
         parts = [
-            gather_logprobs(compute_logits(part_hidden), part_targets, [num_top] * len(part_targets))
-            for part_hidden, part_targets in zip(
-                row_hidden.split(_MAX_POSITIONS), targets.split(_MAX_POSITIONS), strict=True
-            )
+            gather_logprobs(compute_logits(part), part_targets, [num_top] * len(part_targets))
+            for part, part_targets in zip(tokens.split(_MAX_POSITIONS), targets.split(_MAX_POSITIONS), strict=True)
         ]
         yield PromptLogprobs(step.request_ids[index], LogprobsTensors.concatenate(parts))

@@ -22,7 +22,7 @@ TINY: dict[str, Any] = {
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEARS = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 FAMILY_TO_TARGETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "LlamaForCausalLM": (TINY, LINEARS),
+    "LlamaForCausalLM": (TINY, (*LINEARS, "embed_tokens", "lm_head")),
     "Qwen2ForCausalLM": (TINY, ("q_proj", "v_proj", "down_proj")),
     "Qwen3ForCausalLM": ({**TINY, "head_dim": 8}, LINEARS),
     "Phi3ForCausalLM": (TINY | {"pad_token_id": 0}, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
@@ -49,15 +49,15 @@ def write_merged(folder: Path, model: Path, adapter: Path) -> Path:
     weights, factors = load_file(model / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
     is_transposed = "gpt2" in str(json.loads((model / "config.json").read_text())["architectures"]).lower()
     for name, a in factors.items():
-        if ".lora_A." not in name:
+        if not name.endswith(("lora_A.weight", "lora_embedding_A")):
             continue
-        module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-        b = factors[name.replace(".lora_A.", ".lora_B.")].double()
+        module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
+        b = factors[name.replace("_A", "_B")].double()
         alpha = _of(config.get("alpha_pattern", {}), module, config["lora_alpha"])
         rank = _of(config.get("rank_pattern", {}), module, config["r"])
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         update = scale * b @ a.double()
-        weight = weights[f"{module}.weight"].double() + (update.T if is_transposed else update)
+        weight = weights[f"{module}.weight"].double() + (update.T if is_transposed or "embedding" in name else update)
         weights[f"{module}.weight"] = weight.float().contiguous()
     save_file(weights, folder / "model.safetensors")
     return folder
