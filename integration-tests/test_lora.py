@@ -100,6 +100,48 @@ def test_adapters_are_loaded_at_run_time_and_again_after_a_crash(serve: Callable
             server.client.with_options(max_retries=0).completions.create(model="later", prompt=PROMPT, max_tokens=1)
 
 
+@pytest.mark.full
+def test_an_adapter_is_that_of_all_api_processes_and_ends_with_its_last_request(
+    serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    write(tmp_path / "root" / "style", 1)
+    with serve(
+        "--api-server-count", "2", "--enable-lora", "--lora-root", str(tmp_path / "root"), "--enable-control-routes"
+    ) as server:
+        url = str(server.client.base_url).rstrip("/")
+
+        def change(what: str) -> None:
+            body = {"lora_name": "style"} | ({"lora_path": "style"} if what == "load" else {})
+            answer = httpx.post(f"{url}/{what}_lora_adapter", json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+
+        def seen() -> set[tuple[str, bool]]:
+            """What connections of their own find, until both processes have answered."""
+            found: dict[int, tuple[str, bool]] = {}
+            for _ in range(1000):
+                if len(found) == 2:
+                    break
+                with httpx.Client(timeout=60) as client:  # one connection, so one process
+                    info = client.get(f"{url.removesuffix('/v1')}/server_info").json()
+                    names = [model["id"] for model in client.get(f"{url}/models").json()["data"]]
+                    answer = client.post(f"{url}/completions", json={"model": "style", "prompt": "a", "max_tokens": 1})
+                found[info["processes"]["api_server_index"]] = ",".join(names[1:]), answer.status_code == 200
+            assert len(found) == 2
+            return set(found.values())
+
+        assert seen() == {("", False)}
+        for _ in range(2):
+            change("load")
+            assert seen() == {("style", True)}
+            stream = server.client.completions.create(
+                model="style", prompt=PROMPT, max_tokens=100, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(stream)
+            change("unload")
+            assert seen() == {("", False)}
+            assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+
+
 def _metrics(url: str) -> str:
     text = httpx.get(f"{url.removesuffix('/v1')}/metrics", timeout=60).text
     running = next(line for line in text.splitlines() if line.startswith("vllm:num_requests_running{"))

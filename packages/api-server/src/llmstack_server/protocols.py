@@ -14,7 +14,7 @@ from llmstack_llm import (
     RenderedPrompt,
     RequestObserver,
 )
-from llmstack_llm.adapters import AdapterRegistry
+from llmstack_llm.adapters import AdapterRegistry, OnChange
 from llmstack_llm.admission.limits import AdmissionLimits
 from llmstack_llm.requests import Adapter
 from llmstack_types import EngineReady, PoolingParams, SamplingParams, StepRecording
@@ -184,12 +184,20 @@ class EngineClient(Protocol):
         """LoRA adapters that requests can name."""
         ...
 
-    async def load_adapter(self, name: str, path: str, base_model_name: str | None = None) -> Adapter:
-        """Loads an adapter under a name; raises InvalidRequestError if it cannot be served."""
+    async def load_adapter(
+        self, name: str, path: str, base_model_name: str | None = None, on_change: OnChange | None = None
+    ) -> Adapter:
+        """Loads an adapter under a name; raises InvalidRequestError if it cannot be served.
+
+        `on_change` is awaited before one that had the name is unloaded.
+        """
         ...
 
-    async def unload_adapter(self, name: str) -> bool:
-        """Takes no further requests for an adapter; False if there is none of that name."""
+    async def unload_adapter(self, name: str, on_change: OnChange | None = None) -> bool:
+        """Takes no further requests for an adapter; False if there is none of that name.
+
+        `on_change` is awaited before it is unloaded.
+        """
         ...
 
     def adapter_use(self) -> tuple[list[str], list[str]]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from llmstack_llm import request_errors
 from llmstack_llm.requests import Adapter
 from llmstack_model_files import ModelFilesError, adapter_digest
 from llmstack_types import EngineCoreRequest, InvalidRequestError, LoRAIdentity
+
+OnChange = Callable[[], Awaitable[None]]
 
 MAX_NUM_NAMES: Final = 4096
 LOADED: Final = "loaded"
@@ -47,12 +50,16 @@ def lora_request_of(request: EngineCoreRequest) -> LoRARequest | None:
 
 
 class AdapterRegistry:
-    """The adapters of one front end. A name that is loaded again gets another identity."""
+    """The adapters of one front end. A name that is loaded again gets another identity.
+
+    Several front ends of the same engine cores get equal registries by `snapshot` and `merge`, in any order.
+    """
 
     def __init__(self, *, is_enabled: bool = False, max_bytes: int = 1 << 30) -> None:
         self.is_enabled = is_enabled
         self._max_bytes = max_bytes
         self._adapters: dict[str, Adapter] = {}
+        self._removed: OrderedDict[str, None] = OrderedDict()  # identities, so that no late snapshot adds them again
         self._generation = 0
 
     @property
@@ -96,13 +103,43 @@ class AdapterRegistry:
 
     def add(self, adapter: Adapter) -> Adapter | None:
         """Makes an adapter known under its name; the one that had the name before."""
-        before = self._adapters.pop(adapter.name, None)
+        before = self.remove(adapter.name)
         self._adapters[adapter.name] = adapter
         return before
 
     def remove(self, name: str) -> Adapter | None:
         """Forgets a name; the adapter that had it."""
-        return self._adapters.pop(name, None)
+        adapter = self._adapters.pop(name, None)
+        if adapter is not None:
+            self._note_removed(adapter.identity)
+        return adapter
+
+    def snapshot(self) -> dict[str, Any]:
+        """The adapters, and the identities of those that were removed, as plain values."""
+        fields = [[one.name, one.identity, one.path, one.base_model_name] for one in self._adapters.values()]
+        return {"adapters": fields, "removed": [*self._removed]}
+
+    def merge(self, snapshot: Mapping[str, Any]) -> None:
+        """Takes what another registry has loaded and removed; of two loads of a name the later one stays."""
+        for identity in snapshot["removed"]:
+            name, _, generation = LoRAIdentity.parse(identity)
+            self._generation = max(self._generation, generation)
+            known = self._adapters.get(name)
+            if known is not None and known.identity == identity:
+                del self._adapters[name]
+            self._note_removed(identity)
+        for name, identity, path, base_model_name in snapshot["adapters"]:
+            generation = LoRAIdentity.parse(identity).generation
+            self._generation = max(self._generation, generation)
+            known = self._adapters.get(name)
+            is_later = known is None or LoRAIdentity.parse(known.identity).generation < generation
+            if is_later and identity not in self._removed:
+                self.add(Adapter(name, identity, path, base_model_name))
+
+    def _note_removed(self, identity: str) -> None:
+        self._removed[identity] = None
+        if len(self._removed) > MAX_NUM_NAMES:
+            self._removed.popitem(last=False)
 
     def resolve(self, request: LoRARequest, load: Callable[[str, str], str]) -> Adapter:
         """The adapter of an offline request; a new one is loaded by `load`, which is asked until it has an answer.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from llmstack_llm.adapters import AdapterRegistry
+from llmstack_llm.adapters import AdapterRegistry, OnChange
 from llmstack_llm.engine_clients import check_model
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
@@ -184,8 +184,12 @@ class EngineFrontEnd:
         request_ids = self.output_processor.find_stalled(now_s - timeout_s, counts_waiting=is_engine_stuck)
         return request_ids, is_engine_stuck and bool(request_ids)
 
-    async def load_adapter(self, name: str, path: str, base_model_name: str | None = None) -> Adapter:
+    async def load_adapter(
+        self, name: str, path: str, base_model_name: str | None = None, on_change: OnChange | None = None
+    ) -> Adapter:
         """Loads an adapter, which requests can name from then on; one that had the name serves its last requests.
+
+        `on_change`: Awaited before the one that had the name is unloaded.
 
         Raises:
             InvalidRequestError: It cannot be served; the text says why.
@@ -199,15 +203,22 @@ class EngineFrontEnd:
 
         await self.adapters.wait_until_loaded(adapter, load)
         before = self.adapters.add(adapter)
+        if on_change is not None:
+            await on_change()
         if before is not None:
             await self._client.call(Control.UNLOAD_ADAPTER, before.identity)
         return adapter
 
-    async def unload_adapter(self, name: str) -> bool:
-        """Takes no further requests for an adapter; False if there is none of that name."""
+    async def unload_adapter(self, name: str, on_change: OnChange | None = None) -> bool:
+        """Takes no further requests for an adapter; False if there is none of that name.
+
+        `on_change`: Awaited before it is unloaded.
+        """
         adapter = self.adapters.remove(name)
         if adapter is None:
             return False
+        if on_change is not None:
+            await on_change()
         await self._client.call(Control.UNLOAD_ADAPTER, adapter.identity)
         return True
 

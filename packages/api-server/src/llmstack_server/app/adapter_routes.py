@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from llmstack_server.options.adapter_options import read_module
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
-from llmstack_server.web.errors import model_not_found
+from llmstack_server.web.errors import HTTPError, engine_unavailable, model_not_found
 from llmstack_server.web.fields import parse
 from llmstack_server.web.openapi import error_responses, request_body
 from llmstack_types import InvalidRequestError
@@ -62,15 +64,16 @@ def add_adapter_routes(router: APIRouter, state: ServerState, root: str) -> None
         """Loads an adapter, which requests name as their model from then on."""
         fields = parse(LoadLoRAAdapterRequest, await _read(state, request))
         name = fields.lora_name
-        _check_processes(state)
         _check_name(state, name)
-        if state.engine.adapters.find(name) is not None and not fields.load_inplace:
-            raise InvalidRequestError(
-                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
-                "set 'load_inplace' to True.",
-                param="lora_name", code="invalid_value",
-            )  # fmt: skip
-        await state.engine.load_adapter(name, _path_below(root, fields.lora_path))
+        async with _changing(state, name):
+            if state.engine.adapters.find(name) is not None and not fields.load_inplace:
+                raise InvalidRequestError(
+                    f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
+                    "set 'load_inplace' to True.",
+                    param="lora_name", code="invalid_value",
+                )  # fmt: skip
+            path = _path_below(root, fields.lora_path)
+            await state.engine.load_adapter(name, path, on_change=state.adapters.publish)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @router.post(
@@ -81,8 +84,9 @@ def add_adapter_routes(router: APIRouter, state: ServerState, root: str) -> None
     async def unload(request: Request) -> Response:
         """Takes no further requests for an adapter; those that run go on to their ends."""
         name = parse(UnloadLoRAAdapterRequest, await _read(state, request)).lora_name
-        _check_processes(state)
-        if not await state.engine.unload_adapter(name):
+        async with _changing(state, name):
+            is_known = await state.engine.unload_adapter(name, state.adapters.publish)
+        if not is_known:
             known = ", ".join(f"`{one.name}`" for one in state.engine.adapters.adapters[:8])
             raise model_not_found(name, known or "no adapters")
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
@@ -93,12 +97,19 @@ async def _read(state: ServerState, request: Request) -> dict[str, Any]:
     return await read_json_object(request.headers, request.receive, limits, state.decoding)
 
 
-def _check_processes(state: ServerState) -> None:
-    if state.peers is not None:
-        raise InvalidRequestError(
-            "Adapters change at run time with one API process only; use --api-server-count 1.",
-            param="lora_name", code="unsupported_value",
-        )  # fmt: skip
+@asynccontextmanager
+async def _changing(state: ServerState, name: str) -> AsyncIterator[None]:
+    """Keeps other changes of a name away.
+
+    Raises:
+        HTTPError: 503; an API process does not answer. What is done it adopts with the next change.
+    """
+    try:
+        async with state.adapters.changing(name):
+            yield
+    except TimeoutError:
+        message = "An API process of the server does not answer, so the change is not known there yet."
+        raise HTTPError(engine_unavailable(message)) from None
 
 
 def _check_name(state: ServerState, name: str) -> None:

@@ -39,6 +39,7 @@ def build_router(state: ServerState) -> APIRouter:
     """A router with every route that the configuration enables."""
     router = APIRouter()
     state.request_ids.share(state.peers)
+    state.adapters.share(state.peers, lambda: None if state.opened_engine is None else state.engine.adapters)
     key_file = state.config.http.answers.receipt_key_file
     if key_file is not None:
         from llmstack_server.web.receipts import open_signer  # late: most servers sign nothing

@@ -154,7 +154,7 @@ class Server:
         state.lifecycle.advance(LifecycleState.INITIALIZING_ENGINE)
         try:
             state.ready = await state.engine.wait_until_ready()
-            await load_configured_adapters(state)
+            await state.adapters.begin(lambda: load_configured_adapters(state))
         except LLMStackError as error:
             raise ServeError(one_line(error)) from error
         if state.telemetry is not None:

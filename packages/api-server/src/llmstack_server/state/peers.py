@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 1.0
 MAX_ANSWER_BYTES = 16 << 20
 MAX_QUESTION_BYTES = 512
+_RETRY_S = 0.02
 
 Answers = Mapping[str, Callable[[], Any]]
 TopicAnswer = Callable[[str], Awaitable[Any]]
@@ -67,19 +68,46 @@ class Peers:
         answers = await asyncio.gather(*(self.ask_one(index, question) for index in others))
         return [answer for answer in answers if answer is not None]
 
+    async def ask_all(self, question: str, timeout_s: float) -> list[Any]:
+        """The answers of all other processes that run; one that is slow to answer is asked again.
+
+        Raises:
+            TimeoutError: One has given no answer in all the time.
+        """
+        others = [index for index in range(self.count) if index != self.index]
+        async with asyncio.timeout(timeout_s):
+            answers = await asyncio.gather(*(self._ask_until_answered(index, question) for index in others))
+        return [answer for answer in answers if answer is not None]
+
+    async def _ask_until_answered(self, index: int, question: str) -> Any:
+        """The answer of another process; None where it does not run."""
+        while True:
+            try:
+                answer = await self._ask(index, question)
+            except (FileNotFoundError, ConnectionRefusedError):  # a process that was killed leaves its socket
+                return None
+            except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                answer = None
+            if answer is not None:
+                return answer
+            await asyncio.sleep(_RETRY_S)
+
     async def ask_one(self, index: int, question: str) -> Any:
         """The answer of another process; None where it gives none."""
         try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                reader, writer = await asyncio.open_unix_connection(self._path(index), limit=MAX_ANSWER_BYTES)
-                try:
-                    writer.write(f"{question}\n".encode())
-                    return json.loads(await reader.readuntil(b"\n"))
-                finally:
-                    writer.close()
+            return await self._ask(index, question)
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             logger.debug("API process %d gave no %s: %s", index, question, type(error).__name__)
             return None
+
+    async def _ask(self, index: int, question: str) -> Any:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(self._path(index), limit=MAX_ANSWER_BYTES)
+            try:
+                writer.write(f"{question}\n".encode())
+                return json.loads(await reader.readuntil(b"\n"))
+            finally:
+                writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, ValueError, asyncio.IncompleteReadError):

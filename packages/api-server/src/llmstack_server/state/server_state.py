@@ -17,6 +17,7 @@ from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
 from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_server.state.request_ids import RequestIds
+from llmstack_server.state.shared_adapters import SharedAdapters
 from llmstack_server.state.shared_streams import SharedStreams
 from llmstack_server.state.turns import Turns
 from llmstack_types import EngineDeadError, EngineReady
@@ -70,6 +71,7 @@ class ServerState:
         decoding: The turns at decoding large bodies.
         is_paused: Whether new requests are refused until `/resume`.
         request_ids: The ids that clients have given to running requests.
+        adapters: What keeps the adapters of all API processes equal.
         streams: The answers that outlive their connections.
         receipts: Signs what has computed an answer; None where answers carry no receipt.
         application: Answers requests of the server itself, such as those of a batch; None before it is built.
@@ -94,6 +96,7 @@ class ServerState:
     decoding: Turns = field(default_factory=Turns)
     is_paused: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)
+    adapters: SharedAdapters = field(default_factory=SharedAdapters)
     streams: SharedStreams = field(default_factory=SharedStreams)
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
     receipts: Signer | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmstack_llm.adapters import AdapterRegistry
+from llmstack_llm.adapters import AdapterRegistry, OnChange
 from llmstack_llm.requests import Adapter
 
 
@@ -20,15 +20,22 @@ class FakeAdapters:
         self.adapters = AdapterRegistry(is_enabled=True)
         self.use = list[str](), list[str]()
 
-    async def load_adapter(self, name: str, path: str, base_model_name: str | None = None) -> Adapter:
+    async def load_adapter(
+        self, name: str, path: str, base_model_name: str | None = None, on_change: OnChange | None = None
+    ) -> Adapter:
         """Runs the checks of name and files."""
         self.adapters.check(name, path)
         adapter = self.adapters.identify(name, path, base_model_name)
         self.adapters.add(adapter)
+        if on_change is not None:
+            await on_change()
         return adapter
 
-    async def unload_adapter(self, name: str) -> bool:
-        return self.adapters.remove(name) is not None
+    async def unload_adapter(self, name: str, on_change: OnChange | None = None) -> bool:
+        is_known = self.adapters.remove(name) is not None
+        if is_known and on_change is not None:
+            await on_change()
+        return is_known
 
     def adapter_use(self) -> tuple[list[str], list[str]]:
         return self.use
