@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from llmstack_core_scheduler import DeadlinePolicy, FairPolicy, Request, Scheduler, SchedulerConfig
 from llmstack_core_scheduler.deadline_queue import DeadlineQueue
 from llmstack_core_scheduler.fair_queue import FairQueue
-from llmstack_core_scheduler.request_queue import IMPLIED_DEADLINE_S
 from llmstack_core_scheduler.testing import FakeKVCacheManager, FakeModelRunner
 from llmstack_types import EngineCoreRequest, SamplingParams
+from llmstack_types.engine_core import IMPLIED_DEADLINE_S
 
 QUANTUM = 10
 ARRIVALS = st.lists(

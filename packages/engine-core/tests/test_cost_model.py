@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llmstack_engine_core import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
+from llmstack_engine_core.prediction.cost_model import step_work
 from llmstack_engine_core.simulate import (
     LinearCostModel,
     SimulationError,
@@ -18,7 +19,6 @@ from llmstack_engine_core.simulate import (
     load_cost_model,
     measured_steps,
 )
-from llmstack_engine_core.simulate.cost_model import step_work
 from llmstack_engine_core.simulate.report import percentiles
 from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RecordedRun, RingSink, StepLog
 from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams

@@ -17,7 +17,8 @@ from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.testing import FakeEngineClient, call, ready_state
-from llmstack_server.web.queue_gate import JITTER, QUEUED_PATHS
+from llmstack_server.web.first_token_check import JITTER
+from llmstack_server.web.queue_gate import QUEUED_PATHS
 from llmstack_types import SchedulerStats, ServerOverloadedError
 
 COMPLETIONS = "/v1/completions"

@@ -47,6 +47,7 @@ class Request:
         num_slots: Tokens that its block table has room for.
         next_passed_token: Computed tokens at which a sliding window passes another block; 0 where that is to be asked.
         num_queued_tokens: Tokens that it counts with in the waiting queue; set when it is queued.
+        num_queued_prefill_tokens: Those of them that are to be computed.
         num_paid_tokens: Length of `token_ids` up to which its tenant was charged; 0 before it is first admitted.
         has_lost_deadline: Whether its deadline passed before it began; it has none any more.
         num_preemptions: How often it has lost its row.
@@ -80,6 +81,7 @@ class Request:
         "num_paid_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_queued_prefill_tokens",
         "num_queued_tokens",
         "num_slots",
         "num_tokens",
@@ -129,7 +131,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_slots = 0
         self.next_passed_token = 0
-        self.num_queued_tokens = 0
+        self.num_queued_tokens = self.num_queued_prefill_tokens = 0
         self.num_paid_tokens = 0
         self.has_lost_deadline = False
         self.num_preemptions = 0

@@ -10,9 +10,7 @@ from typing import Protocol
 
 from llmstack_core_scheduler.request import Rank, Request
 from llmstack_types import EngineCoreRequest
-
-IMPLIED_DEADLINE_S = 30.0
-"""A request without a deadline goes before later ones whose deadlines lie behind its arrival by more than this."""
+from llmstack_types.engine_core import IMPLIED_DEADLINE_S
 
 _rank_of = attrgetter("rank")
 

@@ -21,6 +21,7 @@ from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
 from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay
+from llmstack_core_scheduler.step_stats import NO_STEP, LastStep, step_stats
 from llmstack_core_scheduler.stop_check import append_until_stop
 from llmstack_types import (
     EngineCoreOutput,
@@ -88,7 +89,8 @@ class Scheduler:
         self._steps_under_way: dict[int, StepUnderWay] = {}
         self._removed_request_ids: list[str] = []
         self._step = 0
-        self._num_scheduled_tokens = self._num_swapped = self._num_protected = 0
+        self._last_step = NO_STEP
+        self._num_swapped = self._num_protected = 0
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request.
@@ -162,7 +164,7 @@ class Scheduler:
             raise ValueError(f"sampled_token_ids has {len(output.sampled_token_ids)} entries for {len(rows)} rows")
         if next(iter(self._steps_under_way), None) != scheduled.step:
             raise ValueError(f"step {scheduled.step} is not under way, or not the first that is")
-        requests, start_s = self._steps_under_way.pop(scheduled.step)
+        requests, start_s, num_left_tokens = self._steps_under_way.pop(scheduled.step)
         outputs = []
         for row, request, sampled_token_ids in zip(rows, requests, output.sampled_token_ids, strict=True):
             if not request.is_finished:  # not aborted or ended since it was scheduled
@@ -171,39 +173,16 @@ class Scheduler:
                     outputs.append(message)
         if self._num_host_blocks:
             self._preemptor.observe(scheduled, start_s, now_s)
-        self._num_scheduled_tokens = scheduled.total_num_scheduled_tokens  # of this step, whatever runs after it
+        # Of this step, whatever runs after it.
+        self._last_step = LastStep(scheduled.total_num_scheduled_tokens, len(rows), num_left_tokens)
         return EngineCoreOutputs(outputs, now_s, self.stats())
 
     def stats(self) -> SchedulerStats:
         """The state after the last step."""
-        kv_cache_manager, waiting, drafting = self._kv_cache_manager, self.waiting, self._drafting
-        preemptor, tenants = self._preemptor, waiting.tenants or waiting.update_tenants()
-        return SchedulerStats(
-            step=self._step,
-            num_running=len(self.running.requests),
-            num_waiting=len(waiting.requests),
-            num_scheduled_tokens=self._num_scheduled_tokens,
-            num_free_blocks=kv_cache_manager.num_free_blocks,
-            num_blocks=self._num_blocks,
-            num_preemptions=preemptor.num_preemptions,
-            prefix_cache_queries=kv_cache_manager.prefix_cache_queries,
-            prefix_cache_hits=kv_cache_manager.prefix_cache_hits,
-            num_swapped=self._num_swapped,
-            num_host_blocks=self._num_host_blocks,
-            num_free_host_blocks=kv_cache_manager.num_free_host_blocks if self._num_host_blocks else 0,
-            num_swap_preemptions=preemptor.num_swaps,
-            num_swapped_out_blocks=preemptor.num_swapped_out_blocks,
-            num_swapped_in_blocks=preemptor.num_swapped_in_blocks,
-            num_forks=self._forking.num_forks,
-            num_drafts=drafting.num_drafts,
-            num_draft_tokens=drafting.num_draft_tokens,
-            num_accepted_draft_tokens=sum(drafting.num_accepted),
-            num_accepted_draft_tokens_per_place=tuple(drafting.num_accepted),
-            num_waiting_tokens=waiting.num_tokens,
-            num_admitted_tokens=waiting.num_admitted_tokens,
-            num_waiting_tokens_per_tenant=tenants.num_tokens,
-            waiting_tenants=tenants.names,
-        )
+        return step_stats(
+            self._step, self._last_step, len(self.running.requests), self.waiting, self._num_swapped,
+            self._kv_cache_manager, self._preemptor, self._forking, self._drafting,
+        )  # fmt: skip
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
@@ -334,7 +313,7 @@ class Scheduler:
 
     def _issue(self, plan: StepPlan, now_s: float) -> SchedulerOutput:
         self._step += 1
-        self._steps_under_way[self._step] = StepUnderWay(plan.requests, now_s)
+        self._steps_under_way[self._step] = StepUnderWay(plan.requests, now_s, plan.num_left_tokens)
         removed_request_ids, self._removed_request_ids = self._removed_request_ids, []
         scheduled = plan.finish(self._step, removed_request_ids)
         self._preemptor.num_swapped_in_blocks += len(plan.swap_ins)

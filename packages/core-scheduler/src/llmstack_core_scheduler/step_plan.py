@@ -17,6 +17,7 @@ class StepUnderWay(NamedTuple):
 
     requests: list[Request]
     start_s: float
+    num_left_tokens: int
 
 
 class StepPlan:
@@ -30,6 +31,7 @@ class StepPlan:
         max_num_rows: Rows of requests that ran before: each stage of the model has its share of them.
         num_unknown_tokens: Tokens of a row that the step before this one may still be sampling.
         num_partial_rows: Rows that leave some of their request's tokens for later.
+        num_left_tokens: Those tokens.
         num_forks: Requests that begin in this step with another's blocks.
         swap_outs: Copies (block, host block) that come first.
         swap_ins: Copies (host block, block) that come next.
@@ -44,6 +46,7 @@ class StepPlan:
         "max_num_rows",
         "new_requests",
         "num_forks",
+        "num_left_tokens",
         "num_partial_rows",
         "num_unknown_tokens",
         "preempted_request_ids",
@@ -64,7 +67,7 @@ class StepPlan:
         self.new_requests: list[NewRequest] = []
         self.preempted_request_ids: list[str] = []
         self.has_preempted = False
-        self.num_partial_rows = 0
+        self.num_partial_rows = self.num_left_tokens = 0
         self.num_forks = 0
         self.swap_outs: list[tuple[int, int]] = []
         self.swap_ins: list[tuple[int, int]] = []
@@ -79,6 +82,7 @@ class StepPlan:
         self.budget -= num_tokens
         if end != request.num_tokens:
             self.num_partial_rows += 1
+            self.num_left_tokens += request.num_tokens - end
         elif end < request.max_num_slots and self.num_unknown_tokens:
             request.num_tokens = end + 1  # the row samples, and that token will not be the last
 

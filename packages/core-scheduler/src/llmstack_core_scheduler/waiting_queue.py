@@ -38,17 +38,19 @@ class WaitingQueue(RequestQueue):
 
     Attributes:
         num_tokens: Tokens of the requests in the queue.
+        num_prefill_tokens: Those of them that exist and are to be computed, if no prefix is found.
         num_admitted_tokens: Counter of the tokens of those that were admitted.
         tenants: The tenants of the requests, those with the most tokens first; empty where they do not matter, and None
             until `update_tenants` where requests have changed.
     """
 
-    __slots__ = ("num_admitted_tokens", "num_tokens", "quantum", "tenants")
+    __slots__ = ("num_admitted_tokens", "num_prefill_tokens", "num_tokens", "quantum", "tenants")
 
     def __init__(self, quantum: int) -> None:
         super().__init__()
         self.quantum = quantum
         self.num_tokens = 0
+        self.num_prefill_tokens = 0
         self.num_admitted_tokens = 0
         self.tenants: WaitingTenants | None = WaitingTenants()
 
@@ -62,11 +64,14 @@ class WaitingQueue(RequestQueue):
         super().add(request)
         request.num_queued_tokens = self.num_tokens_to_pay(request)
         self.num_tokens += request.num_queued_tokens
+        request.num_queued_prefill_tokens = len(request.token_ids) - request.num_computed_tokens
+        self.num_prefill_tokens += request.num_queued_prefill_tokens
 
     def remove(self, request: Request) -> None:
         """Takes out a request that leaves the queue, admitted or not."""
         super().remove(request)
         self.num_tokens -= request.num_queued_tokens
+        self.num_prefill_tokens -= request.num_queued_prefill_tokens
 
     def admit(self, request: Request, num_computed_tokens: int) -> None:
         """Takes out a request that begins to run; `num_computed_tokens` of its tokens need not be computed."""

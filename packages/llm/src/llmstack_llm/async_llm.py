@@ -203,8 +203,14 @@ class AsyncLLM(EngineFrontEnd):
         self._check_alive()
         num_prompt_tokens = sum([len(one.prompt_token_ids) for one in admitted])
         self.check_room(len(requests) * num_generated, num_prompt_tokens, requests[0].tenant)
+        on_first = None
+        if requests[0].on_admitted is not None:
+            first = admitted[0]
+            on_first = requests[0].on_admitted(len(first.prompt_token_ids), first.sampling_params.max_tokens or 0)
         # Registered first: an output can never arrive for a request that is not known here.
         collector, engine_requests = self._register(requests, admitted)
+        if on_first is not None:
+            self.output_processor.request_id_to_state[requests[0].request_id].on_first_token = on_first
         request_ids = [request.request_id for request in requests]
         await self._send(request_ids, engine_requests)
         return GenerationStream(admitted, request_ids, collector, self._abort_silently)

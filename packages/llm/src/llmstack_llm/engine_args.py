@@ -118,7 +118,7 @@ class EngineArgs(
         limits = {
             "max_model_len": model_config.max_model_len,
             "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self._max_num_batched_tokens(model_config.max_model_len, usage_context),
+            "max_num_batched_tokens": self.step_tokens(model_config.max_model_len, usage_context),
         }
         model = {
             "model_path": str(model_config.path), "dtype": model_config.dtype, "load_format": self.load_format,
@@ -224,7 +224,8 @@ class EngineArgs(
             return self.runner
         return "parallel" if self.num_ranks > 1 else "default"
 
-    def _max_num_batched_tokens(self, max_model_len: int, usage_context: UsageContext) -> int:
+    def step_tokens(self, max_model_len: int, usage_context: UsageContext = UsageContext.OPENAI_API_SERVER) -> int:
+        """Most tokens of a step, for a model with such a longest request."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         default = _DEFAULT_MAX_NUM_BATCHED_TOKENS[usage_context]

@@ -308,6 +308,8 @@ def _count_tokens(completion: CompletionState, num_tokens: int, timestamp_s: flo
         if metrics.first_token_time_s is None:
             metrics.first_token_time_s = timestamp_s
             stats.num_prompt_tokens += len(completion.parent.prompt_token_ids)
+            if completion.parent.on_first_token is not None:
+                completion.parent.on_first_token(timestamp_s - metrics.arrival_time_s)
     else:
         stats.inter_token_latencies_s.append(timestamp_s - completion.last_token_time_s)
     completion.last_token_time_s = metrics.last_token_time_s = timestamp_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,9 @@ class GenerationRequest:
         add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
         adapter: The LoRA adapter to use, if any.
         deadline_s: When the client wants it, in monotonic seconds; it decides under the scheduling policy `deadline`.
+        on_admitted: Called with the tokens of the prompt and the most of the output when all is checked and nothing is
+            submitted; it may raise what `submit` then raises. What it returns is called with the seconds from the
+            submission to the first token. Of prompts that are submitted together that of the first one counts.
     """
 
     request_id: str
@@ -102,6 +105,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     adapter: Adapter | None = None
     deadline_s: float | None = None
+    on_admitted: Callable[[int, int], Callable[[float], None] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

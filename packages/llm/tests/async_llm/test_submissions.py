@@ -119,6 +119,32 @@ async def test_the_deadline_of_a_request_reaches_the_engine(llm: AsyncLLM, clien
     assert [request.deadline_s for request in client.added] == [12.5]
 
 
+async def test_the_last_check_knows_the_prompt_and_learns_when_the_first_token_came(llm: AsyncLLM):
+    await llm.wait_until_ready()
+    seen: list[Any] = []
+
+    def check(num_prompt_tokens: int, max_tokens: int) -> Any:
+        seen.append((num_prompt_tokens, max_tokens))
+        return seen.append
+
+    sampling = llm.check_sampling({"max_tokens": 3})
+    async with await llm.submit(GenerationRequest("r", "ab", sampling, on_admitted=check)) as stream:
+        await collected(stream)
+    assert seen[0] == (2, 3)
+    assert len(seen) == 2
+    assert seen[1] >= 0
+
+
+async def test_a_request_that_fails_its_last_check_is_not_submitted(llm: AsyncLLM, client: FakeEngineCoreClient):
+    def refuse(num_prompt_tokens: int, max_tokens: int) -> None:
+        raise TimeoutError("too late")
+
+    await llm.wait_until_ready()
+    with pytest.raises(TimeoutError, match="too late"):
+        await llm.submit(GenerationRequest("r", "ab", llm.check_sampling({}), on_admitted=refuse))
+    assert (client.added, llm.num_requests_in_flight) == ([], 0)
+
+
 async def test_a_stream_ends_with_an_error_at_its_deadline(folder: Path):
     client = FakeEngineCoreClient()
     llm = make(folder, client)

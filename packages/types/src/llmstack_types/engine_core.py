@@ -23,6 +23,10 @@ class FinishReason(StrEnum):
     REPETITION = "repetition"
 
 
+IMPLIED_DEADLINE_S = 30.0
+"""Under the policy `deadline` a request without a deadline counts as wanted so long after its arrival."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCoreRequest:
     """One completion or one vector to compute: all is resolved, nothing below looks anything up or fills anything in.

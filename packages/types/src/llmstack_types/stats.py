@@ -34,7 +34,11 @@ class SchedulerStats(NamedTuple):
         num_waiting_tokens: Tokens of the waiting requests: prompts, and the part of the outputs that the scheduler
             counts.
         num_admitted_tokens: Counter of these tokens of the requests that were admitted.
-        num_waiting_tokens_per_tenant: Those of the tenants with the most; empty where all share one queue.
+        num_scheduled_rows: Rows of this step.
+        num_running_prefill_tokens: Tokens of its requests that this step left for later ones.
+        num_waiting_prefill_tokens: Tokens of the waiting requests that are to be computed, if no prefix is found.
+        num_waiting_tokens_per_tenant: The waiting tokens of the tenants with the most; empty where all share one
+            queue.
         waiting_tenants: The same tenants.
     """
 
@@ -60,6 +64,9 @@ class SchedulerStats(NamedTuple):
     num_accepted_draft_tokens_per_place: tuple[int, ...] = ()
     num_waiting_tokens: int = 0
     num_admitted_tokens: int = 0
+    num_scheduled_rows: int = 0
+    num_running_prefill_tokens: int = 0
+    num_waiting_prefill_tokens: int = 0
     num_waiting_tokens_per_tenant: tuple[int, ...] = ()
     waiting_tenants: tuple[str, ...] = ()
 

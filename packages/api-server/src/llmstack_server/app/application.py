@@ -32,14 +32,14 @@ from llmstack_server.web.middleware import (
     route_path,
 )
 from llmstack_server.web.openapi_document import complete_document
-from llmstack_server.web.queue_gate import PREDICTED_WAIT_HEADER, QueueGateMiddleware
+from llmstack_server.web.queue_gate import PREDICTED_TTFT_HEADER, PREDICTED_WAIT_HEADER, QueueGateMiddleware
 from llmstack_server.web.rate_limit import RateLimitMiddleware
 from llmstack_server.web.resumable import ResumableMiddleware
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, STREAM_ID_HEADER
 
 _EXPOSED_HEADERS = (
-    "x-request-id", "request-id", "retry-after", "retry-after-ms", PREDICTED_WAIT_HEADER, RESUMABLE_HEADER,
-    STREAM_ID_HEADER,
+    "x-request-id", "request-id", "retry-after", "retry-after-ms", PREDICTED_WAIT_HEADER, PREDICTED_TTFT_HEADER,
+    RESUMABLE_HEADER, STREAM_ID_HEADER,
 )  # fmt: skip
 
 

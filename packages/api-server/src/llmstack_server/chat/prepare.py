@@ -26,7 +26,8 @@ from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.checks import adapter_of
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import engine_deadline_s
+from llmstack_server.web.deadlines import current_deadline, engine_deadline_s
+from llmstack_server.web.first_token_check import first_token_check
 from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.unsupported import unsupported
 from llmstack_types import RequestOutputKind
@@ -76,7 +77,9 @@ async def submit_chat(
     client = current_client.get()
     request = GenerationRequest(
         request_id, prompt, sampling, param="messages", priority=priority, cache_salt=client.cache_salt(cache_salt),
-        tenant=client.tenant, adapter=adapter_of(state, model), deadline_s=engine_deadline_s(),
+        tenant=client.tenant, adapter=adapter_of(state, model),
+        deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
+        on_admitted=first_token_check(state),
     )  # fmt: skip
     outputs = await state.engine.submit(request)
     note_submitted(state, outputs)

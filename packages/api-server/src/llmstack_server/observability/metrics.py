@@ -17,6 +17,11 @@ from llmstack_types import EngineReady, SchedulerStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_RATIO_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_ERROR_BUCKETS = (
+    -30.0, -10.0, -2.5, -1.0, -0.5, -0.25, -0.1, -0.05, -0.02, -0.005, 0.0,
+    0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0,
+)  # fmt: skip
 # The options whose limits refuse requests; all exist from the start, so that rates include the first refusal.
 _REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens", "tokenization", "max_queue_wait", "deadline")
 # A stream that is refused only ends with its connection; an abandoned one was ended without a reader.
@@ -55,6 +60,19 @@ class ServerMetrics:
         self._engines: dict[int, EngineMetrics] = {}
         self.engine(0)
         self._make_server_metrics()
+        self._make_prediction_metrics()
+
+    def _make_prediction_metrics(self) -> None:
+        registry = self._registry
+        self._prediction_ratios = HistogramFamily(
+            f"{PREFIX}ttft_prediction_error_ratio",
+            "Difference of predicted and real time to the first token, over the real one.",
+            ("model_name",), _RATIO_BUCKETS, registry,
+        ).labels(self._model_name)  # fmt: skip
+        self._prediction_errors = HistogramFamily(
+            f"{PREFIX}ttft_prediction_error_seconds", "Real time to the first token less the predicted one.",
+            ("model_name",), _ERROR_BUCKETS, registry,
+        ).labels(self._model_name)  # fmt: skip
 
     def _make_server_metrics(self) -> None:
         registry = self._registry
@@ -133,6 +151,13 @@ class ServerMetrics:
         """Counts an answered request."""
         self._http_requests.labels(method, route, str(status)).inc()
         self._http_durations.labels(method, route).observe(duration_s)
+
+    def observe_prediction(self, predicted_s: float, real_s: float) -> None:
+        """Compares a predicted time to the first token with the real one."""
+        error_s = real_s - predicted_s
+        self._prediction_errors.observe(error_s)
+        if real_s > 0:
+            self._prediction_ratios.observe(abs(error_s) / real_s)
 
     def count_rejection(self, reason: str) -> None:
         """Counts a request that was refused because a queue was full."""

@@ -142,7 +142,13 @@ class ApiProcess:
 
         engine = self.config.engine
         is_fair = engine.scheduling_policy in ("fair", "deadline")
-        return QueueMonitor(engine.max_num_seqs, engine.fair_quantum if is_fair else 0)
+        return QueueMonitor(
+            engine.max_num_seqs,
+            engine.fair_quantum if is_fair else 0,
+            max_num_row_tokens=engine.long_prefill_token_threshold,
+            step_tokens=engine.step_tokens,
+            has_deadlines=engine.scheduling_policy == "deadline",
+        )
 
     def _stat_loggers(self, metrics: ServerMetrics) -> list[object]:
         from llmstack_llm.outputs.stats import LoggingStatLogger

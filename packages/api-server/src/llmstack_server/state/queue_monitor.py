@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
+from llmstack_engine_core.prediction import FirstToken, StepLimits
 from llmstack_llm.outputs.stats import IterationStats
+from llmstack_server.state.first_tokens import ComingRequest, FirstTokens
 from llmstack_server.state.queue_wait import QueueState, predict_wait
 from llmstack_types import EngineReady, SchedulerStats
 
@@ -63,21 +64,6 @@ class DrainRate:
         self.tokens_per_s = self._num_tokens / self._measured_s if is_known else None
 
 
-@dataclass(slots=True)
-class ComingRequest:
-    """A request that was accepted and is in no report yet.
-
-    Attributes:
-        num_tokens: Estimated from its size, exact once it is submitted.
-        submitted_s: When it was submitted to the engine; None before.
-    """
-
-    num_tokens: int
-    tenant: str
-    num_bytes: int | None
-    submitted_s: float | None = None
-
-
 _current: ContextVar[ComingRequest | None] = ContextVar("coming_request", default=None)
 
 
@@ -85,9 +71,24 @@ class QueueMonitor:
     """Follows the queues of all engine cores; a `StatLogger` of the engine front end."""
 
     def __init__(
-        self, max_num_running: int = 256, quantum: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        max_num_running: int = 256,
+        quantum: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_num_row_tokens: int = 0,
+        step_tokens: Callable[[int], int] | None = None,
+        has_deadlines: bool = False,
     ) -> None:
-        """`max_num_running` requests run at one time in each engine core; `quantum` as in `QueueState`."""
+        """`max_num_running` requests run at one time in each engine core; `quantum` as in `QueueState`.
+
+        `max_num_row_tokens`: Of one request in a step; 0 for no limit.
+        `step_tokens`: Gives the tokens of a step for the longest length of a request.
+        `has_deadlines`: Requests of one tenant go by their deadlines.
+        """
+        limits = StepLimits(max_num_running, 2048, max_num_row_tokens)
+        self._first_tokens = FirstTokens(limits, quantum, has_deadlines=has_deadlines)
+        self._step_tokens = step_tokens
         self._max_num_running = max_num_running
         self._quantum = quantum
         self._clock = clock
@@ -99,6 +100,8 @@ class QueueMonitor:
 
     def log_engine_initialized(self, ready: EngineReady) -> None:
         """An engine core can take requests; nothing is known of its rate yet."""
+        max_num_tokens = 2048 if self._step_tokens is None else self._step_tokens(ready.max_model_len)
+        self._first_tokens.log_engine_initialized(ready, max_num_tokens)
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
         """Takes in what an engine core reports after a step."""
@@ -112,6 +115,7 @@ class QueueMonitor:
             engine = self._engines[iteration_stats.engine_index] = DrainRate()
         engine.observe(scheduler_stats, iteration_stats.timestamp_s, max(MIN_MEMORY_S, SERVICE_TIMES * self._service_s))
         engine.reported_s = self._clock()
+        self._first_tokens.observe(scheduler_stats, iteration_stats, engine.reported_s)
         if self._coming:
             phases = iteration_stats.phases
             self._forget_reported(iteration_stats.timestamp_s - (0.0 if phases is None else sum(phases)))
@@ -143,10 +147,59 @@ class QueueMonitor:
         return QueueState(per_s, num_waiting, tenant_to_tokens, self._quantum, max(age_s, 0.0))
 
     def predict_wait(self, tokens: int, tenant: str) -> float | None:
-        """`predict_wait` on the current state; None while nothing has waited long enough for a rate."""
-        if all(engine.tokens_per_s is None for engine in self._engines.values()):
+        """`predict_wait` on the current state; None before steps, or a rate, were measured."""
+        ahead = self._first_tokens
+        num_coming = len(self._coming)
+        if ahead.is_calibrated and not (ahead.num_waiting or ahead.queued) and num_coming < self._max_num_running:
+            return 0.0  # it is part of the next step
+        is_rated = any(engine.tokens_per_s is not None for engine in self._engines.values())
+        if ahead.is_calibrated and not (is_rated and ahead.is_blocked):
+            return predict_wait(QueueState(quantum=self._quantum, predict=self._predict_wait), tokens, tenant)
+        return predict_wait(self.state(), tokens, tenant) if is_rated else None
+
+    def _predict_wait(self, tokens: int, tenant: str) -> float | None:
+        prediction = self._first_tokens.predict(1, tokens, tenant, None, self._clock())
+        return None if prediction is None else prediction.wait_s
+
+    def predict_first_token(
+        self, num_prompt_tokens: int, num_tokens: int, tenant: str, left_s: float | None = None
+    ) -> FirstToken | None:
+        """When the first token of a request comes that is submitted now; None before enough steps were measured.
+
+        `num_tokens`: What it counts with in the queue, its output included.
+        `left_s`: What its client gives it.
+        """
+        now_s = self._clock()
+        wanted_s = None if left_s is None else now_s + left_s
+        prediction = self._first_tokens.predict(num_prompt_tokens, num_tokens, tenant, wanted_s, now_s)
+        if prediction is None or not self._first_tokens.is_blocked:
+            return prediction
+        wait_s = self.predict_wait(num_tokens, tenant)
+        return prediction if wait_s is None else FirstToken(wait_s, wait_s + prediction.ttft_s - prediction.wait_s)
+
+    def admit(self, num_prompt_tokens: int, num_output_tokens: int, left_s: float | None) -> ComingRequest | None:
+        """Predicts the current request, which is about to be submitted; None without one."""
+        request = _current.get()
+        if request is None:
             return None
-        return predict_wait(self.state(), tokens, tenant)
+        is_coming = self._coming.pop(id(request), None) is not None  # it does not wait for itself
+        num_tokens = num_prompt_tokens + num_output_tokens
+        request.prediction = self.predict_first_token(num_prompt_tokens, num_tokens, request.tenant, left_s)
+        if is_coming:
+            self._coming[id(request)] = request
+        now_s = self._clock()
+        request.num_prompt_tokens, request.submitted_s = num_prompt_tokens, now_s
+        request.wanted_s = None if left_s is None else now_s + left_s
+        self._first_tokens.submit(request, now_s)
+        return request
+
+    def forget(self, request: ComingRequest) -> None:
+        """The request is not submitted after all."""
+        self._first_tokens.forget(request)
+
+    def note_first_token(self, request: ComingRequest, real_s: float) -> None:
+        """The first token of a request is there, so long after it was submitted."""
+        self._first_tokens.note_first(request, real_s)
 
     def estimate_tokens(self, num_bytes: int | None) -> int:
         """Tokens that a request of so many bytes counts with, by the requests before it; None: of unknown size."""
@@ -164,6 +217,7 @@ class QueueMonitor:
             yield request
         finally:
             self._coming.pop(id(request), None)
+            self._first_tokens.forget(request)
 
     def note_submitted(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """Notes that the current request was submitted, with what it counts with."""

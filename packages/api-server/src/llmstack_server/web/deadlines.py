@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
@@ -25,18 +24,6 @@ class ClientDeadline(NamedTuple):
 
 current_deadline: ContextVar[ClientDeadline | None] = ContextVar("client_deadline", default=None)
 """The deadline of the current request, where its client gave one."""
-
-
-@contextmanager
-def client_deadline(limit_s: float | None) -> Iterator[None]:
-    """Gives the current request so many seconds from now on; what its body gives it ends with the block too."""
-    token = current_deadline.set(None)
-    if limit_s is not None:
-        limit_deadline(limit_s)
-    try:
-        yield
-    finally:
-        current_deadline.reset(token)
 
 
 def limit_deadline(limit_s: float) -> None:

@@ -48,7 +48,7 @@ CLIENT_DEADLINE = ErrorKind(
     "deadline_exceeded",
     408,
     SERVER_ERROR,
-    "the deadline of `x-llmstack-deadline-ms` has passed",
+    "the deadline of `x-llmstack-deadline-ms` or `deadline_ms` has passed",
     headers=_DO_NOT_RETRY,
 )
 
@@ -160,7 +160,7 @@ KINDS = (
         "deadline_unreachable",
         503,
         UNAVAILABLE,
-        "the predicted wait is beyond the deadline of `x-llmstack-deadline-ms`",
+        "the predicted wait is beyond the deadline of `x-llmstack-deadline-ms` or `deadline_ms`",
         varying_headers=("retry-after", "retry-after-ms"),
     ),
     ErrorKind(

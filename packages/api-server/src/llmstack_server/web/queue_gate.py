@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -10,16 +9,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_llm import request_errors
 from llmstack_server.protocols import OutputStream
+from llmstack_server.state.first_tokens import ComingRequest
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import client_deadline, current_deadline, set_deadline
+from llmstack_server.web.deadlines import current_deadline, limit_deadline, set_deadline
 from llmstack_server.web.errors import HTTPError, deadline_unreachable, server_is_overloaded, wait_too_long
+from llmstack_server.web.first_token_check import with_jitter
 from llmstack_server.web.load_report import LOAD_FORMAT_HEADER, with_load
 from llmstack_server.web.middleware import route_path
 from llmstack_types import ServerOverloadedError
 
 DEADLINE_HEADER = "x-llmstack-deadline-ms"
 PREDICTED_WAIT_HEADER = "x-llmstack-predicted-wait-ms"
+PREDICTED_TTFT_HEADER = "x-llmstack-predicted-ttft-ms"
 MAX_DEADLINE_DIGITS = 9
 # Routes whose requests wait for the engine.
 QUEUED_PATHS = frozenset({
@@ -28,8 +30,6 @@ QUEUED_PATHS = frozenset({
     "/v1/embeddings", "/v2/embed", "/pooling", "/classify",
     "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
 })  # fmt: skip
-# Clients that were refused together do not return together.
-JITTER = 0.2
 
 
 class QueueGateMiddleware:
@@ -54,15 +54,19 @@ class QueueGateMiddleware:
         wait_s = queue.predict_wait(num_tokens, tenant)
         if wait_s is not None:
             self._check(wait_s, deadline_s)
-            send = _with_prediction(send, wait_s)
+        ended = current_deadline.set(None)  # what the body gives the request ends with it
         try:
-            with queue.coming(num_tokens, tenant, num_bytes), client_deadline(deadline_s):
-                await self._app(scope, receive, send)
+            if deadline_s is not None:
+                limit_deadline(deadline_s)
+            with queue.coming(num_tokens, tenant, num_bytes) as request:
+                await self._app(scope, receive, _with_predictions(send, wait_s, request))
         except ServerOverloadedError as error:
             wait_s = queue.predict_wait(num_tokens, tenant)
             if wait_s is None or error.reason == "tokenization":
                 raise
-            raise HTTPError(server_is_overloaded(_with_jitter(wait_s))) from error
+            raise HTTPError(server_is_overloaded(with_jitter(wait_s))) from error
+        finally:
+            current_deadline.reset(ended)
 
     def _check(self, wait_s: float, deadline_s: float | None) -> None:
         """Refuses a request that would wait too long.
@@ -70,13 +74,13 @@ class QueueGateMiddleware:
         Raises:
             HTTPError: 503, with the predicted wait.
         """
-        metrics, retry_s = self._state.metrics, _with_jitter(wait_s)
+        metrics = self._state.metrics
         if deadline_s is not None and wait_s > deadline_s:
             metrics.count_rejection("deadline")
-            raise HTTPError(deadline_unreachable(wait_s, deadline_s, retry_s))
+            raise HTTPError(deadline_unreachable(wait_s, deadline_s, with_jitter(wait_s)))
         if self._max_wait_s is not None and wait_s > self._max_wait_s:
             metrics.count_rejection("max_queue_wait")
-            raise HTTPError(wait_too_long(wait_s, self._max_wait_s, retry_s))
+            raise HTTPError(wait_too_long(wait_s, self._max_wait_s, with_jitter(wait_s)))
 
 
 def read_deadline(text: str) -> float:
@@ -111,15 +115,15 @@ def note_submitted(state: ServerState, outputs: OutputStream) -> None:
         set_deadline(outputs, timeout_s)
 
 
-def _with_jitter(wait_s: float) -> float:
-    return wait_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (nothing secret)
-
-
-def _with_prediction(send: Send, wait_s: float) -> Send:
-    def send_with_prediction(message: Message) -> Awaitable[None]:
+def _with_predictions(send: Send, wait_s: float | None, request: ComingRequest) -> Send:
+    def send_with_predictions(message: Message) -> Awaitable[None]:
         # No coroutine of its own: every chunk of every stream passes here.
         if message["type"] == "http.response.start":
-            MutableHeaders(raw=message["headers"])[PREDICTED_WAIT_HEADER] = str(round(wait_s * 1000))
+            headers = MutableHeaders(raw=message["headers"])
+            if wait_s is not None:
+                headers[PREDICTED_WAIT_HEADER] = str(round(wait_s * 1000))
+            if request.prediction is not None:
+                headers[PREDICTED_TTFT_HEADER] = str(round(request.prediction.ttft_s * 1000))
         return send(message)
 
-    return send_with_prediction
+    return send_with_predictions

@@ -68,11 +68,18 @@ def check_control_fields(fields: GenerationFields | PoolingFields) -> None:
             raise request_errors.below_min("priority", -INT32_MAX, fields.priority, is_integer=True)
     if fields.cache_salt is not None and len(fields.cache_salt) > MAX_CACHE_SALT_CHARS:
         raise request_errors.string_too_long("cache_salt", MAX_CACHE_SALT_CHARS, len(fields.cache_salt))
-    if isinstance(fields, GenerationFields) and fields.deadline_ms is not None:
-        if fields.deadline_ms < 1:
-            raise request_errors.below_min("deadline_ms", 1, fields.deadline_ms, is_integer=True)
-        if fields.deadline_ms > MAX_DEADLINE_MS:
-            raise request_errors.above_max("deadline_ms", MAX_DEADLINE_MS, fields.deadline_ms, is_integer=True)
+    if isinstance(fields, GenerationFields):
+        check_deadline_ms(fields.deadline_ms)
+
+
+def check_deadline_ms(deadline_ms: int | None) -> None:
+    """Raises InvalidRequestError for a deadline out of range."""
+    if deadline_ms is None:
+        return
+    if deadline_ms < 1:
+        raise request_errors.below_min("deadline_ms", 1, deadline_ms, is_integer=True)
+    if deadline_ms > MAX_DEADLINE_MS:
+        raise request_errors.above_max("deadline_ms", MAX_DEADLINE_MS, deadline_ms, is_integer=True)
 
 
 def parse_prompts(value: Any, body: dict[str, Any], *, param: str = "prompt") -> tuple[list[str | list[int]], bool]:

@@ -60,14 +60,21 @@ class SimulateCommand:
             help="how one of several is chosen; they are compared with one cache as large as all together and with "
             "round robin, which takes as long again (default: exact)",
         )
+        add(
+            "--load",
+            type=_seconds,
+            metavar="F",
+            help="move the arrivals so that they take this share of the capacity, such as 0.8; takes a second run",
+        )
+        add("--predict", action="store_true", help="predict the first token of each request, and compare")
         add("--json", action="store_true", help="print one JSON object")
         _add_scheduler_arguments(parser)
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Simulates and prints what was found; 1 with one line if it cannot."""
+        from llmstack_engine_core.prediction.cost_model import LinearCostModel
+        from llmstack_engine_core.prediction.errors import SimulationError
         from llmstack_engine_core.simulate.calibration import load_cost_model
-        from llmstack_engine_core.simulate.cost_model import LinearCostModel
-        from llmstack_engine_core.simulate.errors import SimulationError
         from llmstack_engine_core.simulate.replicas import simulate_replicas
         from llmstack_engine_core.simulate.traces import TraceFormat, read_trace
 
@@ -107,8 +114,8 @@ def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _config(namespace: argparse.Namespace) -> SimulationConfig:
     from llmstack_core_scheduler import SchedulerConfig
+    from llmstack_engine_core.prediction.errors import SimulationError
     from llmstack_engine_core.routing import RoutingPolicy
-    from llmstack_engine_core.simulate.errors import SimulationError
     from llmstack_engine_core.simulate.simulation import Arrivals, SimulationConfig
 
     try:
@@ -130,6 +137,8 @@ def _config(namespace: argparse.Namespace) -> SimulationConfig:
         namespace.ttft_target,
         namespace.replicas,
         RoutingPolicy(namespace.routing),
+        namespace.load,
+        namespace.predict,
     )
 
 

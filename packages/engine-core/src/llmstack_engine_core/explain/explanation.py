@@ -16,8 +16,8 @@ from llmstack_engine_core.explain.history import (
     end_of,
     num_prefill_tokens,
 )
-from llmstack_engine_core.simulate.cost_model import LinearCostModel, fit_cost_model, step_work
-from llmstack_engine_core.simulate.errors import SimulationError
+from llmstack_engine_core.prediction.cost_model import LinearCostModel, fit_cost_model, step_work
+from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_types import RequestStatus, ScheduledRequest, StepRecord, StepRecording
 
 FOREIGN = "another key's request"

@@ -3,9 +3,9 @@
 A virtual clock and a cost model replace the model, so torch is not needed.
 """
 
+from llmstack_engine_core.prediction.cost_model import CostModel, LinearCostModel, StepWork, fit_cost_model
+from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_engine_core.simulate.calibration import load_cost_model, measured_steps
-from llmstack_engine_core.simulate.cost_model import CostModel, LinearCostModel, StepWork, fit_cost_model
-from llmstack_engine_core.simulate.errors import SimulationError
 from llmstack_engine_core.simulate.replicas import simulate_replicas
 from llmstack_engine_core.simulate.report import Report
 from llmstack_engine_core.simulate.simulation import Arrivals, SimulationConfig, simulate

@@ -12,9 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from llmstack_engine_core.prediction.cost_model import LinearCostModel, StepWork, fit_cost_model, step_work
+from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_engine_core.replay.against import decisions_as_recorded
-from llmstack_engine_core.simulate.cost_model import LinearCostModel, StepWork, fit_cost_model, step_work
-from llmstack_engine_core.simulate.errors import SimulationError
 from llmstack_engine_core.step_log import RecordedRun, StepLogError
 from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows, unpack_decision
 from llmstack_engine_core.step_log.encoding import MAGIC

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmstack_engine_core.simulate.errors import SimulationError
+from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_engine_core.simulate.traces import TOKENS_PER_HASH_ID, TraceRequest
 
 # Token ids have to fit into 31 bits.

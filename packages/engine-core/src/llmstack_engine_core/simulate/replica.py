@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_engine_core.ipc.frames import CacheUpdate
+from llmstack_engine_core.prediction.cost_model import CostModel, step_work
+from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_engine_core.routing.index import pack_keys
-from llmstack_engine_core.simulate.cost_model import CostModel, step_work
-from llmstack_engine_core.simulate.errors import SimulationError
+from llmstack_engine_core.simulate.predictions import TracePredictor
 from llmstack_engine_core.simulate.report import Report
 from llmstack_engine_core.simulate.runner import TraceRunner
 from llmstack_engine_core.simulate.traces import TraceRequest
@@ -38,6 +39,7 @@ class _Progress:
     arrival_s: float
     num_prompt_tokens: int
     last_token_s: float = -1.0
+    num_output_tokens: int = 0
 
 
 class Replica:
@@ -58,8 +60,11 @@ class Replica:
         make_prompt: Callable[[TraceRequest], list[int]],
         max_made: int,
         report: Report,
+        predictor: TracePredictor | None = None,
     ) -> None:
         """`max_made`: Prompts that may wait inside the scheduler; the others are not made before they are due.
+
+        `predictor`: Predicts each request; None predicts nothing.
 
         `make_prompt`: Makes the token ids.
         """
@@ -73,6 +78,7 @@ class Replica:
         self._make_prompt = make_prompt
         self._max_made = max_made
         self._report = report
+        self._predictor = predictor
         self._runner = TraceRunner()
         self._queue: deque[tuple[str, TraceRequest, float]] = deque()
         self._not_begun: dict[str, None] = {}
@@ -80,6 +86,8 @@ class Replica:
         self._num_idle_steps = 0
         self._segments: CachedSegments | None = None
         self._update_number = 0
+        if predictor is not None:
+            predictor.note_update(self.follow_cache())
 
     @property
     def num_requests(self) -> int:
@@ -124,6 +132,8 @@ class Replica:
         if not self.num_requests:
             self.now_s = max(self.now_s, arrival_s)
         self._queue.append((request_id, request, arrival_s))
+        if self._predictor is not None:
+            self._predictor.submit(request_id, self._make_prompt(request), arrival_s)
 
     def step(self) -> None:
         """One step, before which due requests are made.
@@ -131,22 +141,38 @@ class Replica:
         Raises:
             SimulationError: The scheduler makes no progress.
         """
+        if self._predictor is not None:
+            self._predictor.publish()
         while self._queue and len(self._not_begun) < self._max_made:
             self._add(*self._queue.popleft())
         if not self._scheduler.has_unfinished_requests():
             return
-        scheduled = self._scheduler.schedule(self.now_s)
+        began_s = self.now_s
+        scheduled = self._scheduler.schedule(began_s)
         self._note_begun(scheduled)
         output = self._runner.execute(scheduled)
         if output.request_ids:
             self.now_s += self._cost_model.step_s(step_work(scheduled.scheduled_requests))
-        self._take(self._scheduler.update_from_output(scheduled, output, self.now_s))
+        outputs = self._scheduler.update_from_output(scheduled, output, self.now_s)
+        self._take(outputs)
+        if self._predictor is not None:
+            self._report_step(self._predictor, outputs, began_s)
         report = self._report
         report.num_steps += 1
         report.max_running = max(report.max_running, len(output.request_ids))
         self._num_idle_steps = 0 if output.request_ids else self._num_idle_steps + 1
         if self._num_idle_steps > MAX_IDLE_STEPS:
             raise SimulationError(f"the scheduler makes no progress at {self.now_s:.3f} s")
+
+    def _report_step(self, predictor: TracePredictor, outputs: EngineCoreOutputs, began_s: float) -> None:
+        """Reports what the API process would learn of the step."""
+        update = self.take_update()
+        if update is not None:
+            predictor.note_update(update)
+        if outputs.scheduler_stats is not None:
+            predictor.report(outputs.scheduler_stats, began_s, self.now_s)
+        if not self.has_work():
+            predictor.publish()
 
     def has_work(self) -> bool:
         """Whether another step would compute something, or end what has been computed."""
@@ -160,6 +186,8 @@ class Replica:
         except InvalidRequestError:
             self._report.num_refused += 1
             self.ended_ids.append(request_id)
+            if self._predictor is not None:
+                self._predictor.note_end(request_id, 0)
             return
         self._cache.num_prompt_tokens[request_id] = request.num_prompt_tokens
         self._progress[request_id] = _Progress(arrival_s, request.num_prompt_tokens)
@@ -184,11 +212,16 @@ class Replica:
                 report.num_hit_tokens += num_hit_tokens
                 self.num_computed_tokens += progress.num_prompt_tokens - num_hit_tokens
                 self.begun_ids.append(output.request_id)
+                if self._predictor is not None:
+                    self._predictor.note_first(output.request_id, now_s)
             progress.last_token_s = now_s
+            progress.num_output_tokens += len(output.new_token_ids)
             report.num_output_tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 report.num_requests += 1
                 report.num_prompt_tokens += progress.num_prompt_tokens
                 self.ended_ids.append(output.request_id)
+                if self._predictor is not None:
+                    self._predictor.note_end(output.request_id, progress.num_output_tokens)
                 del self._progress[output.request_id]
                 del self._cache.num_prompt_tokens[output.request_id]

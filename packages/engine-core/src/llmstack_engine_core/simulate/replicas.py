@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from llmstack_engine_core.prediction.cost_model import CostModel
 from llmstack_engine_core.routing import RoutingPolicy
-from llmstack_engine_core.simulate.cost_model import CostModel
 from llmstack_engine_core.simulate.prompts import num_unbounded_blocks
 from llmstack_engine_core.simulate.report import Comparison, Report, percentiles
 from llmstack_engine_core.simulate.simulation import SimulationConfig, hits_of_one_cache, simulate

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from llmstack_engine_core.simulate.predictions import PredictionErrors
+
 PERCENTILES = (50, 90, 99)
 
 
@@ -46,6 +48,7 @@ class Report:
         itl_s: Per token but the first, since the one before.
         num_computed_tokens: By replica, the tokens of prompts that it did not find in its cache.
         compared: What other ways did with the same trace; None where there is one replica.
+        predictions: Of the first tokens; None where nothing was predicted.
     """
 
     num_requests: int = 0
@@ -71,6 +74,7 @@ class Report:
     routing: str = ""
     num_computed_tokens: list[int] = field(default_factory=list)
     compared: Comparison | None = None
+    predictions: PredictionErrors | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -122,6 +126,7 @@ class Report:
             "simulated_s_per_wall_s": self.simulated_s / self.wall_s if self.wall_s else 0.0,
             "cost_model": asdict(self.cost_model) if self.cost_model is not None else None,
             "replicas": self._replicas_to_json() if self.num_replicas > 1 else None,
+            "predictions": None if self.predictions is None else self.predictions.to_json(),
         }
 
     def _replicas_to_json(self) -> dict[str, Any]:
@@ -166,6 +171,8 @@ class Report:
         }
         if self.num_replicas > 1:
             lines["replicas"] = self._replicas_to_text()
+        if self.predictions is not None:
+            lines["predictions"] = self.predictions.to_text()
         return "\n".join(f"{name:<13} {text}" for name, text in lines.items())
 
 

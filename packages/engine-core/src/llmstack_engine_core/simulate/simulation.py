@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core.prediction import StepLimits
+from llmstack_engine_core.prediction.cost_model import CostModel, LinearCostModel
+from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_engine_core.routing import Router, RoutingPolicy
-from llmstack_engine_core.simulate.cost_model import CostModel, LinearCostModel
-from llmstack_engine_core.simulate.errors import SimulationError
+from llmstack_engine_core.simulate.predictions import PredictionErrors, TracePredictor
 from llmstack_engine_core.simulate.prompts import PromptMaker, num_unbounded_blocks
 from llmstack_engine_core.simulate.replica import PromptCacheManager, Replica
 from llmstack_engine_core.simulate.report import Report
@@ -37,6 +39,8 @@ class SimulationConfig:
         ttft_target_s: A request counts as good output if its first token comes within this time.
         num_replicas: Engine cores that share the requests.
         routing: How one of them is chosen.
+        load: The share of the capacity that the requests take, by which their arrivals are moved; None leaves them.
+        predicts: Whether the first token of each request is predicted as well.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -47,6 +51,8 @@ class SimulationConfig:
     ttft_target_s: float = 2.0
     num_replicas: int = 1
     routing: RoutingPolicy = RoutingPolicy.EXACT
+    load: float | None = None
+    predicts: bool = False
 
 
 def simulate(trace: Sequence[TraceRequest], config: SimulationConfig, cost_model: CostModel | None = None) -> Report:
@@ -55,10 +61,27 @@ def simulate(trace: Sequence[TraceRequest], config: SimulationConfig, cost_model
     Raises:
         SimulationError: A setting is not valid, or the scheduler makes no progress.
     """
+    cost_model = cost_model or LinearCostModel()
     try:
-        return _Simulation(trace, config, cost_model or LinearCostModel()).run()
+        if config.load is not None:
+            trace = at_load(trace, config, cost_model)
+        return _Simulation(trace, config, cost_model).run()
     except ValueError as error:
         raise SimulationError(str(error)) from error
+
+
+def at_load(trace: Sequence[TraceRequest], config: SimulationConfig, cost_model: CostModel) -> Sequence[TraceRequest]:
+    """The trace with another clock: as its requests come, they take the share `config.load` of the capacity.
+
+    All of them at once take some time. At a load of 1 they arrive over just that time.
+    """
+    if not config.load or config.load < 0:
+        raise SimulationError(f"load must be above 0, got {config.load}")
+    at_once = [replace(request, arrival_s=0.0) for request in trace]
+    whole_s = _Simulation(at_once, replace(config, load=None, predicts=False), cost_model).run().simulated_s
+    first_s, last_s = trace[0].arrival_s, trace[-1].arrival_s
+    factor = whole_s / config.load / (last_s - first_s) if last_s > first_s else 0.0
+    return [replace(request, arrival_s=(request.arrival_s - first_s) * factor) for request in trace]
 
 
 def hits_of_one_cache(trace: Sequence[TraceRequest], num_blocks: int, block_size: int) -> int:
@@ -110,12 +133,22 @@ class _Simulation:
                 self._prompts.token_ids,
                 max_made,
                 self._report,
+                self._make_predictor(config, limits),
             )
             for _ in range(config.num_replicas)
         ]
         self._router = self._make_router(config) if config.num_replicas > 1 else None
         self._next = 0
         self._working: list[tuple[float, int]] = []  # a heap of times and replicas, each replica with work once
+
+    def _make_predictor(self, config: SimulationConfig, limits: SchedulerConfig) -> TracePredictor | None:
+        if not config.predicts:
+            return None
+        if config.num_replicas > 1:
+            raise SimulationError("predictions are for one replica")
+        self._report.predictions = errors = PredictionErrors()
+        step = StepLimits(limits.max_num_rows, limits.max_num_batched_tokens, limits.long_prefill_token_threshold)
+        return TracePredictor(step, config.block_size, errors)
 
     def _make_router(self, config: SimulationConfig) -> Router:
         router = Router(config.num_replicas, config.routing)

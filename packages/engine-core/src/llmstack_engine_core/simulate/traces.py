@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmstack_engine_core.simulate.errors import SimulationError
+from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_types.traces import TOKENS_PER_HASH_ID, TraceFormat, TraceRequest, parse_trace
 
 __all__ = ["TOKENS_PER_HASH_ID", "TraceFormat", "TraceRequest", "read_trace"]

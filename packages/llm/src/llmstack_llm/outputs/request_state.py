@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llmstack_llm.adapters import lora_request_of
 from llmstack_llm.outputs.collector import RequestOutputCollector
@@ -66,6 +66,7 @@ class RequestState:
     """One request as the user sees it: its prompt, its stream, and how many of its completions go on.
 
     Attributes:
+        on_first_token: Called with the seconds from the submission to the first token; None for no call.
         completion_ids: Engine request ids of its completions, by index.
         max_num_generation_tokens: Tokens of the longest of its completions that have ended.
     """
@@ -91,6 +92,7 @@ class RequestState:
         self.completion_ids = [request.request_id for request in requests]
         self.metrics = RequestMetrics(requests[0].arrival_time_s)
         self.num_unfinished = len(requests)
+        self.on_first_token: Callable[[float], None] | None = None
         self.num_cached_tokens: int | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.has_new_prompt_logprobs = False

@@ -17,8 +17,9 @@ from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds, answer_ids
 from llmstack_server.web.checks import adapter_of, check_fields
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.deadlines import engine_deadline_s
+from llmstack_server.web.deadlines import current_deadline, engine_deadline_s
 from llmstack_server.web.fields import parse
+from llmstack_server.web.first_token_check import first_token_check
 from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
 from llmstack_server.web.usage import UsageCounter
@@ -63,7 +64,8 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             tenant=client.tenant,
             adapter=adapter_of(state, fields.model),
             default_max_tokens=DEFAULT_MAX_TOKENS,
-            deadline_s=engine_deadline_s(),
+            deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
+            on_admitted=first_token_check(state),
             add_special_tokens=fields.add_special_tokens is not False,
         )
         for index, value in enumerate(values)

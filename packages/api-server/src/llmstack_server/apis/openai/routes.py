@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from llmstack_server.apis.openai.chat import prepare_chat
 from llmstack_server.apis.openai.chat_batch import prepare_chat_batch
 from llmstack_server.apis.openai.completions import prepare_completion
+from llmstack_server.apis.openai.estimate import EstimateRequest, estimate
 from llmstack_server.apis.openai.models import model_list, model_object
 from llmstack_server.apis.openai.protocol import (
     BatchChatRequest,
@@ -32,6 +33,7 @@ def add_openai_routes(router: APIRouter, state: ServerState) -> None:
     """Adds completions, chat completions, the served models and the tokenizer."""
     _add_generation_routes(router, state)
     _add_render_routes(router, state)
+    _add_estimate_route(router, state)
     _add_model_routes(router, state)
     _add_tokenizer_routes(router, state)
 
@@ -69,6 +71,13 @@ def _add_render_routes(router: APIRouter, state: ServerState) -> None:
     async def chat_completions_render(request: Request) -> Response:
         """Converts a conversation to token ids, and computes nothing."""
         return await _answer_json(state, request, render_chat)
+
+
+def _add_estimate_route(router: APIRouter, state: ServerState) -> None:
+    @router.post("/v1/estimate", responses=error_responses(400, 503), openapi_extra=request_body(EstimateRequest))
+    async def estimate_route(request: Request) -> Response:
+        """Predicts when the first token of a request would come, and computes nothing."""
+        return await _answer_json(state, request, estimate)
 
 
 def _add_model_routes(router: APIRouter, state: ServerState) -> None:

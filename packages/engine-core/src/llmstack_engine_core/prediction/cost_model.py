@@ -8,7 +8,7 @@ from itertools import combinations
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
-from llmstack_engine_core.simulate.errors import SimulationError
+from llmstack_engine_core.prediction.errors import SimulationError
 
 
 class StepWork(NamedTuple):
@@ -98,14 +98,18 @@ def fit_cost_model(measured: Iterable[tuple[StepWork, float]]) -> LinearCostMode
         rows.append([1.0 / seconds, *(count / seconds for count in work)])
     if not rows:
         raise SimulationError("there are no measured steps")
-    return LinearCostModel(*_fit_non_negative(rows))
-
-
-def _fit_non_negative(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Weights of 0 or more by which each row's sum is nearest to 1: the best over all sets of columns, of which 15."""
     size = len(rows[0])
     gram = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
-    sums = [sum(row[i] for row in rows) for i in range(size)]
+    return LinearCostModel(*fit_non_negative(gram, [sum(row[i] for row in rows) for i in range(size)]))
+
+
+def fit_non_negative(gram: Sequence[Sequence[float]], sums: Sequence[float]) -> list[float]:
+    """Weights of 0 or more by which each row's sum is nearest to 1: the best over all sets of columns, of which 15.
+
+    `gram`: For two columns the sum of their products over all rows.
+    `sums`: The sum of each column.
+    """
+    size = len(sums)
     best, best_gain = [0.0] * size, 0.0
     for num_columns in range(1, size + 1):
         for columns in combinations(range(size), num_columns):

@@ -1,0 +1,188 @@
+"""The first tokens of requests, predicted and compared with the real ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from llmstack_engine_core.prediction import EnginePredictor, FirstToken, QueuedTokens, StepLimits
+from llmstack_llm.outputs.stats import IterationStats
+from llmstack_types import EngineReady, SchedulerStats
+from llmstack_types.engine_core import IMPLIED_DEADLINE_S
+
+# Further waiting requests count with the mean of these, which bounds the cost of a prediction to some 50 microseconds.
+MAX_NUM_COUNTED: Final = 256
+# An engine core on another machine has another clock; its reports count from when they came.
+_MAX_REPORT_AGE_S: Final = 5.0
+_SMOOTHING: Final = 0.05
+_MAX_CORRECTION_S: Final = 0.05
+_MAX_OVERHEAD_S: Final = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class ComingRequest:
+    """A request that was accepted, until its first token.
+
+    Attributes:
+        num_tokens: What it counts with in the queue: estimated from its size, exact once it is submitted.
+        num_prompt_tokens: Those of its prompt.
+        submitted_s: When it was submitted to the engine; None before.
+        wanted_s: By when its client wants it, on the monitor's clock; None without a deadline.
+        prediction: Of its first token, the last one made; None before anything was measured.
+    """
+
+    num_tokens: int
+    tenant: str
+    num_bytes: int | None
+    num_prompt_tokens: int = 0
+    submitted_s: float | None = None
+    wanted_s: float | None = None
+    prediction: FirstToken | None = None
+
+
+class FirstTokens:
+    """Predicts the first tokens of requests, from the reports of all engine cores.
+
+    Attributes:
+        overhead_s: What the first token takes beyond the steps: mean of what was observed.
+        is_calibrated: Whether enough steps were measured.
+        is_blocked: Whether requests wait for places or for blocks, and not for earlier prompts.
+        queued: Requests that were submitted here and have no first token, in this order.
+        num_waiting: Requests that wait in all engine cores, by their last reports.
+    """
+
+    def __init__(self, limits: StepLimits, quantum: int, *, has_deadlines: bool = False) -> None:
+        """`quantum` as in `QueueState`; `has_deadlines`: Requests of one tenant go by their deadlines."""
+        self.overhead_s = 0.0
+        self.is_calibrated = self.is_blocked = False
+        self.num_waiting = 0
+        self._limits = limits
+        self._quantum = quantum
+        self._has_deadlines = has_deadlines
+        self._block_size = 16
+        self._engines: dict[int, EnginePredictor] = {}
+        self._step_begins: dict[int, float] = {}
+        self.queued: dict[int, ComingRequest] = {}
+
+    def log_engine_initialized(self, ready: EngineReady, max_num_step_tokens: int) -> None:
+        """Notes the sizes of the engine cores; one that was replaced is measured again."""
+        self._block_size = ready.block_size
+        self._limits = self._limits._replace(max_num_tokens=max_num_step_tokens)
+        self._engines.pop(ready.engine_index, None)
+
+    def observe(self, stats: SchedulerStats, iteration: IterationStats, now_s: float) -> None:
+        """Takes in what an engine core reports after a step."""
+        index = iteration.engine_index
+        engine = self._engines.get(index)
+        if engine is None:
+            engine = self._engines[index] = EnginePredictor(self._limits, self._block_size)
+        end_s = iteration.timestamp_s if 0 <= now_s - iteration.timestamp_s < _MAX_REPORT_AGE_S else now_s
+        work_s = None if iteration.phases is None else sum(iteration.phases)
+        engine.observe(stats, end_s, work_s)
+        self._step_begins[index] = end_s - (work_s or 0.0)
+        for finished in iteration.finished_requests:
+            engine.note_finished(finished.num_generation_tokens)
+        if not self.is_calibrated:
+            self.is_calibrated = engine.costs.model() is not None
+        if stats.num_waiting or self.num_waiting:
+            loads = [engine.load for engine in self._engines.values()]
+            max_num_rows = self._limits.max_num_rows
+            self.num_waiting = sum([load.num_waiting for load in loads])
+            self.is_blocked = any(
+                load.num_waiting and (load.num_running >= max_num_rows or not load.num_prefill_tokens) for load in loads
+            )
+
+    def predict(
+        self, num_prompt_tokens: int, num_tokens: int, tenant: str, wanted_s: float | None, now_s: float
+    ) -> FirstToken | None:
+        """The first token of a request that comes now; None before enough steps were measured.
+
+        `num_prompt_tokens`: Of its prompt.
+        `num_tokens`: What it counts with in a fair queue.
+        `wanted_s`: Its deadline, if it has one.
+        """
+        if not self._engines:
+            return None
+        index, engine = min(self._engines.items(), key=lambda item: item[1].load.num_running + item[1].load.num_waiting)
+        before = self._before(index, engine, num_tokens, tenant, wanted_s, now_s)
+        num_new_tokens = max(round(num_prompt_tokens * (1.0 - engine.found_share)), 1)
+        prediction = engine.predict(before, num_new_tokens, now_s)
+        if prediction is None:
+            return None
+        return FirstToken(prediction.wait_s, prediction.ttft_s + self.overhead_s)
+
+    def submit(self, request: ComingRequest, now_s: float) -> None:
+        """Notes a request that goes to the engine now."""
+        self.queued[id(request)] = request
+        for engine in self._engines.values():
+            engine.note_arrival(request.num_prompt_tokens // len(self._engines), now_s)
+
+    def note_first(self, request: ComingRequest, real_s: float) -> None:
+        """The first token of a request is there, so long after it was submitted."""
+        self.queued.pop(id(request), None)
+        if request.prediction is not None:
+            error_s = real_s - request.prediction.ttft_s
+            correction_s = min(max(error_s, -_MAX_CORRECTION_S), _MAX_CORRECTION_S)
+            self.overhead_s = min(max(self.overhead_s + _SMOOTHING * correction_s, 0.0), _MAX_OVERHEAD_S)
+
+    def forget(self, request: ComingRequest) -> None:
+        """A request has its first token, or has ended without one."""
+        self.queued.pop(id(request), None)
+
+    def _before(
+        self, index: int, engine: EnginePredictor, num_tokens: int, tenant: str, wanted_s: float | None, now_s: float
+    ) -> QueuedTokens:
+        """What goes before the request, by what was submitted here and what was reported.
+
+        Of several engine cores each gets its part of what was submitted.
+        """
+        load, known_s = engine.load, self._step_begins[index]
+        num_engines, kept_share = len(self._engines), 1.0 - engine.found_share
+        num_reported = load.num_waiting * num_engines
+        latest_s = now_s + IMPLIED_DEADLINE_S if wanted_s is None else wanted_s
+        waiting: Counter[str] = Counter()
+        coming: Counter[str] = Counter()
+        num_own_later = num_requests = 0
+        coming_s = now_s
+        for request in islice(reversed(self.queued.values()), MAX_NUM_COUNTED):
+            submitted_s = request.submitted_s or now_s
+            if submitted_s <= known_s:
+                if not num_reported:
+                    break  # it runs
+                num_reported -= 1
+            num_new_tokens = round(request.num_prompt_tokens * kept_share)
+            is_later = self._has_deadlines and request.tenant == tenant and _wanted_s(request, submitted_s) > latest_s
+            if is_later:
+                num_own_later += num_new_tokens if submitted_s <= load.end_s else 0
+                continue
+            num_requests += 1
+            if submitted_s > load.end_s:
+                coming[request.tenant] += num_new_tokens
+                coming_s = submitted_s
+            else:
+                waiting[request.tenant] += num_new_tokens
+        num_known = sum(waiting.values()) + num_own_later
+        num_foreign = max(load.num_waiting_tokens * num_engines - num_known, 0) if num_reported else 0
+        num_requests += num_reported if num_foreign else 0
+        if not self._quantum:
+            num_waiting, num_coming = sum(waiting.values()) + num_foreign, sum(coming.values())
+        else:
+            share = waiting[tenant] + coming[tenant] + num_tokens + self._quantum
+            num_waiting = _within(waiting, tenant, share) + num_foreign
+            num_coming = _within(coming, tenant, share)
+        num_others = max(num_known + num_foreign - num_waiting, 0)
+        return QueuedTokens(
+            num_waiting // num_engines, num_coming // num_engines, num_requests // num_engines,
+            num_others // num_engines, coming_s,
+        )  # fmt: skip
+
+
+def _wanted_s(request: ComingRequest, submitted_s: float) -> float:
+    return submitted_s + IMPLIED_DEADLINE_S if request.wanted_s is None else request.wanted_s
+
+
+def _within(tenant_to_tokens: Counter[str], tenant: str, share: int) -> int:
+    """The tokens of a tenant, and those of each other one up to a share."""
+    return sum(number if name == tenant else min(number, share) for name, number in tenant_to_tokens.items())

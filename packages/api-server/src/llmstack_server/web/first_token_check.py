@@ -1,0 +1,47 @@
+"""The last check of a request: its predicted first token and its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.deadlines import current_deadline
+from llmstack_server.web.errors import HTTPError, deadline_unreachable
+
+# Clients that were refused together do not return together.
+JITTER = 0.2
+
+
+def with_jitter(wait_s: float) -> float:
+    """When to retry after such a wait."""
+    return wait_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (nothing secret)
+
+
+def first_token_check(state: ServerState) -> Callable[[int, int], Callable[[float], None] | None]:
+    """What a request has as `on_admitted`: the last check, with the exact tokens of the prompt."""
+
+    def check(num_prompt_tokens: int, max_tokens: int) -> Callable[[float], None] | None:
+        queue, deadline, left_s = state.queue, current_deadline.get(), None
+        if deadline is not None:
+            left_s = max(deadline.end_s - asyncio.get_running_loop().time(), 0.0)
+        num_output_tokens = min(max_tokens, state.config.engine.fair_quantum)
+        request = queue.admit(num_prompt_tokens, num_output_tokens, left_s)
+        if request is None:
+            return None
+        prediction = request.prediction
+        if deadline is not None and left_s is not None and prediction is not None and prediction.ttft_s > left_s:
+            queue.forget(request)
+            state.metrics.count_rejection("deadline")
+            retry_s = with_jitter(prediction.ttft_s)
+            raise HTTPError(deadline_unreachable(prediction.ttft_s, deadline.limit_s, retry_s))
+
+        def note_first_token(real_s: float) -> None:
+            queue.note_first_token(request, real_s)
+            if prediction is not None:
+                state.metrics.observe_prediction(prediction.ttft_s, real_s)
+
+        return note_first_token
+
+    return check

@@ -1,0 +1,147 @@
+"""Predicted first tokens from reports and from what was submitted: known queues, shares of keys, deadlines."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmstack_engine_core.prediction import FirstToken, StepLimits
+from llmstack_llm.outputs.stats import IterationStats
+from llmstack_server.state.first_tokens import MAX_NUM_COUNTED, ComingRequest, FirstTokens
+from llmstack_types import SchedulerStats, StepPhases
+
+LIMITS = StepLimits(max_num_rows=4096, max_num_tokens=101)
+# Ten milliseconds per prompt token, and a second per step.
+BASE_S, TOKEN_S = 1.0, 0.01
+
+
+class Rig:
+    """One engine core that computes 100 prompt tokens per step beside one decode."""
+
+    def __init__(self, quantum: int = 0, *, has_deadlines: bool = False) -> None:
+        self.first_tokens = FirstTokens(LIMITS, quantum, has_deadlines=has_deadlines)
+        self.now_s = 100.0
+        self.step = 0
+        for number in range(40):
+            self.report(num_prompt_tokens=50 * (number % 3))
+
+    def report(self, num_prompt_tokens: int = 0, engine: int = 0, **named: int) -> None:
+        seconds = BASE_S + TOKEN_S * num_prompt_tokens
+        self.now_s += seconds
+        self.step += 1
+        values = {"num_running": 1, "num_scheduled_rows": 1, "num_scheduled_tokens": num_prompt_tokens + 1, **named}
+        stats = SchedulerStats(step=self.step, **values)
+        phases = StepPhases(0.0, seconds, 0.0)
+        iteration = IterationStats(timestamp_s=self.now_s, phases=phases, engine_index=engine)
+        self.first_tokens.observe(stats, iteration, self.now_s)
+
+    def submit(self, num_tokens: int, tenant: str = "", left_s: float | None = None) -> ComingRequest:
+        wanted_s = None if left_s is None else self.now_s + left_s
+        request = ComingRequest(num_tokens, tenant, None, num_tokens, self.now_s, wanted_s)
+        self.first_tokens.submit(request, self.now_s)
+        return request
+
+    def predict(self, num_tokens: int = 50, tenant: str = "", left_s: float | None = None) -> FirstToken:
+        wanted_s = None if left_s is None else self.now_s + left_s
+        found = self.first_tokens.predict(num_tokens, num_tokens, tenant, wanted_s, self.now_s)
+        assert found is not None
+        return found
+
+
+def test_nothing_is_predicted_before_steps_were_measured():
+    assert FirstTokens(LIMITS, 0).predict(10, 10, "", None, 0.0) is None
+
+
+def test_a_request_waits_for_the_step_under_way_and_for_those_before_it():
+    rig = Rig()
+    assert rig.predict() == pytest.approx((1.0, 2.5), rel=0.02)
+    rig.now_s += 0.5
+    rig.submit(300)  # the step has begun without it
+    assert rig.predict().wait_s == pytest.approx(0.5 + 6.0, rel=0.02)
+
+
+def test_a_request_with_its_first_token_delays_no_other():
+    rig = Rig()
+    before = rig.predict()
+    rig.first_tokens.note_first(rig.submit(250), 3.0)
+    assert rig.predict().wait_s == pytest.approx(before.wait_s)
+    rig.first_tokens.forget(rig.submit(250))
+    assert rig.predict().wait_s == pytest.approx(before.wait_s)
+
+
+def test_a_report_says_which_of_the_submitted_requests_wait():
+    """Of two that were submitted the first runs and has 40 tokens left, the second waits."""
+    rig = Rig()
+    rig.submit(140)
+    rig.submit(200)
+    rig.now_s += 0.001
+    rig.report(num_prompt_tokens=100, num_running=2, num_running_prefill_tokens=40, num_waiting=1,
+               num_waiting_prefill_tokens=200)  # fmt: skip
+    # 99 of the 240 tokens are in the step under way, which two rows share.
+    assert rig.predict().wait_s == pytest.approx(1.99 + 1.99, rel=0.02)
+
+
+def test_what_other_processes_have_submitted_is_known_from_reports():
+    rig = Rig()
+    rig.report(num_waiting=3, num_waiting_prefill_tokens=500, num_running=1)
+    assert rig.predict().wait_s == pytest.approx(5 * 2.0, rel=0.03)
+
+
+def test_a_key_with_nothing_waiting_goes_before_the_rest_of_a_long_queue():
+    rig = Rig(quantum=100)
+    rig.now_s += 0.001
+    for _ in range(20):
+        rig.submit(100, "heavy")
+    assert rig.predict(tenant="heavy").wait_s == pytest.approx(1.0 + 20 * 2.0, rel=0.03)
+    assert rig.predict(tenant="light").wait_s == pytest.approx(1.0 + 2.0, rel=0.05)
+
+
+def test_an_earlier_deadline_does_not_wait_for_later_ones_of_its_key():
+    rig = Rig(quantum=100, has_deadlines=True)
+    rig.now_s += 0.001
+    for left_s in (5.0, 60.0, None):
+        rig.submit(300, "a", left_s)
+    assert rig.predict(tenant="a", left_s=1.0).wait_s == pytest.approx(1.0, rel=0.05)
+    assert rig.predict(tenant="a", left_s=20.0).wait_s == pytest.approx(1.0 + 3 * 2.0, rel=0.05)
+    assert rig.predict(tenant="a").wait_s == pytest.approx(1.0 + 6 * 2.0, rel=0.05)
+    assert rig.predict(tenant="a", left_s=90.0).wait_s == pytest.approx(1.0 + 9 * 2.0, rel=0.05)
+
+
+def test_a_long_queue_is_not_looked_through():
+    rig = Rig()
+    for _ in range(4 * MAX_NUM_COUNTED):
+        rig.submit(100)
+    rig.now_s += 0.001
+    rig.report(num_waiting=4 * MAX_NUM_COUNTED, num_waiting_prefill_tokens=400 * MAX_NUM_COUNTED)
+    assert rig.predict().wait_s == pytest.approx(8 * MAX_NUM_COUNTED, rel=0.05)
+
+
+def test_requests_are_blocked_where_places_or_blocks_are_missing_and_not_behind_prompts():
+    rig = Rig()
+    for running, left, is_blocked in ((4096, 10, True), (3, 0, True), (3, 10, False)):
+        rig.report(num_running=running, num_running_prefill_tokens=left, num_waiting=2)
+        assert rig.first_tokens.is_blocked == is_blocked
+    rig.report()
+    assert not rig.first_tokens.is_blocked
+
+
+def test_what_first_tokens_take_beyond_the_steps_is_learned():
+    rig = Rig()
+    before = rig.predict().ttft_s
+    for _ in range(400):
+        request = ComingRequest(1, "", None, prediction=rig.predict())
+        rig.first_tokens.note_first(request, before + 0.03)
+    assert rig.predict().ttft_s == pytest.approx(before + 0.03, abs=0.002)
+    for _ in range(400):
+        request = ComingRequest(1, "", None, prediction=rig.predict())
+        rig.first_tokens.note_first(request, 0.0)  # faster than its steps: nothing is subtracted from these
+    assert rig.first_tokens.overhead_s == 0.0
+
+
+def test_the_least_loaded_of_several_engine_cores_is_taken():
+    rig = Rig()
+    rig.report(num_running=5, num_running_prefill_tokens=1000, engine=0)
+    busy = rig.predict().wait_s
+    rig.step = 0
+    for number in range(40):
+        rig.report(num_prompt_tokens=50 * (number % 3), engine=1)
+    assert rig.predict().wait_s < busy

@@ -1,0 +1,18 @@
+"""Predictions: how long a step takes, and when the first token of a request comes.
+
+Nothing here reads a clock. The server and the simulation of traces use it alike.
+"""
+
+from llmstack_engine_core.prediction.engine_predictor import EnginePredictor
+from llmstack_engine_core.prediction.first_token import EngineLoad, FirstToken, QueuedTokens, StepLimits, first_token
+from llmstack_engine_core.prediction.step_costs import StepCosts
+
+__all__ = [
+    "EngineLoad",
+    "EnginePredictor",
+    "FirstToken",
+    "QueuedTokens",
+    "StepCosts",
+    "StepLimits",
+    "first_token",
+]

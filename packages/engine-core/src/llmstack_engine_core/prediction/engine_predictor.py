@@ -1,0 +1,95 @@
+"""Predictions for one engine core, calibrated by what it reports after each step."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llmstack_engine_core.prediction.cost_model import StepWork
+from llmstack_engine_core.prediction.first_token import EngineLoad, FirstToken, QueuedTokens, StepLimits, first_token
+from llmstack_engine_core.prediction.step_costs import StepCosts
+from llmstack_types import SchedulerStats
+
+_SMOOTHING: Final = 0.02
+_FIRST_OUTPUT_TOKENS: Final = 256.0
+# Arrivals are counted over about so many seconds.
+_ARRIVALS_MEMORY_S: Final = 10.0
+# A pause between two reports beyond so many times a step was no step.
+_MAX_GAP: Final = 50.0
+
+
+class EnginePredictor:
+    """The state of one engine core, its cost model, and the habits of its requests.
+
+    Attributes:
+        load: The state after the last step.
+        costs: The cost model.
+        found_share: The share of the prompts' tokens that is found in the prefix cache.
+    """
+
+    def __init__(self, limits: StepLimits, block_size: int = 16) -> None:
+        self.load = EngineLoad()
+        self.costs = StepCosts()
+        self.found_share = 0.0
+        self.block_size = block_size
+        self._limits = limits
+        self._last = SchedulerStats()
+        self._num_output_tokens = _FIRST_OUTPUT_TOKENS
+        self._num_queries = self._num_hits = 0.0
+        self._num_arrived, self._arrivals_s = 0.0, 0.0
+
+    def observe(self, stats: SchedulerStats, end_s: float, work_s: float | None) -> None:
+        """Takes in the report of a step that ended at `end_s`.
+
+        `work_s`: How long it took as far as the engine core measured it; counted where the time since the step before
+        is no measure, since nothing was to be done or its report is missing.
+        """
+        last, load = self._last, self.load
+        self._last = stats
+        num_context = (stats.num_blocks - stats.num_free_blocks) * self.block_size
+        self.load = EngineLoad(
+            end_s,
+            stats.num_running,
+            stats.num_running_prefill_tokens,
+            stats.num_waiting,
+            int(stats.num_waiting_prefill_tokens * (1.0 - self.found_share)),
+            num_context,
+        )
+        if stats.step < last.step:  # another engine core
+            return
+        if stats.num_scheduled_tokens:
+            is_next = stats.step == last.step + 1 and (load.num_running or load.num_waiting)
+            seconds = end_s - load.end_s if is_next else work_s
+            if work_s is not None and seconds is not None and seconds > _MAX_GAP * work_s:
+                seconds = work_s
+            if seconds is not None:  # rows of a prompt count as decodes too, nearly the same
+                num_rows = stats.num_scheduled_rows
+                self.costs.observe(
+                    StepWork(max(stats.num_scheduled_tokens - num_rows, 0), num_rows, num_context), seconds
+                )
+        num_queries = stats.prefix_cache_queries - last.prefix_cache_queries
+        if num_queries > 0:
+            self._num_queries += _SMOOTHING * (num_queries - self._num_queries)
+            self._num_hits += _SMOOTHING * (stats.prefix_cache_hits - last.prefix_cache_hits - self._num_hits)
+            self.found_share = min(max(self._num_hits / self._num_queries, 0.0), 1.0)
+
+    def note_arrival(self, num_tokens: int, now_s: float) -> None:
+        """Notes the prompt of a request."""
+        kept = max(1.0 - (now_s - self._arrivals_s) / _ARRIVALS_MEMORY_S, 0.0)
+        self._num_arrived, self._arrivals_s = self._num_arrived * kept + num_tokens, now_s
+
+    def note_finished(self, num_output_tokens: int) -> None:
+        """Notes the length of an answer."""
+        self._num_output_tokens += _SMOOTHING * (num_output_tokens - self._num_output_tokens)
+
+    def predict(self, before: QueuedTokens, num_tokens: int, now_s: float) -> FirstToken | None:
+        """The prediction for a request that arrives now; None before the steps were measured."""
+        model = self.costs.model()
+        if model is None:
+            return None
+        mean_s, max_num_rows = self.costs.mean_s, self._limits.max_num_rows
+        num_rows = max(self.load.num_running, max_num_rows // 2)  # it matters where nearly all places are taken
+        return first_token(
+            self.load, self._limits, model, before, num_tokens, now_s,
+            departures_per_s=num_rows / (max(self._num_output_tokens, 1.0) * mean_s),
+            arriving_per_s=self._num_arrived / _ARRIVALS_MEMORY_S,
+        )  # fmt: skip

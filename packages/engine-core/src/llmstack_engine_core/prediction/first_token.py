@@ -1,0 +1,133 @@
+"""When the first token of a request comes, from the state after the last step.
+
+A closed formula in place of a simulation step by step: prompts are computed one after the other, so the steps before a
+first token follow from the tokens before it. Its cost does not depend on the length of the queue.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llmstack_engine_core.prediction.cost_model import CostModel, StepWork
+
+
+class StepLimits(NamedTuple):
+    """What one step may compute.
+
+    Attributes:
+        max_num_rows: Requests that may run.
+        max_num_tokens: Tokens of a step.
+        max_num_row_tokens: Tokens of one request in a step; 0 for no such limit.
+    """
+
+    max_num_rows: int
+    max_num_tokens: int
+    max_num_row_tokens: int = 0
+
+
+class EngineLoad(NamedTuple):
+    """An engine core after a step.
+
+    Attributes:
+        end_s: When that step ended, and the next one began, if there was work.
+        num_running: Requests that run.
+        num_prefill_tokens: Tokens of these that are to be computed before their next token.
+        num_waiting: Requests that wait.
+        num_waiting_tokens: Tokens of these that will be computed.
+        num_context_tokens: Tokens whose KV the running requests have.
+    """
+
+    end_s: float = 0.0
+    num_running: int = 0
+    num_prefill_tokens: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_context_tokens: int = 0
+
+
+class QueuedTokens(NamedTuple):
+    """What goes before a request, besides what runs already.
+
+    Attributes:
+        num_waiting: Tokens of requests that the last step knew.
+        num_coming: Tokens of later ones.
+        num_requests: The number of both.
+        num_others: Waiting tokens that go after the request, but may be part of the step under way.
+        coming_s: When the first of the later ones came, where there is one.
+    """
+
+    num_waiting: int = 0
+    num_coming: int = 0
+    num_requests: int = 0
+    num_others: int = 0
+    coming_s: float = 0.0
+
+
+class FirstToken(NamedTuple):
+    """A prediction for one request, in seconds from now.
+
+    Attributes:
+        wait_s: Until its first tokens are computed.
+        ttft_s: Until its first token.
+    """
+
+    wait_s: float
+    ttft_s: float
+
+
+def first_token(
+    load: EngineLoad,
+    limits: StepLimits,
+    model: CostModel,
+    before: QueuedTokens,
+    num_tokens: int,
+    now_s: float,
+    *,
+    departures_per_s: float = 0.0,
+    arriving_per_s: float = 0.0,
+) -> FirstToken:
+    """Predicts the first token of a request that arrives at `now_s`.
+
+    Args:
+        load: After the last step that is known.
+        limits: Of its steps.
+        model: The duration of a step.
+        before: What goes before the request.
+        num_tokens: Of its prompt, as far as they are to be computed.
+        now_s: On the clock of `load`.
+        departures_per_s: Running requests that end per second; it counts where all places are taken.
+        arriving_per_s: Prompt tokens of later requests, which fill the last step.
+    """
+    num_rows = min(load.num_running, limits.max_num_rows)
+    budget = max(limits.max_num_tokens - num_rows, 1)
+    num_left = load.num_prefill_tokens + before.num_waiting
+
+    def step_s(num_prefill_tokens: int, num_computed: int) -> float:
+        context = load.num_context_tokens + num_computed + num_prefill_tokens
+        return model.step_s(StepWork(num_prefill_tokens, num_rows, context))
+
+    begins_s = now_s
+    if load.num_running or num_left + before.num_others:  # a step is under way, which the request is no part of
+        num_under_way = min(budget, num_left + before.num_others)
+        begins_s = max(load.end_s + step_s(num_under_way, 0), now_s)
+        num_left = max(num_left - num_under_way, 0) + before.num_coming
+    elif before.num_coming:  # the first of these began it
+        num_under_way = min(budget, before.num_coming)
+        begins_s = max(before.coming_s + step_s(num_under_way, 0), now_s)
+        num_left = before.num_coming - num_under_way
+    own_budget = min(budget, limits.max_num_row_tokens or budget)
+    num_full_steps = num_left // budget
+    full_s = step_s(budget, (num_left + num_tokens) // 2)
+    begins_s += num_full_steps * full_s
+    num_too_many = before.num_requests + 1 - (limits.max_num_rows - load.num_running)
+    if num_too_many > 0 and departures_per_s > 0:
+        begins_s = max(begins_s, load.end_s + num_too_many / departures_per_s)
+    wait_s = max(begins_s - now_s, 0.0)
+    num_first = min(budget - (num_left - num_full_steps * budget), own_budget)
+    num_further_steps, num_last = 0, num_left - num_full_steps * budget + num_tokens
+    if num_tokens > num_first:
+        num_further_steps = -(-(num_tokens - num_first) // own_budget)
+        num_last = num_tokens - num_first - (num_further_steps - 1) * own_budget
+    ttft_s = wait_s + num_further_steps * full_s
+    num_filled = min(num_last + int(arriving_per_s * ttft_s), budget)
+    return FirstToken(wait_s, ttft_s + step_s(max(num_filled, num_last), num_left + num_tokens - num_last))
