@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -92,13 +92,16 @@ class HostSteps:
     def run(self, step: StepRows, token_masks: MakeTokenMasks | None = None) -> PendingStep:
         """Computes rows that the batch contains."""
         batch, adapters = self._batch, self._adapters
+        decodes = self._split_drafts(step)
         with self._timing.phase("prepare"):
-            inputs = prepare_inputs(batch, step, self._device)
+            inputs = prepare_inputs(batch, decodes or step, self._device)
             is_adapted = adapters is not None and adapters.begin_step(
                 batch.adapter_numbers[step.rows], step.num_scheduled_tokens
             )
         with self._timing.phase("forward"):
             decoded = self._repeat_decode(inputs, is_adapted)
+            if decodes is not None:
+                inputs = self._join_drafts(step, inputs, is_computed=decoded is not None)
             if decoded is not None:
                 computed = Computed(decoded.logits if self._has_head else None)
             elif self._has_head:
@@ -140,6 +143,18 @@ class HostSteps:
     def describe(self) -> str:
         """Description of how decode steps are run; empty if there are no graphs."""
         return "" if self._graphs is None else self._graphs.describe()
+
+    def _split_drafts(self, step: StepRows) -> StepRows | None:
+        """Draft tokens as rows of a decode step, where that can be replayed; None otherwise."""
+        if self._graphs is None or not self._graphs.can_run(int(step.num_scheduled_tokens.sum())):
+            return None
+        return step.split_drafts()
+
+    def _join_drafts(self, step: StepRows, inputs: ModelInputs, is_computed: bool) -> ModelInputs:
+        """The inputs with the rows of the step again, for sampling alone where the logits `is_computed`."""
+        if not is_computed:
+            return prepare_inputs(self._batch, step, self._device)
+        return replace(inputs, sampling_indices=np.arange(len(step.rows)))
 
     def _repeat_decode(self, inputs: ModelInputs, is_adapted: bool) -> DecodeOutput | None:
         """Results of a replayed decode step; None for steps that cannot be replayed."""

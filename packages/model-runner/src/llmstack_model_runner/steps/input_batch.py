@@ -35,6 +35,23 @@ class StepRows:
     num_scheduled_tokens: IntArray  # [num_rows]
     num_drafts: IntArray  # [num_rows]
 
+    def split_drafts(self) -> StepRows | None:
+        """The same tokens as one row each, all of which decode; None if the step does anything but decode with drafts.
+
+        Each of these rows samples the token of its own place.
+        """
+        num_tokens = self.num_scheduled_tokens
+        if not self.num_drafts.any() or (num_tokens != self.num_drafts + 1).any():
+            return None
+        num_before = ragged_aranges(np.zeros_like(num_tokens), num_tokens)
+        return StepRows(
+            request_ids=[self.request_ids[index] for index in np.repeat(np.arange(len(num_tokens)), num_tokens)],
+            rows=np.repeat(self.rows, num_tokens),
+            num_computed_tokens=np.repeat(self.num_computed_tokens, num_tokens) + num_before,
+            num_scheduled_tokens=np.ones_like(num_before),
+            num_drafts=num_before,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
