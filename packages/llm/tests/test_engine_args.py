@@ -115,6 +115,25 @@ def test_speculation_is_configured_by_a_mapping_or_its_json(tmp_path: Path, give
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative_config": {"method": "none"}},
+        {"device": "cuda"},
+        {"pipeline_parallel_size": 2},
+        {"async_scheduling": True},
+        {"runner": "echo"},
+    ],
+)
+def test_drafts_are_the_default_of_a_cpu_alone(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = str(write_model_folder(tmp_path))
+    _, engine = EngineArgs(folder, **{"device": "cpu", **options}).create_engine_config()
+    assert (engine.scheduler.speculative, engine.model.max_num_drafts, engine.model.max_num_logits) == (None, 0, 0)
+    _, engine = EngineArgs(folder, device="cpu", max_num_seqs=8).create_engine_config()
+    assert engine.scheduler.speculative is not None
+    assert (engine.scheduler.speculative.is_adaptive, engine.model.max_num_logits) == (True, 32)
+
+
+@pytest.mark.parametrize(
     ("given", "names"),
     [
         ("{", ["JSON"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmstack_core_scheduler.config import SchedulerConfig
+from llmstack_core_scheduler.draft_lengths import DraftLengths
 from llmstack_core_scheduler.ngram_drafts import NgramDrafts
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request
@@ -26,6 +27,9 @@ class Drafting:
         self.num_accepted = [0] * config.max_num_drafts
         self._source = NgramDrafts(config.speculative) if source is None and config.speculative else source
         self.has_source = self._source is not None
+        is_adaptive = config.speculative is not None and config.speculative.is_adaptive
+        self._lengths = DraftLengths(config.speculative) if config.speculative and is_adaptive else None
+        self._max_num_step_tokens = config.max_num_batched_tokens
         self._manager = manager
 
     def extend(self, plan: StepPlan) -> None:
@@ -35,7 +39,7 @@ class Drafting:
         for index, request in enumerate(plan.requests):
             if not plan.budget:
                 return
-            draft_token_ids = self._propose(self._source, request, plan.budget)
+            draft_token_ids = self._propose(self._source, request, plan)
             if not draft_token_ids:
                 continue
             new_block_ids = self._make_room(request, len(draft_token_ids))
@@ -44,11 +48,13 @@ class Drafting:
                 self.num_drafts += 1
                 self.num_draft_tokens += len(draft_token_ids)
 
-    def settle(self, request: Request, num_accepted: int, is_stale: bool) -> None:
+    def settle(self, request: Request, num_drafts: int, num_accepted: int, is_stale: bool) -> None:
         """Takes the slots of the rejected drafts back: the request's next tokens are computed into them.
 
         `is_stale` says that the request's blocks have gone since.
         """
+        if self._lengths is not None:
+            self._lengths.note_verified(request.request_id, num_drafts, num_accepted)
         for place in range(num_accepted):
             self.num_accepted[place] += 1
         request.num_tokens = len(request.token_ids)
@@ -59,15 +65,21 @@ class Drafting:
         """Tells the source that the request has ended or lost its row."""
         if self._source is not None:
             self._source.forget(request.request_id)
+        if self._lengths is not None:
+            self._lengths.forget(request.request_id)
 
-    def _propose(self, source: DraftSource, request: Request, budget: int) -> list[int]:
+    def _propose(self, source: DraftSource, request: Request, plan: StepPlan) -> list[int]:
         num_tokens = request.num_computed_tokens
         if num_tokens != len(request.token_ids) or request.num_tokens == num_tokens:
             return []  # it samples nothing, or its last token, or what it begins with is not known yet
         if request.arrival.sampling_params.use_beam_search:
             return []  # the row is forked after its next token
         # The row's own token follows the drafts, so one less than may still come; the last token needs no slot.
-        limit = min(len(self.num_accepted), budget, request.max_num_tokens - num_tokens - 1)
+        limit = min(len(self.num_accepted), plan.budget, request.max_num_tokens - num_tokens - 1)
+        if self._lengths is not None:
+            limit = self._lengths.limit(
+                request.request_id, limit, len(plan.rows), self._max_num_step_tokens - plan.budget
+            )
         if limit < 1:
             return []
         return list(source.propose(request.request_id, request.token_ids, limit))[:limit]

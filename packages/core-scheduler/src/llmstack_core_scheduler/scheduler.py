@@ -339,17 +339,15 @@ class Scheduler:
             return self._end_without_token(request, len(sampled_ids), output)
         new_token_ids, stop = append_until_stop(request, sampled_ids)
         if draft_token_ids:
-            self._settle_drafts(request, min(len(sampled_ids) - 1, len(new_token_ids)), step)
+            num_accepted = min(len(sampled_ids) - 1, len(new_token_ids))
+            self._drafting.settle(request, len(draft_token_ids), num_accepted, is_stale=step <= request.recompute_step)
+            if request.status is RequestStatus.RUNNING:
+                self._cache_blocks(request)  # only now is it known what they hold
         if stop is not None:
             self._retire(request, stop.status)
         elif not request.has_more_to_tell:
             return _make(EngineCoreOutput, (request.request_id, new_token_ids, None, None, None, None, -1, None, None))
         return build_output(request, new_token_ids, stop, output)
-
-    def _settle_drafts(self, request: Request, num_accepted: int, step: int) -> None:
-        self._drafting.settle(request, num_accepted, is_stale=step <= request.recompute_step)
-        if request.status is RequestStatus.RUNNING:
-            self._cache_blocks(request)  # only now is it known what they hold
 
     def _end_without_token(self, request: Request, num_tokens: int, output: ModelRunnerOutput) -> EngineCoreOutput:
         if num_tokens or request.arrival.pooling_params is None:

@@ -18,6 +18,12 @@ class SpeculativeConfig:
         num_speculative_tokens: Most draft tokens of one row, 1 to 64.
         prompt_lookup_max: Longest n-gram that is looked up, at most 32 tokens.
         prompt_lookup_min: Shortest one; shorter ones find more and guess worse.
+        is_adaptive: Whether a row has as many drafts as are expected to repay their cost, by how often the request's
+            drafts were right so far, and none in a step of more than `max_num_step_tokens`.
+        token_cost: What one more token adds to a step's time, over the time of a step of one token. A constant, so that
+            decisions depend on no clock.
+        max_num_step_tokens: Most tokens of a step with drafts, if they are adaptive.
+        needs_equal_bits: Whether there are drafts only where a row has the same bits in every batch.
 
     Raises:
         ValueError: A field is out of range; the text names it.
@@ -27,6 +33,10 @@ class SpeculativeConfig:
     num_speculative_tokens: int
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    is_adaptive: bool = False
+    token_cost: float = 0.125
+    max_num_step_tokens: int = 32
+    needs_equal_bits: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -40,3 +50,7 @@ class SpeculativeConfig:
                 f"prompt_lookup_min ({self.prompt_lookup_min}) and prompt_lookup_max ({self.prompt_lookup_max}) "
                 f"must lie in 1 to {MAX_PROMPT_LOOKUP}, the former not above the latter"
             )
+        if not 0.0 < self.token_cost <= 1.0:
+            raise ValueError(f"token_cost must be above 0 and at most 1, got {self.token_cost}")
+        if self.max_num_step_tokens < 2:
+            raise ValueError(f"max_num_step_tokens must be at least 2, got {self.max_num_step_tokens}")

@@ -89,7 +89,7 @@ def _build_with_runner(
     residency = make_block_residency(config, cache)
     events = make_event_bus(config, [hook for hook in (recorder, residency) if hook is not None], event_hooks)
     with timer.phase("build_scheduler"):
-        scheduler_config = replace(config.scheduler, max_model_len=max_model_len)
+        scheduler_config = choose_drafts(replace(config.scheduler, max_model_len=max_model_len), runner.backends())
         if not spec.is_causal:
             scheduler_config = with_whole_prompts(scheduler_config)
         kv_cache = build_cache(cache)
@@ -159,6 +159,16 @@ def resolve_async_scheduling(config: EngineConfig, device: str) -> bool:
     if config.scheduler.pipeline_parallel_size > 1:
         return False  # several steps are under way, each of requests whose tokens are known
     return device == "cuda" and not config.scheduler.max_num_drafts
+
+
+def choose_drafts(config: SchedulerConfig, backends: Mapping[str, str]) -> SchedulerConfig:
+    """Without drafts where they must change no bit, and the runner does not say that they change none."""
+    speculative = config.speculative
+    if speculative is None or not speculative.needs_equal_bits:
+        return config
+    has_drafts = backends.get("numeric_contract", "").startswith("holds")
+    logger.info("draft tokens: %s", "n-grams, where they are expected to repay their cost" if has_drafts else "none")
+    return config if has_drafts else replace(config, speculative=None)
 
 
 def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResidency | None:

@@ -20,6 +20,7 @@ from llmstack_llm.engine_options.execution import (
 )
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.engine_options.processes import EngineProcessOptions
+from llmstack_llm.engine_options.speculation import default_speculation
 from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import OptionsError, Problem
 
@@ -114,7 +115,7 @@ class EngineArgs(
     def _engine_config(self, model_config: ModelConfig, usage_context: UsageContext) -> EngineConfig:
         from llmstack_engine_core import EngineConfig
 
-        speculative = self.speculative_config
+        speculative = self._speculation()
         limits = {
             "max_model_len": model_config.max_model_len,
             "max_num_seqs": self.max_num_seqs,
@@ -138,7 +139,7 @@ class EngineArgs(
             "enable_lora": self.enable_lora, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank,
             "max_lora_bytes": self.max_lora_bytes,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
-            "max_num_drafts": speculative["num_speculative_tokens"] if speculative else 0, **limits,
+            **self._draft_limits(speculative), **limits,
         }  # fmt: skip
         scheduler = {
             "enable_chunked_prefill": self.enable_chunked_prefill, "policy": self.scheduling_policy,
@@ -223,6 +224,23 @@ class EngineArgs(
         if self.runner not in RUNNERS:
             return self.runner
         return "parallel" if self.num_ranks > 1 else "default"
+
+    def _speculation(self) -> Mapping[str, Any] | None:
+        if self.speculative_config is not None:
+            return self.speculative_config or None
+        is_local = self.runner_name in ("default", "parallel")  # other runners may verify no drafts
+        if not is_local or self.pipeline_parallel_size > 1 or self.async_scheduling:
+            return None
+        return default_speculation(self.device)
+
+    def _draft_limits(self, speculative: Mapping[str, Any] | None) -> Mapping[str, int]:
+        if speculative is None:
+            return {"max_num_drafts": 0, "max_num_logits": 0}
+        max_num_logits = max(self.max_num_seqs, speculative["max_num_step_tokens"])  # longer steps have no drafts
+        return {
+            "max_num_drafts": speculative["num_speculative_tokens"],
+            "max_num_logits": max_num_logits if speculative["is_adaptive"] else 0,
+        }
 
     def step_tokens(self, max_model_len: int, usage_context: UsageContext = UsageContext.OPENAI_API_SERVER) -> int:
         """Most tokens of a step, for a model with such a longest request."""

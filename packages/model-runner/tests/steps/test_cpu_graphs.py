@@ -68,6 +68,33 @@ def test_logits_of_captured_steps_are_bit_equal(tmp_path: Path, monkeypatch: pyt
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
+def test_steps_with_drafts_are_replayed_and_equal_eager_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gpt2_checkpoint(tmp_path, n_head=2)
+    seen: list[list[torch.Tensor]] = []
+    outputs = []
+    for enforce_eager in (True, False):
+        runner, driver = make_driver(tmp_path, enforce_eager=enforce_eager)
+        logits: list[torch.Tensor] = []
+        sample = runner._sampler.sample
+        monkeypatch.setattr(runner._sampler, "sample", lambda x, m: (logits.append(x.clone()), sample(x, m))[1])  # noqa: B023
+        for index in range(3):
+            driver.add(f"r{index}", [index, 2, 3, 5, 8][: 3 + index], SamplingParams(temperature=1.0, seed=index))
+        driver.run(1)
+        forward = runner._model.forward
+        num_forwards: list[int] = []
+        monkeypatch.setattr(runner._model, "forward", lambda *a: (num_forwards.append(1), forward(*a))[1])  # noqa: B023
+        for _ in range(3):  # the first step of them captures
+            drafts = {"r0": [7, 7, 7], "r2": [1]}
+            driver.step({"r2": 1, "r0": 1, "r1": 1}, drafts)
+            driver.step({"r1": 1, "r0": 1}, {"r1": [9, 9, 9, 9, 9]})
+        driver.step({"r0": 1}, {"r0": [5] * 40})  # too long
+        assert len(num_forwards) == (7 if enforce_eager else 2)
+        outputs.append(driver.outputs)
+        seen.append(logits)
+    assert outputs[0] == outputs[1]
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
 def test_large_batches_are_not_captured(tmp_path: Path) -> None:
     write_gpt2_checkpoint(tmp_path, n_head=2)
     outputs = []

@@ -18,6 +18,8 @@ class ModelRunnerConfig:
         max_num_batched_tokens: Upper bound of tokens in one step.
         max_num_seqs: Upper bound of rows in one step.
         max_num_drafts: Upper bound of draft tokens in one row.
+        max_num_logits: Upper bound of rows and draft tokens in one step, which bounds the memory of logits; 0 where
+            every row may have all of its drafts.
         device: `auto`, `cpu` or `cuda`.
         gpu_memory_utilization: Share of a GPU's memory that the process may use.
         enforce_eager: No graphs are captured: every step is launched operation by operation.
@@ -60,6 +62,7 @@ class ModelRunnerConfig:
     logits_processors: tuple[str, ...] = ()
     logprobs_mode: str = "raw_logprobs"
     max_num_drafts: int = 0
+    max_num_logits: int = 0
     quantization: str | None = None
     num_engines: int = 1
     hf_overrides: str = ""

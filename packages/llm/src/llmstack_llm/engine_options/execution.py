@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from llmstack_llm.engine_options.speculation import check_speculative_config
 from llmstack_llm.options.option import OptionGroup, option, option_mixin
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import (
@@ -15,24 +16,6 @@ from llmstack_types.vocabulary import (
     LogprobsMode,
     SchedulingPolicyName,
 )
-
-# Methods of vLLM that need a model besides the served one, or layers of it that draft.
-_DRAFT_METHODS = frozenset(
-    {"custom_class", "dflash", "dspark", "draft_model", "eagle", "eagle3", "extract_hidden_states", "medusa",
-     "mlp_speculator"}
-)  # fmt: skip
-
-
-def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of a `SpeculativeConfig`, defaults included."""
-    method = value.get("method", "draft_model" if value.get("model") else None)
-    if isinstance(method, str) and (method in _DRAFT_METHODS or method.endswith("mtp")):
-        raise ValueError(f"draft models are not supported yet (method '{method[:64]}'); the method 'ngram' needs none")
-    from llmstack_engine_core import SpeculativeConfig
-    from llmstack_engine_core.plain_data import from_plain, to_plain
-
-    checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
-    return checked
 
 
 def check_kv_events_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,7 +108,8 @@ class SchedulingOptions(OptionGroup):
             "--spec-model": (),
             "--spec-tokens": (),
         },
-        help="draft tokens that a step verifies; prompt_lookup_max and prompt_lookup_min bound the n-grams",
+        help="draft tokens that a step verifies; prompt_lookup_max and prompt_lookup_min bound the n-grams, and the "
+        "method 'none' makes no drafts (default: on a CPU, n-gram drafts where they are expected to repay their cost)",
         example='{"method": "ngram", "num_speculative_tokens": 5}',
     )
     structured_outputs_config: Mapping[str, Any] | None = option(

@@ -67,7 +67,8 @@ def host_kv_bytes_of(config: ModelRunnerConfig, spec: KVCacheSpec, *, is_size_gi
     length.
     """
     token_bytes = spec.bytes_per_block // spec.block_size * spec.num_layers // max(num_storage_layers(spec), 1)
-    num_logits = min(config.max_num_seqs * (1 + config.max_num_drafts), config.max_num_batched_tokens)
+    max_num_logits = config.max_num_logits or config.max_num_seqs * (1 + config.max_num_drafts)
+    num_logits = min(max_num_logits, config.max_num_batched_tokens)
     step_bytes = working_bytes(config.max_num_batched_tokens, num_logits, spec.vocab_size, token_bytes)
     if is_size_given:
         return obtainable_host_kv_bytes(step_bytes) // config.num_processes

@@ -81,7 +81,7 @@ class GraphRunner:
 
     def can_run(self, num_rows: int) -> bool:
         """Whether decode steps of so many rows are replayed, as far as is known."""
-        return not self._reason_for_none and 0 < num_rows <= _MAX_NUM_ROWS
+        return not self._reason_for_none and num_rows <= _MAX_NUM_ROWS
 
     def run(self, inputs: ModelInputs, is_adapted: bool = False) -> DecodeOutput | None:
         """Runs a step in which each row computes one token and samples; None if the step cannot be captured.
@@ -89,7 +89,7 @@ class GraphRunner:
         `is_adapted`: A row has an adapter. Which one is read when a step is replayed.
         """
         num_rows = len(inputs.sampling_indices)
-        if len(inputs.token_ids) != num_rows or not self.can_run(num_rows):
+        if self._reason_for_none or len(inputs.token_ids) != num_rows or not 0 < num_rows <= _MAX_NUM_ROWS:
             return None
         graph = self._graphs.get((num_rows, is_adapted))
         if graph is not None:

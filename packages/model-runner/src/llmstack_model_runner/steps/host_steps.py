@@ -92,7 +92,7 @@ class HostSteps:
     def run(self, step: StepRows, token_masks: MakeTokenMasks | None = None) -> PendingStep:
         """Computes rows that the batch contains."""
         batch, adapters = self._batch, self._adapters
-        decodes = self._split_drafts(step)
+        decodes = self._split_drafts(step) if step.num_drafts.any() else None
         with self._timing.phase("prepare"):
             inputs = prepare_inputs(batch, decodes or step, self._device)
             is_adapted = adapters is not None and adapters.begin_step(

@@ -36,12 +36,12 @@ class StepRows:
     num_drafts: IntArray  # [num_rows]
 
     def split_drafts(self) -> StepRows | None:
-        """The same tokens as one row each, all of which decode; None if the step does anything but decode with drafts.
+        """The same tokens as one row each, all of which decode; None if a row computes more than a token and drafts.
 
         Each of these rows samples the token of its own place.
         """
         num_tokens = self.num_scheduled_tokens
-        if not self.num_drafts.any() or (num_tokens != self.num_drafts + 1).any():
+        if (num_tokens != self.num_drafts + 1).any():
             return None
         num_before = ragged_aranges(np.zeros_like(num_tokens), num_tokens)
         return StepRows(

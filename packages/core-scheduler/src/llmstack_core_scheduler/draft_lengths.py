@@ -1,0 +1,94 @@
+"""How many drafts a row gets: as many as are expected to repay their cost."""
+
+from __future__ import annotations
+
+from llmstack_core_scheduler.speculative_config import SpeculativeConfig
+
+_NUM_REMEMBERED = 32
+"""Drafts that an acceptance rate remembers; when there are more, the weight of all of them is halved."""
+
+_NUM_STEPS_WITHOUT = 16
+"""Steps without drafts after which a request's rate is half forgotten, so that drafts are tried again."""
+
+
+class AcceptanceRate:
+    """How often the drafts of one request were right, of late; one half before any was verified.
+
+    Attributes:
+        num_tried: Drafts that were verified. After a wrong one the others are not.
+        num_right: Those that were right.
+    """
+
+    __slots__ = ("_num_steps_without", "num_right", "num_tried")
+
+    def __init__(self) -> None:
+        self.num_tried = 0
+        self.num_right = 0
+        self._num_steps_without = 0
+
+    def note_verified(self, num_drafts: int, num_right: int) -> None:
+        """Counts the drafts of one row, the first `num_right` of which were right."""
+        self._num_steps_without = 0
+        self.num_tried += min(num_right + 1, num_drafts)
+        self.num_right += num_right
+        if self.num_tried > _NUM_REMEMBERED:
+            self._halve()
+
+    def note_step_without(self) -> None:
+        """Counts a step in which drafts were not worth their cost."""
+        self._num_steps_without += 1
+        if self._num_steps_without == _NUM_STEPS_WITHOUT:
+            self._num_steps_without = 0
+            self._halve()
+
+    def max_length(self, least_chance: float, limit: int) -> int:
+        """The most drafts in a row of which the last is right with a chance of at least `least_chance`."""
+        rate = chance = (self.num_right + 1) / (self.num_tried + 2)
+        length = 0
+        while length < limit and chance >= least_chance:
+            length += 1
+            chance *= rate
+        return length
+
+    def _halve(self) -> None:
+        self.num_tried //= 2
+        self.num_right //= 2
+
+
+class DraftLengths:
+    """Bounds the drafts of each row by the acceptance rate of its request and by the cost of a token.
+
+    A draft is worth its cost if the tokens that it adds to the step, over those that the step has without it, exceed
+    what it adds to the step's time. A step of n tokens takes 1 + `token_cost` n, in units of its constant part, and its
+    r rows give r tokens. So a draft that is right with the chance p is worth it if p / r >= `token_cost` / (1 +
+    `token_cost` n). Nothing here depends on a clock.
+    """
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._token_cost = config.token_cost
+        self._max_num_step_tokens = config.max_num_step_tokens
+        self._rates: dict[str, AcceptanceRate] = {}
+
+    def limit(self, request_id: str, limit: int, num_rows: int, num_step_tokens: int) -> int:
+        """At most `limit` drafts for a row of a step that has so many rows and tokens already."""
+        limit = min(limit, self._max_num_step_tokens - num_step_tokens)
+        if limit < 1:
+            return 0
+        rate = self._rates.get(request_id)
+        if rate is None:
+            rate = self._rates[request_id] = AcceptanceRate()
+        least_chance = num_rows * self._token_cost / (1.0 + self._token_cost * num_step_tokens)
+        length = rate.max_length(least_chance, limit)
+        if not length:
+            rate.note_step_without()
+        return length
+
+    def note_verified(self, request_id: str, num_drafts: int, num_right: int) -> None:
+        """Counts the verified drafts of a row."""
+        rate = self._rates.get(request_id)
+        if rate is not None:
+            rate.note_verified(num_drafts, num_right)
+
+    def forget(self, request_id: str) -> None:
+        """Drops what is known of a request that has ended or lost its row."""
+        self._rates.pop(request_id, None)

@@ -1,0 +1,94 @@
+"""Adaptive drafts: as many as repay their cost, by what was right before."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmstack_core_scheduler import Scheduler, SchedulerConfig, SpeculativeConfig
+from llmstack_core_scheduler.draft_lengths import AcceptanceRate, DraftLengths
+from llmstack_core_scheduler.testing import FakeKVCacheManager
+from llmstack_types import EngineCoreRequest, ModelRunnerOutput, SamplingParams
+
+CONFIG = SpeculativeConfig("ngram", 8, is_adaptive=True)
+
+
+def run(lengths, is_right, num_steps=200, num_rows=1):
+    """Numbers of drafts of the request's steps, all of which are right or none."""
+    found = []
+    for _ in range(num_steps):
+        length = lengths.limit("a", 8, num_rows, num_rows)
+        found.append(length)
+        if length:
+            lengths.note_verified("a", length, length if is_right else 0)
+    return found
+
+
+def test_right_drafts_become_longer_and_wrong_ones_end():
+    right, wrong = run(DraftLengths(CONFIG), is_right=True), run(DraftLengths(CONFIG), is_right=False)
+    assert right[0] == wrong[0] == 3
+    assert right[-1] == 8
+    assert sum(wrong) < 0.4 * len(wrong)
+    assert sum(wrong[100:]) > 0  # they are tried again, in case the text has changed
+
+
+def test_after_a_long_failure_a_repetition_is_found_again():
+    lengths = DraftLengths(CONFIG)
+    run(lengths, is_right=False)
+    assert run(lengths, is_right=True, num_steps=60)[-1] == 8
+
+
+def test_more_rows_need_a_better_chance_and_a_large_step_has_no_drafts():
+    firsts = [DraftLengths(CONFIG).limit("a", 8, num_rows, num_rows) for num_rows in (1, 2, 4, 8, 16, 31, 32)]
+    assert firsts == sorted(firsts, reverse=True)
+    assert (firsts[0], firsts[-1]) == (3, 0)
+    assert DraftLengths(CONFIG).limit("a", 8, 1, 31) == 1
+    assert DraftLengths(CONFIG).limit("a", 8, 1, 512) == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60), st.floats(0.01, 1.0))
+def test_a_longer_row_never_follows_from_a_higher_demand(verified, least_chance):
+    rate = AcceptanceRate()
+    for num_drafts, num_right in verified:
+        rate.note_verified(num_drafts, min(num_right, num_drafts))
+    assert 0 <= rate.num_right <= rate.num_tried <= 40
+    lengths = [rate.max_length(chance, 8) for chance in (least_chance / 2, least_chance, 1.0)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] == 0
+
+
+def test_what_is_known_of_a_request_ends_with_its_row():
+    lengths = DraftLengths(CONFIG)
+    run(lengths, is_right=True)
+    lengths.forget("a")
+    assert lengths.limit("a", 8, 1, 1) == 3
+    lengths.forget("nothing")
+
+
+class Wrong:
+    def propose(self, request_id, token_ids, max_num_tokens):
+        return [7] * max_num_tokens
+
+    def forget(self, request_id):
+        pass
+
+
+def test_a_scheduler_learns_which_drafts_are_right():
+    config = SchedulerConfig(max_num_batched_tokens=64, max_model_len=64, speculative=CONFIG)
+    scheduler = Scheduler(config, FakeKVCacheManager(40, 4), draft_source=Wrong())
+    scheduler.add_request(EngineCoreRequest("a", [1, 2, 3], SamplingParams(max_tokens=50)))
+    numbers = []
+    for _ in range(50):
+        scheduled = scheduler.schedule(0.0)
+        (row,) = scheduled.scheduled_requests
+        numbers.append(len(row.draft_token_ids))
+        scheduler.update_from_output(scheduled, ModelRunnerOutput(["a"], [[1]]), 0.0)
+    assert numbers[:3] == [3, 2, 1]
+    assert sum(numbers) < 25
+
+
+@pytest.mark.parametrize("fields", [{"token_cost": 0.0}, {"token_cost": 1.5}, {"max_num_step_tokens": 1}])
+def test_costs_out_of_range_are_refused(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        replace(CONFIG, **fields)

@@ -1,0 +1,39 @@
+"""Draft tokens: what `--speculative-config` says, and what holds without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Methods of vLLM that need a model besides the served one, or layers of it that draft.
+_DRAFT_METHODS = frozenset(
+    {"custom_class", "dflash", "dspark", "draft_model", "eagle", "eagle3", "extract_hidden_states", "medusa",
+     "mlp_speculator"}
+)  # fmt: skip
+
+
+def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a `SpeculativeConfig`, defaults included; none for the method `none`, which makes no drafts."""
+    method = value.get("method", "draft_model" if value.get("model") else None)
+    if method == "none" and len(value) == 1:
+        return {}
+    if isinstance(method, str) and (method in _DRAFT_METHODS or method.endswith("mtp")):
+        raise ValueError(f"draft models are not supported yet (method '{method[:64]}'); the method 'ngram' needs none")
+    from llmstack_engine_core import SpeculativeConfig
+    from llmstack_engine_core.plain_data import from_plain, to_plain
+
+    checked: Mapping[str, Any] = to_plain(from_plain(SpeculativeConfig, value))
+    return checked
+
+
+def default_speculation(device: str) -> Mapping[str, Any] | None:
+    """Drafts on a CPU, as far as they are expected to repay their cost; None where a GPU may be used.
+
+    On a CPU a step of a few tokens takes hardly longer than one of one token. The engine core makes no drafts if they
+    could change a bit of an answer.
+    """
+    if device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))):
+        return None
+    adaptive = {"is_adaptive": True, "needs_equal_bits": True}
+    return check_speculative_config({"method": "ngram", "num_speculative_tokens": 6, **adaptive})
