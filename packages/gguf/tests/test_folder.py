@@ -17,15 +17,15 @@ from llmstack_gguf import (
     Header,
     TensorInfo,
     TensorType,
-    architecture,
     cache_folder,
     folder,
     gguf_file,
     model_folder,
-    tensor_name,
+    target_of,
 )
 from llmstack_gguf.architecture import llama_3_factors, model_config
 from llmstack_gguf.tokenizer import tokenizer_files
+from llmstack_gguf.variants import share_of
 
 F32, Q4_K = TensorType("F32", 1, 4), TensorType("Q4_K", 256, 144)
 METADATA: dict[str, Any] = {
@@ -82,7 +82,7 @@ def test_the_configuration_says_what_the_metadata_says() -> None:
     ("changes", "message"),
     [
         ({"general.architecture": "mamba"}, "the architecture 'mamba' is not supported as GGUF; llama, qwen2, qwen3"),
-        ({"llama.expert_count": 8}, "mixtures of experts"),
+        ({"llama.expert_count": 8}, "a tensor for each expert"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": -1}, "llama.block_count is missing or no count"),
         ({"llama.block_count": "2"}, "llama.block_count is missing or no count"),
@@ -107,18 +107,62 @@ def test_scalings_of_rope_are_kept() -> None:
 def test_factors_of_llama_3_are_recognized_and_others_refused() -> None:
     factors = llama_3_factors(32.0, 8192, 500_000.0, 64)
     big = {"llama.embedding_length": 256, "llama.rope.freq_base": 500_000.0}
-    found = model_config(header(big), factors)["rope_scaling"]
+    found = model_config(header(big), {"rope_freqs.weight": factors})["rope_scaling"]
     assert (found["rope_type"], found["factor"]) == ("llama3", 32.0)
     with pytest.raises(GGUFError, match="not those of Llama 3"):
-        model_config(header(big), [factor * 1.1 for factor in factors])
+        model_config(header(big), {"rope_freqs.weight": [factor * 1.1 for factor in factors]})
 
 
 def test_names_are_those_of_repositories() -> None:
-    assert tensor_name("blk.12.ffn_down.weight") == "model.layers.12.mlp.down_proj.weight"
-    assert tensor_name("output_norm.weight") == "model.norm.weight"
-    assert tensor_name("something.else") == "something.else"
-    assert architecture.has_interleaved_heads(header(), "blk.0.attn_k.weight")
-    assert not architecture.has_interleaved_heads(header(), "blk.0.attn_v.weight")
+    names = [
+        "blk.12.ffn_down.weight",
+        "output_norm.weight",
+        "blk.0.attn_k.weight",
+        "blk.0.attn_v.weight",
+        "something.else",
+    ]
+    found = header(tensors={name: TensorInfo((32, 32), F32, 0, 4096) for name in names})
+    down, norm, keys, values, other = (target_of(found, name) for name in names)
+    assert down.names == ("model.layers.12.mlp.down_proj.weight",)
+    assert norm.names == ("model.norm.weight",)
+    assert other.names == ("something.else",)
+    assert keys.has_interleaved_heads
+    assert not values.has_interleaved_heads
+
+
+EXPERTS = {"llama.expert_count": 4, "llama.expert_used_count": 2}
+
+
+def test_experts_of_one_tensor_have_a_name_each() -> None:
+    stacked = {"blk.3.ffn_gate_exps.weight": TensorInfo((4, 64, 32), F32, 0, 32768)}
+    found = header(EXPERTS, tensors=stacked)
+    target = target_of(found, "blk.3.ffn_gate_exps.weight")
+    assert target.is_experts
+    assert target.names[3] == "model.layers.3.block_sparse_moe.experts.3.w1.weight"
+    flat = header(EXPERTS, tensors={"blk.3.ffn_gate_exps.weight": TensorInfo((4, 2048), F32, 0, 32768)})
+    with pytest.raises(GGUFError, match="not that of experts"):
+        target_of(flat, "blk.3.ffn_gate_exps.weight")
+    with pytest.raises(GGUFError, match="a tensor for each expert"):
+        model_config(found)
+    first = header(EXPERTS, tensors={"blk.0.ffn_gate_exps.weight": TensorInfo((4, 64, 32), F32, 0, 32768)})
+    config = model_config(first)
+    assert (config["architectures"], config["num_local_experts"]) == (["MixtralForCausalLM"], 4)
+
+
+def test_long_factors_of_phi_3_are_in_the_configuration() -> None:
+    changes = {key.replace("llama.", "phi3."): value for key, value in METADATA.items() if key.startswith("llama.")}
+    changes |= {"general.architecture": "phi3", "phi3.rope.scaling.original_context_length": 64}
+    changes |= {"phi3.rope.dimension_count": 6, "phi3.attention.sliding_window": 128}
+    factors = {"rope_factors_long.weight": [2.0, 3.0, 4.0], "rope_factors_short.weight": [1.0, 1.0, 1.5]}
+    found = model_config(header(changes), factors)
+    assert found["rope_scaling"]["long_factor"] == [2.0, 3.0, 4.0]
+    assert int(found["partial_rotary_factor"] * found["head_dim"]) == 6
+    assert found["sliding_window"] is None  # as long as the context
+
+
+def test_a_share_of_a_head_gives_its_number_of_dimensions_again() -> None:
+    for head_dim in range(2, 257):
+        assert all(int(share_of(number, head_dim) * head_dim) == number for number in range(2, head_dim + 1, 2))
 
 
 def test_a_sentencepiece_model_merges_by_score() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llmstack_gguf.architecture import ROPE_FACTORS, generation_config, model_config
+from llmstack_gguf.architecture import ROPE_TENSORS, generation_config, model_config
 from llmstack_gguf.header import GGUFError, Header, read_header
 from llmstack_gguf.tokenizer import tokenizer_files
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LINK_NAME = "model.gguf"
 MAX_FOLDERS = 32
 _MAX_ROPE_FACTORS = 4096
-_FORMAT = "1"
+_FORMAT = "2"
 """Is part of a folder's name, and changes when the conversion does."""
 
 
@@ -95,15 +95,18 @@ def _contents(file: Path, header: Header) -> dict[str, Any]:
     return contents
 
 
-def _rope_factors(file: Path, header: Header) -> list[float] | None:
-    info = header.tensors.get(ROPE_FACTORS)
-    if info is None:
-        return None
-    if info.type.name != "F32" or info.num_bytes > 4 * _MAX_ROPE_FACTORS:
-        raise GGUFError(f"{ROPE_FACTORS} is no list of float32 numbers.")
-    with file.open("rb") as data:
-        data.seek(info.start)
-        return list(struct.unpack(f"<{info.num_bytes // 4}f", data.read(info.num_bytes)))
+def _rope_factors(file: Path, header: Header) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for name in ROPE_TENSORS:
+        info = header.tensors.get(name)
+        if info is None:
+            continue
+        if info.type.name != "F32" or info.num_bytes > 4 * _MAX_ROPE_FACTORS:
+            raise GGUFError(f"{name} is no list of float32 numbers.")
+        with file.open("rb") as data:
+            data.seek(info.start)
+            found[name] = list(struct.unpack(f"<{info.num_bytes // 4}f", data.read(info.num_bytes)))
+    return found
 
 
 def _own_cache() -> Path:

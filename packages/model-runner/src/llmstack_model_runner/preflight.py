@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llmstack_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
+from llmstack_gguf import CLASS_NAMES as GGUF_CLASS_NAMES
 from llmstack_model_files import (
     ModelFilesError,
     TensorInfo,
@@ -75,7 +75,7 @@ def readable_formats(architecture: str, model_impl: str = "auto") -> tuple[str, 
     """Formats of quantized checkpoints that the code reads which would run an architecture."""
     if model_impl == "transformers" or architecture not in supported_architectures():
         return ()
-    has_gguf = any(entry.class_name == architecture for entry in GGUF_ARCHITECTURES.values())
+    has_gguf = architecture in GGUF_CLASS_NAMES
     return tuple(word for word in words_of(CheckpointQuantization) if word != "gguf" or has_gguf)
 
 

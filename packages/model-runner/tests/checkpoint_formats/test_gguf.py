@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from model_runner_helpers.gguf_models import SIZES, TYPES, meaning, random_data, write_model
 from model_runner_helpers.paged_harness import PagedHarness
+from safetensors.torch import save_file
 
-from llmstack_gguf import TENSOR_TYPES, Header, TensorInfo, read_header, tensor_name
+from llmstack_gguf import TENSOR_TYPES, Header, TensorInfo, read_header, target_of
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_files import resolve_model
 from llmstack_model_runner.checkpoint_formats import gguf
@@ -69,8 +71,20 @@ def interleaved(weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "is_tied"), [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", True)]
-)
+    ("architecture", "is_tied"),
+    [
+        ("llama", False),
+        ("mixtral", False),
+        ("gemma2", True),
+        ("gpt2", True),
+        *(
+            pytest.param(architecture, architecture.startswith("gemma"), marks=pytest.mark.full)
+            for architecture in (
+                "qwen2", "qwen3", "qwen3moe", "gemma", "gemma3", "phi2", "phi3", "stablelm",
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_a_model_of_a_file_computes_what_transformers_does_with_the_weights_it_means(
     architecture: str, is_tied: bool, tmp_path: Path
 ) -> None:
@@ -82,22 +96,39 @@ def test_a_model_of_a_file_computes_what_transformers_does_with_the_weights_it_m
     load_weights(model, folder, dtype=torch.float32, checkpoint_format=read_format(config))
     found = PagedHarness(model, torch.float32).step([("a", PROMPT)])  # type: ignore[arg-type]  # it is a decoder
 
-    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "dtype")}
-    reference = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(**plain), dtype=torch.float32
-    ).eval()
     header = read_header(tmp_path / "model.gguf")
-    state = {tensor_name(name): named(header, name, tensor) for name, tensor in meant.items()}
-    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
-    reference.load_state_dict(state)
+    repository = write_repository(tmp_path / "repository", header, architecture, config, meant)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(repository, dtype=torch.float32).eval()
     with torch.inference_mode():
         expected = reference(torch.tensor([PROMPT])).logits[0, -1]
+    assert expected.std() > 1e-3
     assert (found.reshape(-1, SIZES["vocab"])[-1] - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
-def named(header: Header, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    is_query_or_key = name.endswith(("attn_q.weight", "attn_k.weight"))
-    return interleaved(tensor) if header.architecture == "llama" and is_query_or_key else tensor
+def write_repository(
+    folder: Path, header: Header, architecture: str, config: dict[str, Any], meant: dict[str, torch.Tensor]
+) -> Path:
+    """What the file was converted from, by the rules of llama.cpp's converter."""
+    state = {}
+    for name, tensor in meant.items():
+        placed = tensor
+        if architecture in ("llama", "mixtral") and name.endswith(("attn_q.weight", "attn_k.weight")):
+            placed = interleaved(tensor)
+        if architecture.startswith("gemma") and "norm" in name:
+            placed = tensor - 1
+        if architecture == "gpt2" and name.startswith("blk.") and name.endswith("weight") and tensor.ndim == 2:
+            placed = tensor.t()
+        target = target_of(header, name)
+        parts = placed.unbind() if target.is_experts else (placed,)
+        state |= {key: part.clone().contiguous() for key, part in zip(target.names, parts, strict=True)}
+    if "lm_head.weight" not in state:
+        table = "transformer.wte.weight" if architecture == "gpt2" else "model.embed_tokens.weight"
+        state["lm_head.weight"] = state[table].clone()
+    folder.mkdir()
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "dtype")}
+    (folder / "config.json").write_text(json.dumps(plain), encoding="utf-8")
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def test_a_file_is_checked_before_torch_and_its_weights_are_counted_with_their_bits(tmp_path: Path) -> None:

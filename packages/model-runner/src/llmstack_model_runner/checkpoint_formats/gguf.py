@@ -13,19 +13,13 @@ from pathlib import Path
 
 import torch
 
-from llmstack_gguf import (
-    GGUFError,
-    Header,
-    TensorInfo,
-    has_interleaved_heads,
-    read_header,
-    tensor_name,
-)
+from llmstack_gguf import ROPE_TENSORS, GGUFError, Header, Target, TensorInfo, read_header, target_of
 from llmstack_kernels.linear import StoredWeight
 
 _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
-_ROPE_FACTORS = "rope_freqs.weight"  # which config.json has
+_TABLES = (_EMBEDDINGS, "position_embd.weight")
+_HEAD_NAME = "lm_head.weight"
 
 
 def read_gguf(path: Path, head_dim: int) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
@@ -39,20 +33,31 @@ def read_gguf(path: Path, head_dim: int) -> Iterator[tuple[str, torch.Tensor | S
     """
     try:
         header = read_header(path)
+        targets = {name: target_of(header, name) for name in header.tensors if name not in ROPE_TENSORS}
     except GGUFError as error:
         raise ValueError(str(error)) from None
     with path.open("rb") as file:
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # ends with the last tensor that looks into it
     data = torch.frombuffer(view, dtype=torch.uint8)
-    for name, info in header.tensors.items():
-        if name == _ROPE_FACTORS:
-            continue
-        tensor = _ordered(header, name, _read(data, name, info), head_dim)
-        if name == _EMBEDDINGS and _HEAD not in header.tensors:
-            yield tensor_name(_HEAD), tensor
-        if isinstance(tensor, StoredWeight) and name == _EMBEDDINGS:
-            tensor = tensor.dequantize(torch.float32)
-        yield tensor_name(name), tensor
+    for name, target in targets.items():
+        for own_name, info in _parts(header, name, target):
+            tensor = _placed(_read(data, name, info), name, target, head_dim)
+            if name == _EMBEDDINGS and _HEAD not in header.tensors:
+                yield _HEAD_NAME, tensor
+            if isinstance(tensor, StoredWeight) and name in _TABLES:
+                tensor = tensor.dequantize(torch.float32)
+            yield own_name, tensor
+
+
+def _parts(header: Header, name: str, target: Target) -> Iterator[tuple[str, TensorInfo]]:
+    """Name and place of each of a tensor's parts, which are the whole tensor or the experts."""
+    info = header.tensors[name]
+    if not target.is_experts:
+        yield target.names[0], info
+        return
+    num_bytes = info.num_bytes // len(target.names)
+    for expert, own_name in enumerate(target.names):
+        yield own_name, TensorInfo(info.shape[1:], info.type, info.start + expert * num_bytes, num_bytes)
 
 
 def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | StoredWeight:
@@ -70,13 +75,17 @@ def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | Sto
         raise ValueError(f"{name[:128]} cannot be read as {info.type.name}: {error}") from None
 
 
-def _ordered(
-    header: Header, name: str, tensor: torch.Tensor | StoredWeight, head_dim: int
+def _placed(
+    tensor: torch.Tensor | StoredWeight, name: str, target: Target, head_dim: int
 ) -> torch.Tensor | StoredWeight:
-    """Rows of queries and keys in the order of halves that are rotated together; files of Llama have pairs."""
-    if not has_interleaved_heads(header, name):
+    """A tensor as repositories store it; quantized weights are [outputs, inputs] always."""
+    if target.is_offset and isinstance(tensor, torch.Tensor):
+        return tensor.float() - 1
+    if target.is_transposed and isinstance(tensor, torch.Tensor):
+        return tensor.t()
+    if not target.has_interleaved_heads:
         return tensor
-    num_rows = tensor.shape[0]
+    num_rows = tensor.shape[0]  # in the order of pairs that are rotated together; here halves are
     if num_rows % head_dim:
         raise ValueError(f"{name[:128]} has {num_rows} rows, which are no heads of {head_dim}.")
     order = torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)

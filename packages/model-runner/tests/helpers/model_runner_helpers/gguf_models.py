@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ _SCALES: Mapping[str, tuple[int, ...]] = {
     "Q6_K": (208,),
 }  # fmt: skip
 TYPES = (*_SCALES, "F32", "F16", "BF16")
-SIZES = {"hidden": 256, "heads": 4, "kv_heads": 2, "inner": 512, "layers": 2, "vocab": 300, "positions": 64}
+SIZES = {
+    "hidden": 256,
+    "heads": 4,
+    "kv_heads": 2,
+    "inner": 512,
+    "layers": 2,
+    "vocab": 300,
+    "positions": 64,
+    "experts": 4,
+}
 
 
 def random_data(kind: str, shape: tuple[int, int], seed: int, scale: float = 0.002) -> np.ndarray:
@@ -44,23 +54,24 @@ def meaning(data: np.ndarray, kind: str) -> torch.Tensor:
 def write_model(
     path: Path, architecture: str, kind_of: Callable[[str], str], *, is_tied: bool = False, has_tokenizer: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Writes a file; the tensors that it means, by their names in it."""
-    writer = gguf.GGUFWriter(path, architecture)
-    _add_metadata(writer)
+    """Writes a file; the tensors that it means, by their names in it. `mixtral` is `llama` with experts."""
+    writer = gguf.GGUFWriter(path, "llama" if architecture == "mixtral" else architecture)
+    _add_metadata(writer, architecture)
     if has_tokenizer:
         add_tokenizer(writer)
     meant: dict[str, torch.Tensor] = {}
     for seed, (name, shape) in enumerate(_shapes(architecture, is_tied).items()):
         if len(shape) == 1:
             values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.1
-            meant[name] = values + 1 if "norm" in name else values
+            meant[name] = values + 1 if "norm" in name and name.endswith("weight") else values
             writer.add_tensor(name, meant[name].numpy())
             continue
-        kind = kind_of(name)
-        data = random_data(kind, (shape[0], shape[1]), seed)
-        meant[name] = meaning(data, kind)
+        kind = "F32" if name.startswith("position_embd") or "gate_inp" in name else kind_of(name)  # as llama.cpp
+        *outer, num_rows, num_inputs = shape
+        data = random_data(kind, (math.prod(outer) * num_rows, num_inputs), seed)
+        meant[name] = meaning(data, kind).reshape(shape)
         raw = data.view(np.float32) if kind == "F32" else data.view(np.float16) if kind == "F16" else data
-        writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+        writer.add_tensor(name, raw.reshape(*outer, num_rows, -1), raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -90,32 +101,95 @@ def gguf_bytes() -> list[str]:
     return [table[byte] for byte in range(256)]
 
 
-def _add_metadata(writer: Any) -> None:
+def _add_metadata(writer: Any, architecture: str) -> None:
     writer.add_context_length(SIZES["positions"])
     writer.add_embedding_length(SIZES["hidden"])
     writer.add_block_count(SIZES["layers"])
     writer.add_feed_forward_length(SIZES["inner"])
     writer.add_head_count(SIZES["heads"])
+    if architecture in ("gpt2", "phi2", "stablelm"):
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
+    if architecture == "gpt2":
+        return
     writer.add_head_count_kv(SIZES["kv_heads"])
-    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
+    if architecture in ("mixtral", "qwen3moe"):
+        writer.add_expert_count(SIZES["experts"])
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(SIZES["inner"])
+    if architecture in ("phi2", "stablelm"):
+        writer.add_rope_dimension_count(32)
+    if architecture == "stablelm":
+        writer.add_parallel_residual(False)
+    if architecture in ("gemma2", "gemma3"):
+        writer.add_sliding_window(5)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(20.0)
+        writer.add_final_logit_softcapping(15.0)
 
 
 def _shapes(architecture: str, is_tied: bool) -> dict[str, tuple[int, ...]]:
-    hidden, inner, head_dim = SIZES["hidden"], SIZES["inner"], SIZES["hidden"] // SIZES["heads"]
-    kv_size = SIZES["kv_heads"] * head_dim
+    hidden = SIZES["hidden"]
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (SIZES["vocab"], hidden)}
+    if architecture == "gpt2":
+        shapes["position_embd.weight"] = (SIZES["positions"], hidden)
     for index in range(SIZES["layers"]):
-        layer = {
-            "attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,), "attn_q.weight": (hidden, hidden),
-            "attn_k.weight": (kv_size, hidden), "attn_v.weight": (kv_size, hidden),
-            "attn_output.weight": (hidden, hidden), "ffn_gate.weight": (inner, hidden),
-            "ffn_up.weight": (inner, hidden), "ffn_down.weight": (hidden, inner),
-        }  # fmt: skip
-        if architecture == "qwen2":
-            layer |= {"attn_q.bias": (hidden,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
-        if architecture == "qwen3":
-            layer |= {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
+        layer = {**_attention_shapes(architecture), **_feed_forward_shapes(architecture)}
         shapes |= {f"blk.{index}.{name}": shape for name, shape in layer.items()}
-    shapes["output_norm.weight"] = (hidden,)
+    shapes |= _norm_shapes(architecture, "output_norm")
+    if architecture == "phi2":
+        shapes["output.bias"] = (SIZES["vocab"],)
     return shapes if is_tied else shapes | {"output.weight": (SIZES["vocab"], hidden)}
+
+
+def _norm_shapes(architecture: str, *names: str) -> dict[str, tuple[int, ...]]:
+    kinds = ("weight", "bias") if architecture in ("gpt2", "phi2", "stablelm") else ("weight",)
+    return {f"{name}.{kind}": (SIZES["hidden"],) for name in names for kind in kinds}
+
+
+def _attention_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
+    hidden, head_dim = SIZES["hidden"], SIZES["hidden"] // SIZES["heads"]
+    kv_size = SIZES["kv_heads"] * head_dim
+    shapes: dict[str, tuple[int, ...]] = _norm_shapes(architecture, "attn_norm")
+    if architecture in ("gpt2", "phi3"):
+        kv_size = hidden if architecture == "gpt2" else kv_size
+        shapes["attn_qkv.weight"] = (hidden + 2 * kv_size, hidden)
+    else:
+        shapes |= {"attn_q.weight": (hidden, hidden), "attn_k.weight": (kv_size, hidden)}
+        shapes["attn_v.weight"] = (kv_size, hidden)
+    shapes["attn_output.weight"] = (hidden, hidden)
+    if architecture == "gpt2":
+        shapes |= {"attn_qkv.bias": (3 * hidden,), "attn_output.bias": (hidden,)}
+    if architecture in ("qwen2", "phi2", "stablelm"):
+        shapes |= {"attn_q.bias": (hidden,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
+    if architecture == "phi2":
+        shapes["attn_output.bias"] = (hidden,)
+    if architecture in ("qwen3", "qwen3moe", "gemma3"):
+        shapes |= {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
+    return shapes
+
+
+def _feed_forward_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
+    hidden, inner, experts = SIZES["hidden"], SIZES["inner"], SIZES["experts"]
+    if architecture == "phi2":
+        return {
+            "ffn_up.weight": (inner, hidden), "ffn_up.bias": (inner,),
+            "ffn_down.weight": (hidden, inner), "ffn_down.bias": (hidden,),
+        }  # fmt: skip
+    names = ("ffn_norm",)
+    if architecture in ("gemma2", "gemma3"):
+        names = ("ffn_norm", "post_attention_norm", "post_ffw_norm")
+    shapes = _norm_shapes(architecture, *names)
+    if architecture in ("mixtral", "qwen3moe"):
+        return shapes | {
+            "ffn_gate_inp.weight": (experts, hidden), "ffn_gate_exps.weight": (experts, inner, hidden),
+            "ffn_up_exps.weight": (experts, inner, hidden), "ffn_down_exps.weight": (experts, hidden, inner),
+        }  # fmt: skip
+    if architecture == "phi3":
+        return shapes | {"ffn_up.weight": (2 * inner, hidden), "ffn_down.weight": (hidden, inner)}
+    shapes |= {"ffn_up.weight": (inner, hidden), "ffn_down.weight": (hidden, inner)}
+    if architecture == "gpt2":
+        return shapes | {"ffn_up.bias": (inner,), "ffn_down.bias": (hidden,)}
+    return shapes | {"ffn_gate.weight": (inner, hidden)}

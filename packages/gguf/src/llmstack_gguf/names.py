@@ -1,0 +1,213 @@
+"""Architectures of GGUF files, and what their tensors are called in repositories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from llmstack_gguf.header import GGUFError, Header
+
+_ENDS: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_ATTENTION: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
+_HEAD_NORMS: Mapping[str, str] = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_GATED: Mapping[str, str] = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_AROUND: Mapping[str, str] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What differs between the architectures.
+
+    Attributes:
+        class_name: Entry of `architectures` in `config.json`.
+        model_type: The same of `model_type`.
+        ends: Names of what is in no layer, of files and of repositories.
+        layer: The same of a layer. `{}` is the number of an expert, of which the file has all in one tensor.
+        layers: What names of layers begin with in repositories.
+        interleaves_heads: Whether rows of queries and keys are stored in the order of pairs that are rotated together.
+        has_offset_norms: Whether scales of norms are stored as what they are, and in repositories without 1.
+        is_transposed: Whether repositories store matrices of layers as [inputs, outputs].
+    """
+
+    class_name: str
+    model_type: str
+    layer: Mapping[str, str]
+    ends: Mapping[str, str]
+    layers: str = "model.layers."
+    interleaves_heads: bool = False
+    has_offset_norms: bool = False
+    is_transposed: bool = False
+
+
+_LLAMA = Architecture("LlamaForCausalLM", "llama", {**_ATTENTION, **_GATED}, _ENDS, interleaves_heads=True)
+_QWEN_3 = replace(
+    _LLAMA,
+    class_name="Qwen3ForCausalLM",
+    model_type="qwen3",
+    layer={**_ATTENTION, **_HEAD_NORMS, **_GATED},
+    interleaves_heads=False,
+)
+_GEMMA = replace(
+    _LLAMA, class_name="GemmaForCausalLM", model_type="gemma", interleaves_heads=False, has_offset_norms=True
+)
+_GEMMA_2 = replace(
+    _GEMMA, class_name="Gemma2ForCausalLM", model_type="gemma2", layer={**_ATTENTION, **_GATED, **_AROUND}
+)
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": _LLAMA,
+    "qwen2": replace(_LLAMA, class_name="Qwen2ForCausalLM", model_type="qwen2", interleaves_heads=False),
+    "qwen3": _QWEN_3,
+    "qwen3moe": replace(
+        _QWEN_3,
+        class_name="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        layer={
+            **_ATTENTION,
+            **_HEAD_NORMS,
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+            "ffn_up_exps": "mlp.experts.{}.up_proj",
+            "ffn_down_exps": "mlp.experts.{}.down_proj",
+        },
+    ),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA_2,
+    "gemma3": replace(
+        _GEMMA_2,
+        class_name="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        layer={**_ATTENTION, **_HEAD_NORMS, **_GATED, **_AROUND},
+    ),
+    "phi2": Architecture(
+        "PhiForCausalLM",
+        "phi",
+        {**_ATTENTION, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        {**_ENDS, "output_norm": "model.final_layernorm"},
+    ),
+    "phi3": Architecture(
+        "Phi3ForCausalLM",
+        "phi3",
+        {
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        },
+        _ENDS,
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        {
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
+        layers="transformer.h.",
+        is_transposed=True,
+    ),
+    "stablelm": Architecture("StableLmForCausalLM", "stablelm", {**_ATTENTION, **_GATED}, _ENDS),
+}
+_MIXTRAL = replace(
+    _LLAMA,
+    class_name="MixtralForCausalLM",
+    model_type="mixtral",
+    layer={
+        **_ATTENTION,
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+)
+CLASS_NAMES = frozenset(entry.class_name for entry in (*ARCHITECTURES.values(), _MIXTRAL))
+_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z0-9_]+)\.(weight|bias)")
+_EXPERTS = "_exps"
+_MAX_EXPERTS = 4096
+
+
+class Target(NamedTuple):
+    """What becomes of a tensor of a file.
+
+    Attributes:
+        names: Of each of its parts in repositories.
+        is_experts: Its parts are experts; otherwise it is one part.
+        has_interleaved_heads: Its rows must be put into order for RoPE by halves.
+        is_offset: 1 is subtracted, as repositories store it.
+        is_transposed: Repositories store it the other way around.
+    """
+
+    names: tuple[str, ...]
+    is_experts: bool = False
+    has_interleaved_heads: bool = False
+    is_offset: bool = False
+    is_transposed: bool = False
+
+
+def architecture_of(header: Header) -> Architecture:
+    """What a file's architecture is in repositories.
+
+    Raises:
+        GGUFError: It is not supported.
+    """
+    found = ARCHITECTURES.get(header.architecture)
+    if found is None:
+        raise GGUFError(
+            f"the architecture {header.architecture[:64]!r} is not supported as GGUF; {', '.join(ARCHITECTURES)} are."
+        )
+    return _MIXTRAL if found is _LLAMA and header.metadata.get("llama.expert_count") else found
+
+
+def target_of(header: Header, name: str) -> Target:
+    """What becomes of a tensor, by its name in the file; one that is not known keeps its name.
+
+    Raises:
+        GGUFError: Its shape is not that of experts.
+    """
+    architecture, shape = architecture_of(header), header.tensors[name].shape
+    layer = _LAYER.fullmatch(name)
+    if layer is None or layer[2] not in architecture.layer:
+        part, _, kind = name.rpartition(".")
+        is_norm = part == "output_norm"
+        named = f"{architecture.ends[part]}.{kind}" if part in architecture.ends else name
+        return Target((named,), is_offset=is_norm and architecture.has_offset_norms)
+    number, part, kind = layer.groups()
+    named = f"{architecture.layers}{number}.{architecture.layer[part]}.{kind}"
+    if part.endswith(_EXPERTS):
+        if len(shape) != 3 or shape[0] > _MAX_EXPERTS:
+            raise GGUFError(f"{name[:128]} has the shape {list(shape)[:4]}, which is not that of experts.")
+        return Target(tuple(named.format(expert) for expert in range(shape[0])), is_experts=True)
+    return Target(
+        (named,),
+        has_interleaved_heads=architecture.interleaves_heads and part in ("attn_q", "attn_k"),
+        is_offset=architecture.has_offset_norms and part.endswith("_norm"),
+        is_transposed=architecture.is_transposed and len(shape) == 2,
+    )

@@ -1,0 +1,157 @@
+"""Fields of `config.json` in which the architectures of GGUF files differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llmstack_gguf.header import GGUFError, Header, Value
+
+PARTLY_ROTATED = frozenset({"phi2", "phi3", "stablelm"})
+"""Architectures that may rotate a part of each head."""
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+# Layers of the models whose scores have a factor of their own, which files do not say.
+_LARGE_GEMMA: Mapping[str, int] = {"gemma2": 46, "gemma3": 62}
+
+
+class Values:
+    """Values of the architecture's own keys."""
+
+    def __init__(self, metadata: Mapping[str, Value], architecture: str) -> None:
+        self._metadata = metadata
+        self.prefix = architecture
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        found = self._metadata.get(f"{self.prefix}.{name}", default)
+        if type(found) is not int or found < 0:
+            raise GGUFError(f"{self.prefix}.{name} is missing or no count.")
+        return found
+
+    def number(self, name: str, default: float | None = None) -> float:
+        found = self._metadata.get(f"{self.prefix}.{name}", default)
+        if not isinstance(found, int | float) or not math.isfinite(found):
+            raise GGUFError(f"{self.prefix}.{name} is missing or no number.")
+        return float(found)
+
+    def text(self, name: str, default: str) -> str:
+        found = self._metadata.get(f"{self.prefix}.{name}", default)
+        return found if isinstance(found, str) else default
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """A value that is true or false."""
+        return self._metadata.get(f"{self.prefix}.{name}", default) is True
+
+
+def share_of(rotary_dim: int, head_dim: int) -> float:
+    """The part of each head that is rotated, so that its product with `head_dim` is no less than `rotary_dim`."""
+    share = rotary_dim / head_dim if head_dim else 0.0
+    return share if share * head_dim >= rotary_dim else math.nextafter(share, 2.0)
+
+
+def gpt2_fields(values: Values) -> dict[str, Any]:
+    """The fields of GPT-2, whose names are its own."""
+    return {
+        "n_embd": values.integer("embedding_length"),
+        "n_head": values.integer("attention.head_count"),
+        "n_layer": values.integer("block_count"),
+        "n_positions": values.integer("context_length"),
+        "n_inner": values.integer("feed_forward_length"),
+        "layer_norm_epsilon": values.number("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+def variant_fields(
+    header: Header, values: Values, common: Mapping[str, Any], rope_factors: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """What an architecture has beside, or instead of, the fields that all have.
+
+    Raises:
+        GGUFError: A variant is not supported, or a value is missing.
+    """
+    if header.architecture == "phi3":
+        return _phi3(values, common, rope_factors)
+    return _FIELDS.get(header.architecture, _with_experts)(header, values, common)
+
+
+_Fields = Callable[[Header, Values, Mapping[str, Any]], dict[str, Any]]
+
+
+def _with_experts(header: Header, values: Values, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Llama and Qwen, with experts and without."""
+    fields: dict[str, Any] = {"rms_norm_eps": values.number("attention.layer_norm_rms_epsilon")}
+    num_experts = values.integer("expert_count", 0)
+    if not num_experts:
+        return fields
+    if "blk.0.ffn_gate_exps.weight" not in header.tensors:
+        raise GGUFError("it has a tensor for each expert, as old files do; convert the model again.")
+    fields["num_experts_per_tok"] = values.integer("expert_used_count")
+    if header.architecture == "llama":
+        return fields | {"num_local_experts": num_experts}
+    if header.architecture != "qwen3moe":
+        raise GGUFError("mixtures of experts of this architecture are not supported.")
+    inner_size = values.integer("expert_feed_forward_length")
+    return fields | {"num_experts": num_experts, "moe_intermediate_size": inner_size, "norm_topk_prob": True}
+
+
+def _gemma(header: Header, values: Values, common: Mapping[str, Any]) -> dict[str, Any]:
+    tanh = "gelu_pytorch_tanh"
+    fields: dict[str, Any] = {
+        "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
+        "hidden_act": tanh,
+        "hidden_activation": tanh,
+    }
+    if header.architecture == "gemma":
+        return fields
+    is_large = common["num_hidden_layers"] == _LARGE_GEMMA[header.architecture]
+    num_heads, hidden_size = common["num_attention_heads"], common["hidden_size"]
+    fields["query_pre_attn_scalar"] = hidden_size // num_heads if is_large else common["head_dim"]
+    fields["sliding_window"] = values.integer("attention.sliding_window")
+    if header.architecture == "gemma2":
+        caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+        return fields | {name: values.number(name, default) for name, default in caps.items()}
+    return fields | {"rope_theta": values.number("rope.freq_base", 1e6), "rope_local_base_freq": 10_000.0}
+
+
+def _phi2(header: Header, values: Values, common: Mapping[str, Any]) -> dict[str, Any]:
+    if "blk.0.attn_q.weight" not in header.tensors:
+        raise GGUFError("queries, keys and values in one tensor are not supported for this architecture.")
+    return {"layer_norm_eps": values.number("attention.layer_norm_epsilon"), "hidden_act": "gelu_new"}
+
+
+def _stablelm(header: Header, values: Values, common: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "layer_norm_eps": values.number("attention.layer_norm_epsilon"),
+        "use_parallel_residual": values.flag("use_parallel_residual", default=False),
+        "use_qkv_bias": "blk.0.attn_q.bias" in header.tensors,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in header.tensors,
+    }
+
+
+def _phi3(values: Values, common: Mapping[str, Any], rope_factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    window = values.integer("attention.sliding_window", 0)
+    fields: dict[str, Any] = {
+        "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
+        "sliding_window": window if 0 < window < common["max_position_embeddings"] else None,
+        "pad_token_id": None,  # transformers' default is beyond small vocabularies
+    }
+    if LONG_FACTORS in rope_factors:
+        original = values.integer("rope.scaling.original_context_length")
+        fields["original_max_position_embeddings"] = original
+        fields["rope_scaling"] = {
+            "rope_type": "longrope",
+            "short_factor": [*rope_factors.get(SHORT_FACTORS, ())],
+            "long_factor": [*rope_factors[LONG_FACTORS]],
+            "original_max_position_embeddings": original,
+        }
+    return fields
+
+
+_FIELDS: Mapping[str, _Fields] = {
+    "gemma": _gemma,
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+    "phi2": _phi2,
+    "stablelm": _stablelm,
+}
