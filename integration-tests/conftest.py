@@ -22,6 +22,7 @@ import openai
 import psutil
 import pytest
 from server_calls import PROMPTS, complete
+from two_machines import Namespaces
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -178,6 +179,14 @@ def demo_server(serve: Callable[..., Any]) -> Iterator[Server]:
     """The embedded demo model, as `make serve` starts it, shared by the tests that leave no trace in it."""
     with serve() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> Iterator[Namespaces]:
+    """Two machines; skips where they are forbidden."""
+    places = Namespaces()
+    yield places
+    places.close()
 
 
 def shared_model(name: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from two_machines import Namespaces
 
 import llmstack_demo_model
 from llmstack_engine_core.commands.cluster_key import ClusterKeyCommand
@@ -24,44 +24,6 @@ from llmstack_server.options.command_line import add_serve_arguments, settings_f
 from llmstack_server.options.config import config_from
 
 PORT = 29600
-FIRST, OTHER = "10.77.0.1", "10.77.0.2"
-# In namespaces of its own: two machines with a cable between them, without an open port anywhere.
-SET_UP = f"""
-mount -t tmpfs none /run &&
-ip netns add first && ip netns add other &&
-ip link add cable netns first type veth peer name cable netns other &&
-for place in first other; do ip -n $place link set lo up; ip -n $place link set cable up; done &&
-ip -n first address add {FIRST}/24 dev cable && ip -n other address add {OTHER}/24 dev cable &&
-echo ready && exec cat
-"""
-
-
-class Namespaces:
-    """Two machines as network namespaces, which need no privileges and end with this object."""
-
-    first, address = ("first",), FIRST
-
-    def __init__(self) -> None:
-        self._holder = subprocess.Popen(
-            ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", SET_UP],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        assert self._holder.stdout is not None
-        self.is_there = self._holder.stdout.readline() == b"ready\n"
-
-    def prefix(self, machine: str) -> list[str]:
-        return [*self._enter(), "ip", "netns", "exec", machine]
-
-    def set_cable(self, state: str) -> None:
-        subprocess.run([*self._enter(), "ip", "-n", "other", "link", "set", "cable", state], check=True)
-
-    def _enter(self) -> list[str]:
-        return ["nsenter", f"--target={self._holder.pid}", "--user", "--net", "--mount", "--preserve-credentials"]
-
-    def close(self) -> None:
-        self._holder.communicate(timeout=10)  # closes its input, which ends it
 
 
 class Loopback:
@@ -71,19 +33,6 @@ class Loopback:
 
     def prefix(self, machine: str) -> list[str]:
         return []
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[Namespaces]:
-    if not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
-        pytest.skip("needs the commands unshare, nsenter and ip")
-    places = Namespaces()
-    try:
-        if not places.is_there:
-            pytest.skip("this machine forbids network namespaces")
-        yield places
-    finally:
-        places.close()
 
 
 class Stream(threading.Thread):

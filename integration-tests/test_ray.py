@@ -36,8 +36,9 @@ def free_port() -> int:
 class Cluster:
     """A head node and another one, as an operator starts them; both are this machine."""
 
-    def __init__(self, folder: Path, *, has_token: bool) -> None:
+    def __init__(self, folder: Path, num_cpus: int, *, has_token: bool) -> None:
         self._folder = folder
+        self._num_cpus = num_cpus
         self.address = f"127.0.0.1:{free_port()}"
         self.env = {
             "RAY_ADDRESS": self.address, "RAY_USAGE_STATS_ENABLED": "0",
@@ -53,7 +54,8 @@ class Cluster:
         self.nodes.append(self._start(f"--address={self.address}"))
 
     def _start(self, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", *options]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={self._num_cpus}"]
+        command += options
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | self.env
         if "--head" in options:
             del environment["RAY_ADDRESS"]
@@ -67,6 +69,11 @@ class Cluster:
             time.sleep(0.1)
         return node
 
+    def num_ranks(self, number: int) -> int:
+        """Ranks of a model that run on a node."""
+        processes = psutil.Process(self.nodes[number].pid).children(recursive=True)
+        return sum("llmstack_parallel.rank" in process.cmdline() for process in processes)
+
     def kill(self, number: int) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             node = psutil.Process(self.nodes[number].pid)
@@ -77,9 +84,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(*, has_token: bool) -> Iterator[Cluster]:
+def cluster(*, has_token: bool, num_cpus: int = 1) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a short path: Ray has sockets there
-        one = Cluster(Path(folder), has_token=has_token)
+        one = Cluster(Path(folder), num_cpus, has_token=has_token)
         try:
             yield one
         finally:
@@ -109,7 +116,7 @@ def read_all(server: Any, meanwhile: Callable[[], None] | None = None) -> list[s
     def read(number: int) -> None:
         stream = server.client.completions.create(
             model="llmstack-demo", prompt=f"Stream {number} goes on", max_tokens=150, stream=True,
-            extra_body={"ignore_eos": True},
+            temperature=0.0, extra_body={"ignore_eos": True},
         )  # fmt: skip
         for chunk in stream:
             texts[number] += chunk.choices[0].text
@@ -146,4 +153,22 @@ def test_a_cluster_that_asks_for_no_token_is_refused(launch: Callable[..., Any],
         server = launch(*echo_model(tmp_path), *options(tmp_path), env=ray.env)
         assert server.process.wait(120) == 1
         assert "asks for no token" in server.log
+        assert "Traceback" not in server.log
+
+
+def test_streams_go_on_when_the_node_of_a_rank_is_killed(launch: Callable[..., Any], tmp_path: Path) -> None:
+    key_file = tmp_path / "cluster.key"
+    subprocess.run([sys.executable, "-m", "llmstack_command", "cluster-key", str(key_file)], check=True)
+    line = ["-pp", "3", "--distributed-executor-backend", "ray", "--trust-cluster-network", "lo"]
+    line += ["--cluster-key-file", str(key_file), "--max-model-len", "512"]
+    with cluster(has_token=True, num_cpus=2) as ray:
+        server = launch(*line, env=ray.env)
+        server.wait_until_ready()
+        assert "they exchange data by NodesExchange" in server.log
+        assert [ray.num_ranks(number) for number in (0, 1)] == [1, 1]  # stages are spread
+        expected = read_all(server)
+        assert len(set(expected)) == 4
+        assert read_all(server, lambda: ray.kill(1)) == expected
+        assert ray.num_ranks(0) == 2
+        assert server.stop() == 0
         assert "Traceback" not in server.log

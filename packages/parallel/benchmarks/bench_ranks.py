@@ -18,7 +18,7 @@ import torch
 import zmq
 
 from llmstack_kernels.collective import SharedGroup
-from llmstack_parallel.channel import ZmqChannel
+from llmstack_parallel.channel import local_channel
 from llmstack_parallel.messages import Answer, StepMessage, decode, encode
 from llmstack_types import ScheduledRequest, SchedulerOutput
 
@@ -45,14 +45,14 @@ def measure_control() -> float:
         address = f"ipc://{folder}/rank.sock"
 
         def answer() -> None:
-            channel = ZmqChannel(zmq.Context(), address, binds=True)
+            channel = local_channel(zmq.Context(), address, binds=True)
             for _ in range(NUM_REPEATS):
                 decode(1, channel.receive() or b"")
                 channel.send(encode(1, Answer()))
             time.sleep(0.3)  # the last answer has to arrive
 
         pid = in_child(answer)
-        channel = ZmqChannel(zmq.Context(), address, binds=False)
+        channel = local_channel(zmq.Context(), address, binds=False)
         times = []
         for number in range(NUM_REPEATS):
             start = time.perf_counter()

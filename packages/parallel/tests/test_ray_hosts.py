@@ -10,6 +10,7 @@ from llmstack_engine_core import EngineConfig
 from llmstack_engine_core.client.hosts import make_launcher
 from llmstack_engine_core.config import HostsConfig
 from llmstack_parallel.ray_hosts import bundle, cluster_address
+from llmstack_parallel.ray_ranks import bundles_for
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
 
@@ -33,3 +34,19 @@ def test_an_engine_core_gets_its_share_of_the_smallest_node_or_a_gpu_for_each_ra
     assert bundle([{"CPU": 16.0}, {"CPU": 8.0}], 2, 1) == {"CPU": 4.0}
     assert bundle([{"CPU": 1.0}], 4, 1) == {"CPU": 1.0}
     assert bundle([{"CPU": 16.0, "GPU": 8.0}], 2, 4) == {"CPU": 1.0, "GPU": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nodes", "share", "bundles"),
+    [
+        ((2, 2), [{"CPU": 8.0}, {"CPU": 8.0}], {"CPU": 4.0}, [(1,), (2, 3)]),
+        ((4, 1), [{"CPU": 4.0, "GPU": 4.0}], {"CPU": 1.0, "GPU": 1.0}, [(1, 2, 3)]),
+        ((4, 1), [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}], {"CPU": 1.0, "GPU": 1.0}, [(1,), (2,), (3,)]),
+        ((1, 3), [{"CPU": 1.0}], {"CPU": 1.0}, [(1,), (2,)]),
+    ],
+)
+def test_the_ranks_of_a_stage_are_on_one_node_where_it_is_large_enough(
+    sizes: tuple[int, int], nodes: list[dict[str, float]], share: dict[str, float], bundles: list[tuple[int, ...]]
+) -> None:
+    config = ModelRunnerConfig("model", tensor_parallel_size=sizes[0], pipeline_parallel_size=sizes[1])
+    assert bundles_for(config, nodes) == (share, bundles)

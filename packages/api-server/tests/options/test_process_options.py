@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +14,8 @@ from llmstack_server.options.command_line import SERVE_OPTIONS, add_serve_argume
 from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.process_options import ProcessConfig
+from llmstack_server.serving.launcher import demo_model_path
+from llmstack_types import RankPlacement
 
 
 def config(*line: str) -> ServeConfig:
@@ -42,7 +46,11 @@ def test_flags_say_how_many_processes_there_are(line: list[str], expected: Proce
 
 
 HOSTS = ["-dp", "4"]
-JOINED = ["--data-parallel-address", "10.0.0.1", "--cluster-key-file", "keys"]
+EXTERNAL = ["--distributed-executor-backend", "external_launcher"]
+NODES = [*EXTERNAL, "--nnodes", "2"]
+KEYS = ["--cluster-key-file", "keys"]
+MASTER = ["--master-addr", "10.0.0.1", *KEYS]
+JOINED = ["--data-parallel-address", "10.0.0.1", *KEYS]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +78,19 @@ JOINED = ["--data-parallel-address", "10.0.0.1", "--cluster-key-file", "keys"]
             ["--data-parallel-backend ray", "Ray starts the engine cores"],
         ),
         ([*HOSTS, *JOINED, "-dpl", "2", "--engine-address", "ipc:///a", "ipc:///b"], ["join by themselves"]),
+        (["-pp", "2", "--nnodes", "2"], ["--nnodes 2 needs --distributed-executor-backend external_launcher"]),
+        (["-pp", "2", *NODES, *KEYS], ["--nnodes 2 needs --master-addr"]),
+        (["-pp", "2", *NODES, "--master-addr", "10.0.0.1"], ["--nnodes 2 needs --cluster-key-file"]),
+        (["-tp", "2", *NODES, *MASTER], ["--tensor-parallel-size 2 over", "needs --trust-cluster-network"]),
+        (["-tp", "3", *NODES, *MASTER], ["--nnodes 2 cannot share the 3 ranks of --tensor-parallel-size 3"]),
+        (["-pp", "2", *NODES, *MASTER, "--node-rank", "2"], ["--node-rank 2 is too large for --nnodes 2"]),
+        (["-pp", "2", *NODES, *MASTER, "-dp", "2"], ["--nnodes 2 and --data-parallel-size-local 2 exclude"]),
+        (["-pp", "2", *NODES, *MASTER, *HOSTS, *JOINED, "-dpb", "ray"], ["--nnodes 2 and --data-parallel-backend ray"]),
+        (["--distributed-executor-backend", "ray"], ["ray has no ranks to place; --data-parallel-backend ray"]),
+        (
+            ["-tp", "2", "--distributed-executor-backend", "ray"],
+            ["ray needs --trust-cluster-network", "ray needs --cluster-key-file"],
+        ),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused_by_name(line: list[str], flags: list[str]):
@@ -77,6 +98,17 @@ def test_flags_that_contradict_each_other_are_refused_by_name(line: list[str], f
         config(*line)
     assert caught.value.exit_code == 2
     assert all(flag in str(caught.value) for flag in flags)
+
+
+def test_machines_that_share_a_model_are_placed_and_the_default_is_this_machine_alone():
+    engine = replace(config("-pp", "2", *NODES, *MASTER, "--node-rank", "1").engine, model=demo_model_path())
+    placement = engine.create_engine_config()[1].model.placement
+    assert placement == RankPlacement(
+        "external_launcher", 2, 1, "tcp://10.0.0.1:29501", os.path.abspath("keys"), "", 5.0
+    )
+    for line in (["-tp", "2"], ["-tp", "2", *EXTERNAL]):
+        engine = replace(config(*line).engine, model=demo_model_path())
+        assert engine.create_engine_config()[1].model.placement is None
 
 
 def test_a_size_reaches_the_engine():

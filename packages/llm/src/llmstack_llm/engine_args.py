@@ -135,7 +135,7 @@ class EngineArgs(
             "digest_weight_content": self.has_other_hosts or self.digests_weight_content,
             "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
-            "enable_expert_parallel": self.enable_expert_parallel,
+            "enable_expert_parallel": self.enable_expert_parallel, "placement": self._placement(),
             "enable_lora": self.enable_lora, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank,
             "max_lora_bytes": self.max_lora_bytes,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
@@ -192,6 +192,24 @@ class EngineArgs(
             "size": self.data_parallel_size, "num_local": self.num_local_engines,
             "start_rank": self.data_parallel_start_rank, "heartbeat_timeout_s": self.cluster_timeout,
             "allow_mixed_numerics": self.allow_mixed_numerics, "backend": self.data_parallel_backend,
+            "allow_ray_without_token": self.allow_ray_without_token,
+        }  # fmt: skip
+
+    def _placement(self) -> dict[str, Any] | None:
+        """The machines that share the ranks of one model, if there are several.
+
+        Raises:
+            EngineStartError: The address of the first one cannot be found.
+        """
+        if self.num_nodes == 1:
+            return None
+        from llmstack_engine_core.ipc.addresses import resolved, tcp_address
+
+        address = "" if self.master_addr is None else tcp_address(resolved(self.master_addr), self.master_port)
+        return {
+            "launcher": self.distributed_executor_backend, "num_nodes": self.num_nodes, "node": self.node_rank,
+            "address": address, "key_file": os.path.abspath(self.cluster_key_file or ""),
+            "interface": self.trust_cluster_network or "", "silence_s": self.cluster_timeout,
             "allow_ray_without_token": self.allow_ray_without_token,
         }  # fmt: skip
 

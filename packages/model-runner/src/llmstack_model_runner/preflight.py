@@ -154,8 +154,9 @@ def _rank_problems(config: ModelRunnerConfig, model_config: Mapping[str, Any], r
     if config.enable_expert_parallel and 0 < num_experts < tp_size:
         yield f"enable_expert_parallel: {num_experts} experts cannot be spread over tensor_parallel_size {tp_size}."
     num_gpus = len(list((root / "dev").glob("nvidia[0-9]*")))
-    if (config.device == "cuda" or (config.device == "auto" and num_gpus)) and num_gpus < config.num_ranks:
-        yield f"{config.num_ranks} ranks need a GPU each, and the machine has {num_gpus}; use --device cpu or fewer."
+    if (config.device == "cuda" or (config.device == "auto" and num_gpus)) and num_gpus < config.num_local_ranks:
+        num_ranks = config.num_local_ranks
+        yield f"{num_ranks} ranks need a GPU each, and the machine has {num_gpus}; use --device cpu or fewer."
 
 
 def _may_be_known_to_transformers(name: str, origin: str | None) -> bool:

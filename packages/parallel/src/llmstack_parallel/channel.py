@@ -11,25 +11,36 @@ _LINGER_MS = 200
 _RECONNECT_MS = 20
 
 
+def local_channel(context: zmq.Context[zmq.Socket[bytes]], address: str, *, binds: bool) -> ZmqChannel:
+    """Listens on an address of a private directory, or connects to it, also before the other side listens.
+
+    Raises:
+        zmq.ZMQError: It cannot be listened on.
+    """
+    socket = context.socket(zmq.PAIR)
+    set_limits(socket)
+    if binds:
+        socket.bind(address)
+    else:
+        socket.connect(address)
+    return ZmqChannel(socket)
+
+
+def set_limits(socket: zmq.Socket[bytes], high_water_mark: int = _HIGH_WATER_MARK) -> None:
+    """Bounds what a pair of sockets holds, before it listens or connects."""
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.SNDHWM, high_water_mark)
+    socket.setsockopt(zmq.RCVHWM, high_water_mark)
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+
+
 class ZmqChannel:
     """One end of a pair of sockets; used by one thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, *, binds: bool) -> None:
-        """Listens on the address, or connects to it, also before the other side listens.
-
-        Raises:
-            zmq.ZMQError: It cannot be listened on.
-        """
-        self._socket = context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        if binds:
-            self._socket.bind(address)
-        else:
-            self._socket.connect(address)
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        """`socket`: Is of type PAIR, and listens or connects already."""
+        self._socket = socket
 
     def send(self, frame: bytes) -> None:
         """Queues a frame.

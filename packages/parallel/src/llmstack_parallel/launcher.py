@@ -6,19 +6,16 @@ import logging
 import secrets
 import select
 import shutil
-import socket
-import subprocess
 import threading
-from dataclasses import dataclass
 
 import zmq
 
 from llmstack_engine_core.ipc.sockets import make_private_directory
-from llmstack_engine_core.waiting_process import start_module
-from llmstack_parallel.channel import ZmqChannel
+from llmstack_parallel.channel import ZmqChannel, local_channel
 from llmstack_parallel.exchange import SHARED_MEMORY, make_exchange
 from llmstack_parallel.protocols import Channel, Exchange
-from llmstack_parallel.rank_order import RankOrder, send_rank_order
+from llmstack_parallel.rank_order import RankOrder
+from llmstack_parallel.rank_processes import RankProcess, end_ranks, start_rank
 from llmstack_parallel.segments import Segments
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError, ModelRunnerConfig
@@ -26,15 +23,7 @@ from llmstack_types.log_lines import log_format_in_use
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 2.0
 _MAX_EPOCH = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    rank: int
-    popen: subprocess.Popen[bytes]
-    lifeline: socket.socket
 
 
 class ProcessPeers:
@@ -59,7 +48,7 @@ class ProcessPeers:
         self.channels: dict[int, Channel] = {}
         self._directory = make_private_directory()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._processes: list[_Process] = []
+        self._processes: list[RankProcess] = []
         self._sockets: list[ZmqChannel] = []
         self._lost: str | None = None
         self._stopping = threading.Event()
@@ -80,17 +69,15 @@ class ProcessPeers:
         try:
             for rank in topology.peers:
                 address = f"ipc://{self._directory / f'rank-{rank}.sock'}"
-                channel = ZmqChannel(self._context, address, binds=False)
+                channel = local_channel(self._context, address, binds=False)
                 self._sockets.append(channel)
                 self.channels[rank] = channel
                 own = segments.of_rank(rank)
-                process = _start_process(rank, own.descriptors)
-                self._processes.append(process)
                 level = logging.getLevelName(logger.getEffectiveLevel())
                 order = RankOrder(
                     config, rank, self.epoch, address, backend, self._directory, own, level, log_format_in_use()
                 )
-                send_rank_order(process.lifeline, order)
+                self._processes.append(start_rank(order))
             return make_exchange(backend, topology, 0, segments.of_rank(0), self._directory)
         finally:
             segments.close()  # the processes have inherited them
@@ -103,18 +90,11 @@ class ProcessPeers:
         """Process of each rank."""
         return {process.rank: process.popen.pid for process in self._processes}
 
-    def stop(self) -> None:
+    def stop(self, *, is_over: bool = True) -> None:
         """Ends all ranks, by force where they do not end by themselves. Idempotent."""
         self._stopping.set()
         processes, self._processes = self._processes, []
-        for process in processes:
-            process.lifeline.shutdown(socket.SHUT_RDWR)  # ends the rank, wherever it is
-        for process in processes:
-            try:
-                process.popen.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.popen.kill()
-                process.popen.wait()
+        end_ranks(processes)
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
         for process in processes:
@@ -135,24 +115,6 @@ class ProcessPeers:
         if self._stopping.is_set():
             return
         process = fd_to_process[ready[0][0]]
-        try:
-            status = process.popen.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            status = None
-        how = "does not answer" if status is None else f"ended with status {status}"
-        self._lost = f"{self._topology.describe(process.rank)} {how}; its log says more"
+        self._lost = process.describe_loss(self._topology)
         logger.error("%s", self._lost)
         self.exchange.abort()
-
-
-def _start_process(rank: int, descriptors: list[int]) -> _Process:
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            # Threads of a rank would spin for milliseconds after each operation, on cores that other ranks need.
-            environment = {"GOMP_SPINCOUNT": "1000"}
-            popen = start_module("llmstack_parallel.rank", [theirs.fileno(), *descriptors], environment)
-    except OSError:
-        ours.close()
-        raise
-    return _Process(rank, popen, ours)

@@ -60,6 +60,7 @@ class _Tag(IntEnum):
     STEP = 2
     MASKS = 3
     ADAPTER = 4
+    MEET = 5
     ANSWER = 16
     FAILURE = 17
 
@@ -106,6 +107,19 @@ class AdapterMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class MeetMessage:
+    """Where ranks of several nodes find each other.
+
+    Attributes:
+        link: Where a rank listens for the stage before. A rank sends its own, and gets that of the next stage.
+        store: Where ranks of torch.distributed meet; empty where they do not.
+    """
+
+    link: str = ""
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A call was successful; its numbers are the results."""
 
@@ -120,7 +134,7 @@ class Failure:
     numbers: tuple[int, ...] = field(default=(), init=False)
 
 
-Message = CallMessage | StepMessage | MasksMessage | AdapterMessage | Answer | Failure
+Message = CallMessage | StepMessage | MasksMessage | AdapterMessage | MeetMessage | Answer | Failure
 
 
 def encode(epoch: int, message: Message) -> bytes:
@@ -210,6 +224,7 @@ def _decode_adapter(values: list[Any]) -> AdapterMessage:
 
 _COUNT = fields.integer()
 _IDENTITY = fields.text(1024, 1)
+_ADDRESS = fields.text(256)
 _PATH = fields.text(4096)
 _REASON = fields.text(4096)
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
@@ -222,6 +237,7 @@ _ENCODERS: Final[Mapping[type, tuple[_Tag, Callable[[Any], list[Any]]]]] = {
         lambda message: [message.number, list(message.masks.request_ids), bytes(message.masks.bits)],
     ),
     AdapterMessage: (_Tag.ADAPTER, lambda message: [int(message.call), message.identity, message.path]),
+    MeetMessage: (_Tag.MEET, lambda message: [message.link, message.store]),
     Answer: (_Tag.ANSWER, lambda message: [list(message.numbers)]),
     Failure: (_Tag.FAILURE, lambda message: [message.reason[:4096]]),
 }
@@ -230,6 +246,7 @@ _DECODERS: Final[Mapping[int, tuple[int, Callable[[list[Any]], Message]]]] = {
     _Tag.STEP: (4, _decode_step),
     _Tag.MASKS: (3, _decode_masks),
     _Tag.ADAPTER: (3, _decode_adapter),
+    _Tag.MEET: (2, lambda values: MeetMessage(_ADDRESS(values[0], "link"), _ADDRESS(values[1], "store"))),
     _Tag.ANSWER: (1, lambda values: Answer(_numbers(values[0], "numbers"))),
     _Tag.FAILURE: (1, lambda values: Failure(_REASON(values[0], "reason"))),
 }

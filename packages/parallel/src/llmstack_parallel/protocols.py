@@ -60,6 +60,9 @@ class Peers(Protocol):
         """Which rank has ended, and how; None while all run."""
         ...
 
-    def stop(self) -> None:
-        """Ends all of them. Idempotent."""
+    def stop(self, *, is_over: bool = True) -> None:
+        """Ends all of them. Idempotent.
+
+        `is_over`: For good; otherwise others are about to take their place.
+        """
         ...

@@ -17,8 +17,10 @@ import threading
 import torch
 import zmq
 
-from llmstack_parallel.channel import ZmqChannel
+from llmstack_parallel.channel import ZmqChannel, local_channel
 from llmstack_parallel.exchange import make_exchange
+from llmstack_parallel.messages import MeetMessage, decode, encode
+from llmstack_parallel.protocols import Exchange
 from llmstack_parallel.rank_loop import RankLoop
 from llmstack_parallel.rank_order import RankOrder, receive_rank_order
 from llmstack_parallel.topology import Topology
@@ -51,10 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _serve(order: RankOrder, topology: Topology) -> None:
-    if order.backend == "nccl":
-        torch.cuda.set_device(order.rank)
-    channel = ZmqChannel(zmq.Context.instance(), order.address, binds=True)
-    exchange = make_exchange(order.backend, topology, order.rank, order.segments, order.directory)
+    channel, exchange = _connect(order, topology)
     for fd in order.segments.descriptors:
         os.close(fd)  # the memory stays mapped
     loop = RankLoop(order.config, channel, exchange, order.epoch)
@@ -64,6 +63,33 @@ def _serve(order: RankOrder, topology: Topology) -> None:
         exchange.abort()
         loop.shutdown()
         channel.close()
+
+
+def _connect(order: RankOrder, topology: Topology) -> tuple[ZmqChannel, Exchange]:
+    """The way to the engine core's rank, and to the others."""
+    if order.config.placement is not None:
+        return _join(order)
+    if order.backend == "nccl":
+        torch.cuda.set_device(order.rank)
+    channel = local_channel(zmq.Context.instance(), order.address, binds=True)
+    return channel, make_exchange(order.backend, topology, order.rank, order.segments, order.directory)
+
+
+def _join(order: RankOrder) -> tuple[ZmqChannel, Exchange]:
+    """The same where other ranks are on other nodes."""
+    from llmstack_parallel.hosts.meeting import Meeting, placement_of
+    from llmstack_parallel.hosts.network import Network, free_address
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(order.rank % order.config.num_local_ranks)
+    network = Network(placement_of(order.config))
+    channel = ZmqChannel(network.connect(zmq.PAIR, order.address))
+    meeting = Meeting(network, order.config, order.rank, order.epoch, free_address(order.address))
+    channel.send(encode(order.epoch, MeetMessage(meeting.link)))
+    meet = decode(order.epoch, channel.receive() or b"")
+    if not isinstance(meet, MeetMessage):
+        raise TypeError(f"the engine core's rank sent a {type(meet).__name__}")
+    return channel, meeting.join(meet, order.segments)
 
 
 def _end_with_engine_core(lifeline: socket.socket) -> None:

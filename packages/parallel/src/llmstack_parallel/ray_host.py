@@ -1,4 +1,4 @@
-"""Actor of a Ray cluster that runs one engine core and joins the first machine."""
+"""Actors of a Ray cluster: each has an engine core or a rank, and joins."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from llmstack_engine_core.hosts.joining import Joining, JoinRefusedError
 from llmstack_engine_core.hosts.messages import Join, own_version
 from llmstack_engine_core.ipc.addresses import free_port, own_host, prepare_address, tcp_address
 from llmstack_engine_core.launcher import launch_engine_process, relaunch_engine_process
+from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_engine_core.supervisor import EngineProcess
-from llmstack_types import LLMStackError
+from llmstack_parallel.hosts.agent import NodeAgent
+from llmstack_parallel.rank_loop import START_TIMEOUT_S
+from llmstack_types import LLMStackError, ModelRunnerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,35 @@ def pack_order(config: EngineConfig, rank: int) -> bytes:
     """What an actor is started with."""
     packed: bytes = msgpack.packb([config.to_plain(), rank])
     return packed
+
+
+class RayRank:
+    """One rank in a process of its own. Its end is the end of all ranks, which are then placed again."""
+
+    def __init__(self, order: bytes) -> None:
+        """`order`: The configuration, as msgpack."""
+        threading.Thread(target=_run_rank, args=(order,), name="rank", daemon=True).start()
+
+    def pid(self) -> bytes:
+        """The id of the actor's process, as text: the actor is there."""
+        return str(os.getpid()).encode()
+
+
+def pack_rank_order(config: ModelRunnerConfig) -> bytes:
+    """What the actor of a rank is started with; the placement has its number."""
+    packed: bytes = msgpack.packb(to_plain(config))
+    return packed
+
+
+def _run_rank(order: bytes) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    config = from_plain(ModelRunnerConfig, msgpack.unpackb(order))
+    try:
+        NodeAgent(config, START_TIMEOUT_S).run()
+    except LLMStackError as error:
+        logger.error("%s", error)
+    except Exception:  # the last place that can say so; the engine core misses its signs of life
+        logger.exception("the rank's actor failed")
 
 
 def _run(order: bytes) -> None:

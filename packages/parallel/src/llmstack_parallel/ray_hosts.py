@@ -33,7 +33,7 @@ class RayHosts:
         Raises:
             EngineStartError: Ray is not installed, there is no cluster, it asks for no token, or it has no room.
         """
-        self._ray = ray = _import_ray()
+        self._ray = ray = import_ray("--data-parallel-backend")
         address = cluster_address()
         if not hosts.allow_ray_without_token:
             check_token(address)
@@ -147,10 +147,15 @@ def check_token(address: str) -> None:
         raise EngineStartError(f"there is no Ray cluster at {address}")
 
 
-def _import_ray() -> Any:
+def import_ray(option: str) -> Any:
+    """The package, which is an extra.
+
+    Raises:
+        EngineStartError: It is not installed; the text begins with the option that needs it.
+    """
     try:
         ray = importlib.import_module("ray")
         importlib.import_module("ray.util")
     except ImportError as error:
-        raise EngineStartError("--data-parallel-backend ray: pip install 'llmstack-parallel[ray]'") from error
+        raise EngineStartError(f"{option} ray: pip install 'llmstack-parallel[ray]'") from error
     return ray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,7 @@ class ParallelRunner:
         peers, self._peers = self._peers, None
         runner, self._runner = self._runner, None
         if peers is not None:
-            peers.stop()
+            peers.stop(is_over=_is_over(sys.exc_info()[1], has_started=bool(self._bytes_per_block)))
         if runner is not None:
             runner.shutdown()
         if peers is not None:
@@ -299,19 +300,35 @@ class _PendingStep:
         return self.output
 
 
-def start_peers(config: ModelRunnerConfig) -> ProcessPeers:
-    """Starts the other ranks as processes of this host.
+def _is_over(error: BaseException | None, *, has_started: bool) -> bool:
+    """Whether ranks end for good; after an error in a step another engine core is about to take their place."""
+    if error is None or not isinstance(error, Exception):
+        return True
+    return not has_started and isinstance(error, EngineStartError | ValueError)
+
+
+def start_peers(config: ModelRunnerConfig) -> Peers:
+    """Starts the other ranks as processes of this host, or waits for those of other nodes.
 
     Raises:
         ValueError: There are more ranks than GPUs.
         EngineStartError: They could not be started, or the model's configuration cannot be read.
     """
     device = resolve_device(config.device)
-    if device.type == "cuda" and torch.cuda.device_count() < config.num_ranks:
+    if device.type == "cuda" and torch.cuda.device_count() < config.num_local_ranks:
         raise ValueError(
             f"tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
-            f"{config.pipeline_parallel_size} needs {config.num_ranks} GPUs, and there are {torch.cuda.device_count()}"
+            f"{config.pipeline_parallel_size} needs {config.num_local_ranks} GPUs here, and there are "
+            f"{torch.cuda.device_count()}"
         )
+    if config.placement is not None:
+        from llmstack_parallel.hosts.peers import HostPeers  # most models have one node
+
+        if config.placement.launcher == "ray":
+            from llmstack_parallel.ray_ranks import place_on_ray
+
+            return HostPeers(config, place_on_ray(config))
+        return HostPeers(config)
     return ProcessPeers(config, choose_backend(device.type), states_bytes(config))
 
 

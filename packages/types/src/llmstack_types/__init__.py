@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         StepRecord,
         StepRecording,
     )
-    from llmstack_types.model_runner import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig
+    from llmstack_types.model_runner import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig, RankPlacement
     from llmstack_types.model_runner_output import ModelRunnerOutput
     from llmstack_types.pooling_params import PoolingParams, PoolingTask, PoolingType
     from llmstack_types.sampling_params import (
@@ -79,6 +79,7 @@ _MODULES = {
     "PoolingTask": "pooling_params",
     "PoolingType": "pooling_params",
     "QuarantinedError": "errors",
+    "RankPlacement": "model_runner",
     "RequestEvent": "events",
     "RequestFailedError": "errors",
     "RepetitionDetectionParams": "sampling_params",
@@ -124,6 +125,7 @@ __all__ = [
     "PoolingTask",
     "PoolingType",
     "QuarantinedError",
+    "RankPlacement",
     "RepetitionDetectionParams",
     "RequestEvent",
     "RequestFailedError",

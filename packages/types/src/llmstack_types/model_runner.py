@@ -6,6 +6,31 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class RankPlacement:
+    """Nodes that share the ranks of one model; without it all ranks are processes of one machine.
+
+    Attributes:
+        launcher: `external_launcher`, where each node has a command of its own, or `ray`.
+        num_nodes: Nodes, each with the same number of ranks.
+        node: Number of this one; node 0 has the engine core.
+        address: Where node 0 listens, as `tcp://IP:port`; empty is a free port of `interface`.
+        key_file: Path of the keys that all nodes share.
+        interface: Network interface that collectives between nodes may use; empty allows none.
+        silence_s: A node without a sign of life for so long counts as lost.
+        allow_ray_without_token: The Ray cluster may be one that asks for no token.
+    """
+
+    launcher: str
+    num_nodes: int
+    node: int
+    address: str
+    key_file: str
+    interface: str = ""
+    silence_s: float = 5.0
+    allow_ray_without_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRunnerConfig:
     """How to load and run one model; a runner is constructed with this alone.
 
@@ -30,6 +55,7 @@ class ModelRunnerConfig:
         tensor_parallel_size: Ranks that share every layer; each is a process, on a GPU of its own or on the CPU.
         pipeline_parallel_size: Stages that the layers are split into, each of `tensor_parallel_size` ranks.
         enable_expert_parallel: The experts of a mixture are spread over the ranks whole, rather than cut.
+        placement: Where the ranks run; None is this machine alone.
         rank_timeout_s: How long a rank waits for another one within a step before the engine core ends.
         hf_overrides: A JSON object of values in place of those in `config.json`; empty for none.
         kv_cache_dtype: What keys and values are stored in: `auto` (what the model computes in), `bfloat16`, `float16`,
@@ -79,6 +105,7 @@ class ModelRunnerConfig:
     max_loras: int = 1
     max_lora_rank: int = 16
     max_lora_bytes: int = 1 << 30
+    placement: RankPlacement | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -86,9 +113,14 @@ class ModelRunnerConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def num_local_ranks(self) -> int:
+        """Those of them on this machine."""
+        return self.num_ranks if self.placement is None else self.num_ranks // self.placement.num_nodes
+
+    @property
     def num_processes(self) -> int:
         """Processes that compute on this machine at the same time."""
-        return self.num_engines * self.num_ranks
+        return self.num_engines * self.num_local_ranks
 
 
 @dataclass(frozen=True, slots=True)

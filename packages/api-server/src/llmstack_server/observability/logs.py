@@ -18,7 +18,7 @@ from llmstack_types.log_lines import LogFormatter
 # The `x-request-id` of the request that the running task answers.
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
 
-OUR_LOGGERS = ("llmstack_server", "llmstack_llm", "llmstack_engine_core", "llmstack_model_files")
+OUR_LOGGERS = ("llmstack_server", "llmstack_llm", "llmstack_engine_core", "llmstack_model_files", "llmstack_parallel")
 _LEVELS = {"trace": logging.DEBUG}
 
 

@@ -38,6 +38,10 @@ def run_serve(config: ServeConfig) -> int:
         logger.warning("%s", line)
     if config.processes.is_attached:
         logger.info("attaching to engine cores at %s", " ".join(config.processes.engine_addresses))
+    if config.engine.node_rank:
+        from llmstack_server.serving.node import run_node
+
+        return run_node(config)
     if config.processes.is_headless:
         from llmstack_server.serving.headless import run_headless
 

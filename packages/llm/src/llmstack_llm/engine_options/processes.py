@@ -46,8 +46,47 @@ class EngineProcessOptions(OptionGroup):
     distributed_executor_backend: DistributedExecutorBackend | None = option(
         None,
         flag="--distributed-executor-backend",
-        help="how ranks are started: 'mp' is a process each on this machine, 'uni' allows only one "
+        help="how ranks are started: 'mp' is a process each on this machine, 'uni' allows only one, 'ray' are actors "
+        "of the cluster at RAY_ADDRESS, 'external_launcher' is this command on each of --nnodes machines "
         "(default: mp where there are several)",
+    )
+    nnodes: int = option(
+        1,
+        flag="--nnodes",
+        short="-n",
+        at_least=1,
+        at_most=4096,
+        metavar="N",
+        help="machines that share the ranks of one model, with --distributed-executor-backend external_launcher",
+    )
+    node_rank: int = option(
+        0,
+        flag="--node-rank",
+        short="-r",
+        at_least=0,
+        metavar="R",
+        help="the number of this machine: 0 answers HTTP, the others host ranks and end with it",
+    )
+    master_addr: str | None = option(
+        None,
+        flag="--master-addr",
+        metavar="HOST",
+        help="address of machine 0, where the others of --nnodes join it",
+    )
+    master_port: int = option(
+        29501,
+        flag="--master-port",
+        at_least=1,
+        at_most=65_535,
+        metavar="PORT",
+        help="port of --master-addr",
+    )
+    trust_cluster_network: str | None = option(
+        None,
+        flag="--trust-cluster-network",
+        metavar="INTERFACE",
+        help="network interface for sums between ranks of several machines, which are neither encrypted nor "
+        "authenticated",
     )
     distributed_timeout_seconds: float = option(
         60.0,
@@ -170,6 +209,13 @@ class EngineProcessOptions(OptionGroup):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes of the ranks of one model; each rank that Ray places counts as one."""
+        if self.distributed_executor_backend == "ray":
+            return self.num_ranks
+        return self.nnodes if self.distributed_executor_backend == "external_launcher" else 1
+
+    @property
     def num_local_engines(self) -> int:
         """Engine cores of this machine; those of Ray count as of others."""
         if self.data_parallel_backend == "ray":
@@ -200,6 +246,44 @@ class EngineProcessOptions(OptionGroup):
                 "messages between machines are encrypted"
             )
 
+    def _node_conflicts(self) -> Iterator[Problem]:
+        """Ranks on several machines that cannot be."""
+        backend = f"{{distributed_executor_backend}} {self.distributed_executor_backend or 'mp'}"
+        nodes = f"{{nnodes}} {self.nnodes}"
+        if self.node_rank >= self.nnodes:
+            yield Problem(f"{{node_rank}} {self.node_rank} is too large for {nodes}; the first machine has 0")
+        if self.nnodes > 1 and self.distributed_executor_backend != "external_launcher":
+            yield Problem(f"{nodes} needs {{distributed_executor_backend}} external_launcher, but that is {backend}")
+        elif self.nnodes > 1:
+            yield from self._launcher_conflicts(nodes)
+        elif self.distributed_executor_backend == "ray" and self.num_ranks == 1:
+            yield Problem(f"{backend} has no ranks to place; {{data_parallel_backend}} ray places engine cores")
+        elif self.distributed_executor_backend == "ray":
+            if self.trust_cluster_network is None:
+                yield Problem(
+                    f"{backend} needs {{trust_cluster_network}}: the interface by which nodes reach each other"
+                )
+            if self.cluster_key_file is None:
+                yield Problem(f"{backend} needs {{cluster_key_file}}: messages between machines are encrypted")
+
+    def _launcher_conflicts(self, nodes: str) -> Iterator[Problem]:
+        sizes = f"{{tensor_parallel_size}} {self.tensor_parallel_size} and {{pipeline_parallel_size}} "
+        sizes += str(self.pipeline_parallel_size)
+        if self.num_ranks % self.nnodes:
+            yield Problem(f"{nodes} cannot share the {self.num_ranks} ranks of {sizes} equally")
+        elif self.num_ranks // self.nnodes % self.tensor_parallel_size and self.trust_cluster_network is None:
+            size = f"{{tensor_parallel_size}} {self.tensor_parallel_size}"
+            yield Problem(f"{size} over several of {nodes} needs {{trust_cluster_network}}: sums are not encrypted")
+        if self.master_addr is None:
+            yield Problem(f"{nodes} needs {{master_addr}}: where the other machines join the first one")
+        if self.cluster_key_file is None:
+            yield Problem(f"{nodes} needs {{cluster_key_file}}: messages between machines are encrypted")
+        if self.data_parallel_backend == "ray":
+            yield Problem(f"{nodes} and {{data_parallel_backend}} ray exclude each other: Ray starts no other machines")
+        elif self.num_local_engines > 1:
+            size = f"{{data_parallel_size_local}} {self.num_local_engines}"
+            yield Problem(f"{nodes} and {size} exclude each other: each engine core has a first machine of its own")
+
     def _ray_conflicts(self) -> Iterator[Problem]:
         backend = "{data_parallel_backend} ray"
         if self.data_parallel_size_local is not None or self.data_parallel_start_rank:
@@ -214,6 +298,7 @@ class EngineProcessOptions(OptionGroup):
         """Adds several ranks in one process, and engine cores of several machines that cannot be."""
         yield from super().conflicts()
         yield from self._host_conflicts()
+        yield from self._node_conflicts()
         if self.warm_spare and not self.max_engine_restarts:
             yield Problem("{warm_spare} needs {max_engine_restarts} of at least 1: nothing is replaced without")
         if self.warm_spare and self.num_ranks > 1:

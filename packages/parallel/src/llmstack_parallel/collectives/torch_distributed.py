@@ -39,8 +39,11 @@ class TorchCollectives:
         own = columns.new_zeros((num_rows, widest))
         own[:, : columns.shape[1]] = columns
         pieces = [torch.empty_like(own) for _ in widths]
-        dist.all_gather(pieces, own, group=self._group)
+        self._gather(pieces, own)
         return torch.cat([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], dim=1)
+
+    def _gather(self, pieces: list[torch.Tensor], own: torch.Tensor) -> None:
+        dist.all_gather(pieces, own, group=self._group)
 
 
 class TorchLinks:

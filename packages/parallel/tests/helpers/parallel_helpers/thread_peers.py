@@ -63,7 +63,7 @@ class ThreadPeers:
     def lost(self) -> str | None:
         return next((f"rank {rank}: {error!r}" for rank, error in self.errors.items()), None)
 
-    def stop(self) -> None:
+    def stop(self, *, is_over: bool = True) -> None:
         from llmstack_parallel.messages import Call, CallMessage, encode
 
         for channel in self.channels.values():

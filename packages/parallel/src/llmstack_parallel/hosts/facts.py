@@ -1,0 +1,50 @@
+"""What all nodes that share one model must have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from llmstack_kernels.dispatch import backends
+from llmstack_model_files import ModelFilesError, weights_digest
+from llmstack_types import EngineStartError, ModelRunnerConfig
+
+# They may differ: what they lead to is compared by the digest of the weights, and by keys that fit.
+_OF_ONE_NODE: Final = ("model_path", "placement", "num_engines", "digest_weight_content")
+
+
+def facts_of(config: ModelRunnerConfig) -> tuple[tuple[str, str], ...]:
+    """Options, kernels and a digest of the model's content, which takes about as long as loading it.
+
+    Raises:
+        EngineStartError: The model's files cannot be read.
+    """
+    names = [field.name for field in dataclasses.fields(config) if field.name not in _OF_ONE_NODE]
+    facts = {name: str(getattr(config, name)) for name in names}
+    if config.placement is not None:
+        facts["nnodes"] = str(config.placement.num_nodes)
+    facts |= {f"kernel {name}": value for name, value in backends("cpu").items()}
+    try:
+        facts["digest of the model's files"] = weights_digest(Path(config.model_path), of_content=True)
+    except (OSError, ModelFilesError) as error:
+        raise EngineStartError(f"the model's files cannot be read: {error}") from error
+    return tuple((name[:256], value[:4096]) for name, value in facts.items())
+
+
+def difference(ours: Sequence[tuple[str, str]], theirs: Sequence[tuple[str, str]]) -> str:
+    """The first fact that differs, as `NAME is A, but B`; empty where all are equal."""
+    own, other = dict(ours), dict(theirs)
+    for name in [*own, *(name for name in other if name not in own)]:
+        first, second = own.get(name, "unknown"), other.get(name, "unknown")
+        if first != second:
+            return f"{name} is {first or 'empty'}, but {second or 'empty'}"
+    return ""
+
+
+def own_name() -> str:
+    """This machine, for messages: its name, and the process."""
+    return f"{socket.gethostname()[:128] or 'a machine'} (process {os.getpid()})"

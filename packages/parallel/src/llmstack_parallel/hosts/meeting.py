@@ -1,0 +1,118 @@
+"""How a rank of several nodes comes to exchange data with the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Final
+
+import torch.distributed as dist
+import zmq
+from torch._C._distributed_c10d import PrefixStore, TCPStore  # what torch.distributed offers without types
+
+from llmstack_kernels.collective import SharedGroup
+from llmstack_model_runner.device.start_checks import resolve_device
+from llmstack_model_runner.layers.sharding import Collectives
+from llmstack_parallel.collectives.nodes import MAX_PIECES, ChannelLinks, GlooCollectives, NodesExchange, Patience
+from llmstack_parallel.collectives.torch_distributed import TorchCollectives
+from llmstack_parallel.hosts.network import Network, interface_address
+from llmstack_parallel.messages import MeetMessage
+from llmstack_parallel.rank_loop import START_TIMEOUT_S
+from llmstack_parallel.segments import RankSegments, can_share_memory, map_segment
+from llmstack_parallel.topology import Topology
+from llmstack_types import EngineStartError, ModelRunnerConfig, RankPlacement
+
+MEETING_TIMEOUT_S: Final = 120.0
+
+
+class Meeting:
+    """One rank's sockets to other stages, and its group."""
+
+    def __init__(self, network: Network, config: ModelRunnerConfig, rank: int, epoch: int, address: str) -> None:
+        """`address`: A free port of this node, where the rank listens for the stage before.
+
+        Raises:
+            EngineStartError: It cannot be listened on.
+        """
+        self._network, self._config, self._rank, self._epoch = network, config, rank, epoch
+        self._topology = topology = Topology(config.tensor_parallel_size, config.pipeline_parallel_size)
+        self._before: zmq.Socket[bytes] | None = None
+        self.link = ""
+        if topology.stage(rank):
+            self._before, self.link = network.listen(zmq.PAIR, address, MAX_PIECES)
+
+    def join(self, meet: MeetMessage, segments: RankSegments, store: TCPStore | None = None) -> NodesExchange:
+        """Connects to the next stage, and waits for the ranks of its own."""
+        after = self._network.connect(zmq.PAIR, meet.link, MAX_PIECES) if meet.link else None
+        patience = Patience(START_TIMEOUT_S)
+        links = ChannelLinks(self._before, after, self._epoch, patience)
+        collectives = self._collectives(meet.store, segments, patience, store)
+        return NodesExchange(self._topology, self._rank, collectives, links, patience)
+
+    def _collectives(
+        self, address: str, segments: RankSegments, patience: Patience, store: TCPStore | None
+    ) -> Collectives | None:
+        topology, place = self._topology, self._topology.place(self._rank)
+        size = topology.tensor_parallel_size
+        if size == 1:
+            return None
+        if segments.group >= 0:
+            memory = map_segment(segments.group, SharedGroup.num_bytes(size))
+            return SharedGroup(memory, place, size, timeout_s=START_TIMEOUT_S)
+        timeout = timedelta(seconds=MEETING_TIMEOUT_S)
+        if store is None:
+            host, _, port = address.rpartition(":")
+            store = TCPStore(host, int(port), is_master=False, timeout=timeout)
+        placement = placement_of(self._config)
+        own = PrefixStore(f"stage {topology.stage(self._rank)}", store)
+        backend = "nccl" if resolve_device(self._config.device).type == "cuda" else "gloo"
+        os.environ["GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME"] = placement.interface
+        dist.init_process_group(backend, store=own, rank=place, world_size=size, timeout=timeout)
+        group = dist.group.WORLD
+        if group is None:
+            raise EngineStartError("torch.distributed has made no group")
+        return GlooCollectives(group, patience) if backend == "gloo" else TorchCollectives(group)
+
+
+def placement_of(config: ModelRunnerConfig) -> RankPlacement:
+    """Where the ranks run, which is on several nodes."""
+    if config.placement is None:
+        raise EngineStartError("the ranks run on one node")
+    return config.placement
+
+
+def is_group_local(config: ModelRunnerConfig) -> bool:
+    """Whether the ranks that share every layer are on one node, wherever they are."""
+    return config.num_local_ranks % config.tensor_parallel_size == 0
+
+
+def shares_memory(config: ModelRunnerConfig) -> bool:
+    """Whether the ranks that share every layer exchange data over shared memory."""
+    is_on_cpu = resolve_device(config.device).type == "cpu"
+    return is_on_cpu and config.tensor_parallel_size > 1 and is_group_local(config) and can_share_memory()
+
+
+def make_store(config: ModelRunnerConfig) -> tuple[TCPStore | None, str]:
+    """Where ranks of torch.distributed meet, on the trusted interface alone, and its address; nothing without need.
+
+    Raises:
+        EngineStartError: There is no such interface, or none is trusted.
+    """
+    if config.tensor_parallel_size == 1 or shares_memory(config):
+        return None, ""
+    interface = placement_of(config).interface
+    if not interface:
+        raise EngineStartError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} over {placement_of(config).num_nodes} nodes needs "
+            "--trust-cluster-network INTERFACE: sums between nodes are not encrypted"
+        )
+    host = interface_address(interface)
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        listener.listen(config.num_ranks)
+        port = listener.getsockname()[1]
+        timeout = timedelta(seconds=MEETING_TIMEOUT_S)
+        fd = listener.detach()  # it is the store's
+    store = TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=fd)
+    return store, f"{host}:{port}"

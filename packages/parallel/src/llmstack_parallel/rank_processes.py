@@ -1,0 +1,66 @@
+"""Processes of ranks on one machine: their start, and their end."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from dataclasses import dataclass
+
+from llmstack_engine_core.waiting_process import start_module
+from llmstack_parallel.rank_order import RankOrder, send_rank_order
+from llmstack_parallel.topology import Topology
+
+_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """The process of a rank.
+
+    Attributes:
+        lifeline: Our end of the socket by which each notices the end of the other.
+    """
+
+    rank: int
+    popen: subprocess.Popen[bytes]
+    lifeline: socket.socket
+
+    def describe_loss(self, topology: Topology) -> str:
+        """How it has ended; waits for that a moment."""
+        try:
+            status = self.popen.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return f"{topology.describe(self.rank)} does not answer; its log says more"
+        return f"{topology.describe(self.rank)} ended with status {status}; its log says more"
+
+
+def start_rank(order: RankOrder) -> RankProcess:
+    """Starts a process and gives it its order.
+
+    Raises:
+        OSError: There can be no further process.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            # Threads of a rank would spin for milliseconds after each operation, on cores that other ranks need.
+            environment = {"GOMP_SPINCOUNT": "1000"}
+            fds = [theirs.fileno(), *order.segments.descriptors]
+            popen = start_module("llmstack_parallel.rank", fds, environment)
+    except OSError:
+        ours.close()
+        raise
+    send_rank_order(ours, order)
+    return RankProcess(order.rank, popen, ours)
+
+
+def end_ranks(processes: list[RankProcess]) -> None:
+    """Ends all of them, by force where they do not end by themselves. The caller closes the lifelines."""
+    for process in processes:
+        process.lifeline.shutdown(socket.SHUT_RDWR)  # ends the rank, wherever it is
+    for process in processes:
+        try:
+            process.popen.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.popen.kill()
+            process.popen.wait()
