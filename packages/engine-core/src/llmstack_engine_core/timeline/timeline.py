@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llmstack_types import RequestEvent, ScheduledRequest, StepRecord, StepRecording
+from llmstack_types import RequestEvent, StepRecord, StepRecording
 
 PREFILL, DECODE = "p", "d"
 
@@ -49,23 +49,21 @@ def _runs(steps: Iterable[StepRecord], is_shown: Callable[[str], bool] | None) -
     id_to_run: dict[str, list[Any]] = {}
     for record in steps:
         step = record.stats.step
-        for row in record.rows:
-            if is_shown is not None and not is_shown(row.request_id):
+        for request_id, _, num_tokens, new_block_ids, draft_token_ids in record.rows:
+            if is_shown is not None and not is_shown(request_id):
                 continue
-            kind = _kind(row)
-            run = id_to_run.get(row.request_id)
+            kind = PREFILL if num_tokens - len(draft_token_ids) > 1 else DECODE
+            run = id_to_run.get(request_id)
             if run is None or run[3] != kind or run[2] != step - 1:
-                run = id_to_run[row.request_id] = [row.request_id, step, step, kind, 0, 0, 0]
+                run = id_to_run[request_id] = [request_id, step, step, kind, 0, 0, 0]
                 runs.append(run)
             run[2] = step
-            run[4] += row.num_scheduled_tokens
-            run[5] += len(row.draft_token_ids)
-            run[6] += len(row.new_block_ids)
+            run[4] += num_tokens
+            if draft_token_ids:
+                run[5] += len(draft_token_ids)
+            if new_block_ids:
+                run[6] += len(new_block_ids)
     return runs
-
-
-def _kind(row: ScheduledRequest) -> str:
-    return PREFILL if row.num_scheduled_tokens - len(row.draft_token_ids) > 1 else DECODE
 
 
 def _events(
