@@ -16,6 +16,7 @@ NAME_TO_TARGETS = {
     "gpt2": ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj", "wte", "wpe", "lm_head"),
     "llama with one kv head": ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "embed_tokens", "lm_head"),
     "mixtral": ("q_proj", "k_proj", "o_proj"),
+    "gpt oss": ("q_proj", "k_proj", "v_proj", "o_proj", "embed_tokens", "lm_head"),
 }
 LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 

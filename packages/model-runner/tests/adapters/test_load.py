@@ -165,6 +165,17 @@ def test_a_stored_table_is_accepted_if_it_is_that_of_the_model(loaded: Loaded, t
         loaded.read()
 
 
+@pytest.mark.parametrize(
+    "name", ["mlp.experts.lora_A.weight", "mlp.experts.gate_up_proj.lora_A.weight", "mlp.router.lora_A.weight"]
+)
+def test_experts_and_routers_of_gpt_oss_are_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    loaded = Loaded(tmp_path, "GptOssForCausalLM")
+    assert loaded.read().max_rank == 4
+    loaded.change(_named(f"base_model.model.model.layers.0.{name}"))
+    with pytest.raises(AdapterError, match=r"changes experts|is no linear layer"):
+        loaded.read()
+
+
 def test_files_that_are_damaged_too_large_or_missing_are_refused(loaded: Loaded, tmp_path: Path) -> None:
     path = loaded.adapter / "adapter_model.safetensors"
     content = path.read_bytes()

@@ -12,7 +12,7 @@ from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver, identity_of, write_random_adapter, write_random_weights
 from llmstack_types import ModelRunnerConfig, SamplingParams
 
-NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 64, 4, 12
+NUM_BLOCKS, BLOCK_SIZE, NUM_TOKENS = 128, 4, 12
 PROMPTS = ([5, 17, 2, 44, 8, 1, 30], [5, 17, 2, 44, 90, 3], [11])
 QUICK = ("GPT2LMHeadModel", "MixtralForCausalLM")  # Llama is in the next test
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)

@@ -27,6 +27,10 @@ FAMILY_TO_TARGETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "Qwen3ForCausalLM": ({**TINY, "head_dim": 8}, LINEARS),
     "Phi3ForCausalLM": (TINY | {"pad_token_id": 0}, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
     "MixtralForCausalLM": ({**TINY, "num_local_experts": 4}, ATTENTION),
+    "GptOssForCausalLM": (
+        {**TINY, "head_dim": 8, "sliding_window": 5, "num_local_experts": 4, "num_experts_per_tok": 2},
+        (*ATTENTION, "embed_tokens", "lm_head"),
+    ),
     "GPT2LMHeadModel": (
         {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128, "vocab_size": 97},
         ("c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"),

@@ -15,7 +15,7 @@ from llmstack_parallel.runner import ParallelRunner
 from llmstack_types import ModelRunnerConfig, SamplingParams, TokenLogprobs
 from parallel_helpers.thread_peers import ThreadPeers
 
-NUM_BLOCKS = 96
+NUM_BLOCKS = 160
 
 
 @dataclass
