@@ -19,6 +19,7 @@ from llmstack_engine_core.step_log.records import (
     Event,
     Gap,
     PrefixCacheReset,
+    PrefixImported,
     RequestAdded,
     RequestForked,
     RequestsAborted,
@@ -78,6 +79,7 @@ events = st.one_of(
         st.dictionaries(texts, texts, max_size=2),
     ),
     st.just(PrefixCacheReset()),
+    st.builds(PrefixImported, st.lists(st.integers(0, 2**31 - 1)), st.text(max_size=8)),
 )
 
 
@@ -95,6 +97,8 @@ def write(log: StepLog, event: Event) -> None:
             log.update(now_us, lag, sampled, errors)
         case PrefixCacheReset():
             log.reset_prefix_cache()
+        case PrefixImported(token_ids, salt):
+            log.import_prefix(token_ids, salt)
 
 
 def recorded(data: bytes) -> list[Event]:

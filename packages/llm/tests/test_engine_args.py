@@ -207,6 +207,37 @@ def test_cache_events_are_configured_with_vllms_fields_and_stay_on_this_machine_
             EngineArgs(model, kv_events_config=wrong)
 
 
+def test_kv_transfers_are_configured_by_vllms_names(tmp_path: Path):
+    model = str(write_model_folder(tmp_path))
+    given = {
+        "kv_connector": "SharedMemoryConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"max_exports": 3},
+    }
+    _, engine = EngineArgs(model, kv_transfer_config=given).create_engine_config()
+    assert engine.kv_transfer is not None
+    assert (engine.kv_transfer.kv_role, engine.kv_transfer.kv_connector_extra_config.max_exports) == ("kv_producer", 3)
+    assert engine.model.digest_weight_content
+    for wrong, expected in (
+        *(({"kv_connector": name}, f"'{name}' is not supported") for name in (
+            "NixlConnector", "LMCacheConnectorV1", "P2pNcclConnector", "MooncakeConnector", "MultiConnector",
+        )),
+        ({}, "kv_connector"),
+        ({**given, "kv_role": "both"}, "kv_producer, kv_consumer, kv_both"),
+        ({**given, "kv_ip": "127.0.0.1"}, "kv_ip"),
+        ({**given, "kv_load_failure_policy": "fail"}, "recompute"),
+        ({**given, "kv_connector_extra_config": {"time_to_live_s": 0}}, "time_to_live_s"),
+    ):  # fmt: skip
+        with pytest.raises(EngineArgsError, match=rf"^kv_transfer_config: .*{expected}"):
+            EngineArgs(model, kv_transfer_config=wrong)
+    for fields, sentence in (
+        ({"tensor_parallel_size": 2}, "several ranks"),
+        ({"enable_prefix_caching": False}, "needs"),
+    ):
+        with pytest.raises(OptionsError, match=sentence):
+            EngineArgs("m", kv_transfer_config=given, **fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [

@@ -18,6 +18,7 @@ from llmstack_types import (
     EngineCoreOutputs,
     FinishReason,
     InvalidRequestError,
+    KVTransferParams,
     LLMStackError,
     LoRAIdentity,
     Operation,
@@ -36,8 +37,8 @@ from llmstack_types.vocabulary import LoggingLevel, LogLevel, words_of
 PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__}
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
-    BlockEviction, EngineCoreOutput, EngineCoreOutputs, LoRAIdentity, RequestEvent, ScheduledRequest, SchedulerStats,
-    StepPhases, StepRecord, StepRecording, TokenLogprobs,
+    BlockEviction, EngineCoreOutput, EngineCoreOutputs, KVTransferParams, LoRAIdentity, RequestEvent, ScheduledRequest,
+    SchedulerStats, StepPhases, StepRecord, StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from llmstack_core_scheduler.request import Request
 from llmstack_core_scheduler.stop_check import Stop
 from llmstack_types import EngineCoreOutput, FinishReason, ModelRunnerOutput, TokenLogprobs
+
+# The other fields of a message that has tokens only.
+NOTHING_ELSE: Final = tuple(EngineCoreOutput._field_defaults.values())
 
 
 def build_output(

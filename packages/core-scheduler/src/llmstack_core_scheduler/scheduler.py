@@ -13,9 +13,10 @@ from llmstack_core_scheduler.config import SchedulerConfig
 from llmstack_core_scheduler.deadline_queue import make_waiting_queue
 from llmstack_core_scheduler.drafting import Drafting
 from llmstack_core_scheduler.forking import Forking
-from llmstack_core_scheduler.output_builder import build_error, build_output, build_pooled
+from llmstack_core_scheduler.output_builder import NOTHING_ELSE, build_error, build_output, build_pooled
 from llmstack_core_scheduler.preemption import CheapestPreemption, PreemptionPolicy
 from llmstack_core_scheduler.preemptor import Preemptor
+from llmstack_core_scheduler.prefix_transfer import PrefixTransfer
 from llmstack_core_scheduler.protocols import DraftSource, KVCacheManager
 from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
@@ -39,7 +40,7 @@ from llmstack_types import (
 _make = tuple.__new__
 
 
-class Scheduler:
+class Scheduler(PrefixTransfer):
     """Continuous batching under one token budget: running requests first, then waiting ones, prefill and decode alike.
 
     A pure function of its calls: no clock, no randomness, no I/O, no order of a set. Equal calls give equal decisions.
@@ -346,7 +347,7 @@ class Scheduler:
         if stop is not None:
             self._retire(request, stop.status)
         elif not request.has_more_to_tell:
-            return _make(EngineCoreOutput, (request.request_id, new_token_ids, None, None, None, None, -1, None, None))
+            return _make(EngineCoreOutput, (request.request_id, new_token_ids, *NOTHING_ELSE))
         return build_output(request, new_token_ids, stop, output)
 
     def _end_without_token(self, request: Request, num_tokens: int, output: ModelRunnerOutput) -> EngineCoreOutput:

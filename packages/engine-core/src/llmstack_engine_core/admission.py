@@ -25,7 +25,9 @@ BEAM_MARK = "/beam-"
 """In the id of a beam, between the id of its search and a number."""
 
 
-def check_request(request: EngineCoreRequest, ready: EngineReady, *, has_adapters: bool = False) -> None:
+def check_request(
+    request: EngineCoreRequest, ready: EngineReady, *, has_adapters: bool = False, can_transfer: bool = False
+) -> None:
     """Refuses a request that the model cannot serve, or whose fields are outside of what the model runner accepts.
 
     The sender has checked it already. The engine core does not rely on that: an error in a step would cost all running
@@ -36,6 +38,8 @@ def check_request(request: EngineCoreRequest, ready: EngineReady, *, has_adapter
     """
     if request.lora_name is not None and not (has_adapters and _is_identity(request.lora_name)):
         raise InvalidRequestError("The model has no adapter of this name.", param="model")
+    if request.kv_transfer is not None and not can_transfer:
+        raise InvalidRequestError("The engine core exchanges no KV blocks.", param="kv_transfer_params")
     _check_token_ids(request, ready)
     params = request.sampling_params
     if request.pooling_params is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.kv_events import KVEventsConfig
+from llmstack_engine_core.kv_transfer.config import KVTransferConfig
 from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_types import ModelRunnerConfig
 from llmstack_types.vocabulary import LogFormat, LoggingLevel, words_of
@@ -62,6 +63,7 @@ class EngineConfig:
         trace: Print a line for each stage of each request to standard error.
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
         kv_events: Where the events of the prefix cache are published; None for nowhere.
+        kv_transfer: How KV blocks of requests are exchanged with other engine cores; None for not at all.
         constraint_backend: What compiles and follows them, as `module:Class`.
         log_level: Of the engine core's process.
         log_format: Of its lines: `text` or `json`.
@@ -109,6 +111,7 @@ class EngineConfig:
     block_metrics_sample: float = 0.0
     tokenizer_path: str | None = None
     kv_events: KVEventsConfig | None = None
+    kv_transfer: KVTransferConfig | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
 
     def __post_init__(self) -> None:
@@ -137,12 +140,21 @@ class EngineConfig:
         if not 0.0 <= self.block_metrics_sample <= 1.0:
             raise ValueError(f"block_metrics_sample must lie in [0, 1], but is {self.block_metrics_sample}")
         self._check_log()
+        self._check_transfer()
 
     def _check_log(self) -> None:
         if self.log_level not in _LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, but is {self.log_level[:64]!r}")
         if self.log_format not in words_of(LogFormat):
             raise ValueError(f"log_format must be text or json, but is {self.log_format[:64]!r}")
+
+    def _check_transfer(self) -> None:
+        if self.kv_transfer is None:
+            return
+        if self.model.tensor_parallel_size * self.model.pipeline_parallel_size > 1:
+            raise ValueError("kv_transfer and several ranks exclude each other: each rank has a part of the KV cache")
+        if not self.enable_prefix_caching:
+            raise ValueError("kv_transfer needs enable_prefix_caching: imported blocks are cached prefixes")
 
     def _check_shared_limits(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "pipeline_parallel_size"):

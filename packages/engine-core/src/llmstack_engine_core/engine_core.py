@@ -13,6 +13,7 @@ from llmstack_engine_core.beams import BeamSearches
 from llmstack_engine_core.block_residency import BlockResidency
 from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.events import EventBus, StepRecorder
+from llmstack_engine_core.kv_transfer.request_transfers import RequestTransfers, TransferParts
 from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput, Scheduler
 from llmstack_engine_core.step_log import LoggedScheduler, StepLog
 from llmstack_engine_core.structured_output import ConstrainedRows, GrammarGate, LazyBackend
@@ -69,6 +70,7 @@ class EngineCore:
         residency: BlockResidency | None = None,
         cache_news: CacheNews | None = None,
         max_cpu_loras: int = 0,
+        transfer: TransferParts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connects the stages.
@@ -77,6 +79,7 @@ class EngineCore:
         scheduler, those of the beam searches included. `num_steps_under_way` steps are started before the first of them
         has to have results. `events` is what the scheduler reports states to; `recorder` and
         `residency` are among its hooks. `max_cpu_loras` adapters are kept in memory; 0 refuses requests that name one.
+        `transfer` is what carries KV blocks of requests; None refuses those that ask for it.
         """
         self.ready = ready
         self.step_log = step_log
@@ -92,6 +95,7 @@ class EngineCore:
         self._constrained_rows = ConstrainedRows(constraints)
         self._adapter_gate = make_adapter_gate(runner, max_cpu_loras, num_steps_under_way, self._events.on_status)
         self._beam_searches = BeamSearches(self._scheduler)
+        self._transfers = None if transfer is None else RequestTransfers(transfer, self._scheduler, clock)
         self._log_stats = log_stats
         self._max_num_queued_requests = max_num_queued_requests
         self._num_steps_under_way = num_steps_under_way
@@ -139,7 +143,7 @@ class EngineCore:
         try:
             if len(self._request_ids) >= self._max_num_queued_requests:
                 raise InvalidRequestError(f"The engine core holds {self._max_num_queued_requests} requests already.")
-            check_request(request, self.ready, has_adapters=self._adapter_gate is not None)
+            self._check(request)
             if request.lora_name is None or self._adapter_gate is None or self._adapter_gate.admit(request):
                 self._enter(request)
         except InvalidRequestError as error:
@@ -148,8 +152,16 @@ class EngineCore:
                 self._adapter_gate.release([request_id])
         else:
             self._request_ids.add(request_id)
+            if self._transfers is not None:
+                self._transfers.note(request)
             if self.recorder is not None and request.tenant:
                 self.recorder.note_tenant(request_id, request.tenant)
+
+    def _check(self, request: EngineCoreRequest) -> None:
+        has_adapters, can_transfer = self._adapter_gate is not None, self._transfers is not None
+        check_request(request, self.ready, has_adapters=has_adapters, can_transfer=can_transfer)
+        if self._transfers is not None:
+            self._transfers.check(request)
 
     def _enter(self, request: EngineCoreRequest) -> None:
         if request.sampling_params.structured_outputs is None:
@@ -159,6 +171,10 @@ class EngineCore:
             self._constrained_ids.add(request.request_id)
 
     def _schedule_request(self, request: EngineCoreRequest) -> None:
+        if self._transfers is None or not self._transfers.hold(request):
+            self._queue(request)
+
+    def _queue(self, request: EngineCoreRequest) -> None:
         if request.sampling_params.use_beam_search:
             self._beam_searches.add(request)
         else:
@@ -181,14 +197,16 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """True while a step could return outputs."""
-        is_held = self._refused or self._under_way or self._grammar_gate.waiting
+        is_held = bool(self._refused or self._under_way or self._grammar_gate.waiting)
         is_loading = self._adapter_gate is not None and self._adapter_gate.is_busy
-        return bool(is_held) or is_loading or self._scheduler.has_unfinished_requests()
+        is_arriving = self._transfers is not None and self._transfers.num_waiting > 0
+        return is_held or is_loading or is_arriving or self._scheduler.has_unfinished_requests()
 
     def step(self) -> EngineCoreOutputs:
         """Computes one step of all running requests; under asynchronous scheduling, the outputs are of the last one."""
         gate = self._adapter_gate
-        if self._grammar_gate.waiting or self._refused or (gate is not None and gate.is_busy):
+        is_arriving = self._transfers is not None and self._transfers.num_waiting
+        if self._grammar_gate.waiting or self._refused or is_arriving or (gate is not None and gate.is_busy):
             self._schedule_compiled()
             if not (self._under_way or self._scheduler.has_unfinished_requests()):
                 return self._complete(
@@ -220,6 +238,8 @@ class EngineCore:
         if self._adapter_gate is not None:
             loaded = self._adapter_gate.take_ready(wait_s)
             ready += [(request, error, self._enter) for request, error in loaded]
+        if self._transfers is not None:
+            ready += [(request, None, self._queue) for request in self._transfers.take_ready(wait_s)]
         for request, error, go_on in ready:
             try:
                 if error is not None:
@@ -248,6 +268,8 @@ class EngineCore:
         output = pending.result()
         self._executed_s = self._clock()
         step_outputs = self._scheduler.update_from_output(scheduled, output, self._executed_s)
+        if self._transfers is not None:
+            step_outputs = self._transfers.export(step_outputs)
         return self._beam_searches.update(step_outputs) if self._beam_searches.row_id_to_search else step_outputs
 
     def _complete(self, step_outputs: EngineCoreOutputs, phases: StepPhases | None = None) -> EngineCoreOutputs:
@@ -271,6 +293,8 @@ class EngineCore:
     def _forget(self, request_ids: Collection[str]) -> None:
         self._request_ids.difference_update(request_ids)
         self._constrained_ids.difference_update(request_ids)
+        if self._transfers is not None:
+            self._transfers.forget(request_ids)
         if self._adapter_gate is not None:
             self._adapter_gate.release(request_ids)
 
@@ -291,6 +315,7 @@ class EngineCore:
         """The scheduler's state after the last step; requests that wait for their grammars count as waiting."""
         stats, num_held = self._scheduler.stats(), len(self._grammar_gate.waiting)
         num_held += 0 if self._adapter_gate is None else len(self._adapter_gate.waiting)
+        num_held += 0 if self._transfers is None else self._transfers.num_waiting
         return stats._replace(num_waiting=stats.num_waiting + num_held) if num_held else stats
 
     def reset_prefix_cache(self) -> bool:
@@ -339,4 +364,6 @@ class EngineCore:
             self.cache_news.close()
         if self._adapter_gate is not None:
             self._adapter_gate.shutdown()
+        if self._transfers is not None:
+            self._transfers.shutdown()
         self._runner.shutdown()

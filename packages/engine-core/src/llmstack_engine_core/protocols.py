@@ -64,6 +64,18 @@ class Scheduler(Protocol):
         """Forgets cached prefixes; False while requests are running."""
         ...
 
+    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+        """The blocks of the longest cached prefix, at most all but the last token. It decides nothing."""
+        ...
+
+    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+        """Makes the whole blocks before the last token findable; those that the caller fills before the next step.
+
+        They hold the end of the prefix: what comes before is cached already. Empty if nothing is missing, or if there
+        is no room.
+        """
+        ...
+
 
 class PendingOutput(Protocol):
     """A step under way."""
@@ -165,6 +177,62 @@ class AdapterRunner(Protocol):
 
     def remove_adapter(self, identity: str) -> None:
         """Drops an adapter that no row has."""
+        ...
+
+
+class TransferRunner(Protocol):
+    """What a model runner has besides the methods of `ModelRunner` if its KV blocks can leave the process.
+
+    The form of blocks is the canonical one: for each layer keys, then values, each `[block, kv_head, slot, dim]`.
+    """
+
+    def read_kv_blocks(self, block_ids: Sequence[int], out: memoryview) -> None:
+        """Copies blocks into `out`, after all steps that have been started.
+
+        Raises:
+            ValueError: A block does not exist, or `out` has another size.
+        """
+        ...
+
+    def write_kv_blocks(self, block_ids: Sequence[int], data: memoryview, first: int = 0) -> None:
+        """Copies the last blocks of `data`, from number `first` on, into the blocks, before all later steps.
+
+        Raises:
+            ValueError: A block does not exist, or `data` has another size; nothing has been copied.
+        """
+        ...
+
+
+class KVTransfer(Protocol):
+    """Carries KV blocks from one engine core to another. Has one implementation for each kind of connection.
+
+    Attributes:
+        engine_id: By which other engine cores find this one.
+    """
+
+    engine_id: str
+
+    def export_blocks(self, tag: bytes, num_bytes: int, fill: Callable[[memoryview], None]) -> str | None:
+        """Keeps `num_bytes` bytes, which `fill` writes, for a time; the handle by which they can be imported once.
+
+        None if they would exceed the limits. `tag` says what the bytes are, and whose; an import names an equal one.
+        """
+        ...
+
+    def import_blocks(self, engine_id: str, transfer_id: str, tag: bytes, num_bytes: int) -> memoryview:
+        """The bytes of an export, unharmed; in any thread, and within a time limit.
+
+        Raises:
+            KVTransferError: There is none of this handle, tag and size; the text is one sentence.
+        """
+        ...
+
+    def num_exports(self) -> int:
+        """Exports that are kept now; those that have expired are not among them."""
+        ...
+
+    def close(self) -> None:
+        """Drops all exports. Idempotent."""
         ...
 
 

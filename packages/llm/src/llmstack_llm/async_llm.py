@@ -340,6 +340,7 @@ class AsyncLLM(EngineFrontEnd):
                 cache_salt=request.cache_salt,
                 tenant=request.tenant,
                 deadline_s=request.deadline_s,
+                kv_transfer=request.kv_transfer,
                 **adapter_fields(request.adapter),
             )
             try:

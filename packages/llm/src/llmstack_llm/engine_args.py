@@ -132,7 +132,7 @@ class EngineArgs(
             "enable_deterministic_inference": self.enable_deterministic_inference,
             "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
             "num_engines": max(1, self.num_local_engines),
-            "digest_weight_content": self.has_other_hosts or self.digests_weight_content,
+            "digest_weight_content": self._compares_weights,
             "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
             "enable_expert_parallel": self.enable_expert_parallel, "placement": self._placement(),
@@ -161,11 +161,11 @@ class EngineArgs(
             "block_metrics_sample": self.kv_cache_metrics_sample if self.kv_cache_metrics else 0.0,
             # Absolute: the engine core's process may stand in another folder.
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
-            "warm_spare": self.warm_spare,
-            "max_cpu_loras": self.max_cpu_loras or self.max_loras,
+            "warm_spare": self.warm_spare, "max_cpu_loras": self.max_cpu_loras or self.max_loras,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "key_file": self._key_file(), "hosts": self._hosts(),
             "kv_events": self.kv_events_config, "step_log_bytes": self.step_log_bytes,
+            "kv_transfer": self.kv_transfer_config,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:
@@ -226,6 +226,11 @@ class EngineArgs(
             yield Problem("{warm_spare} and {device} cuda exclude each other: the weights would be there twice")
         if self.kv_events_config and self._key_file() is None:
             yield from _exposed_events(self.kv_events_config)
+        if self.kv_transfer_config and self.num_ranks > 1:
+            yield Problem(
+                "{kv_transfer_config} excludes several ranks ({tensor_parallel_size}, {pipeline_parallel_size}): each "
+                "has a part of the KV cache"
+            )
         if self.pipeline_parallel_size == 1:
             return
         size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
@@ -233,6 +238,11 @@ class EngineArgs(
             yield Problem(f"{{speculative_config}} and {size} exclude each other: drafts need one stage")
         if self.async_scheduling:
             yield Problem(f"{{async_scheduling}} and {size} exclude each other: a stage's input are known tokens")
+
+    @property
+    def _compares_weights(self) -> bool:
+        """Whether other servers have to know that the weights are equal, wherever the files lie."""
+        return self.has_other_hosts or self.digests_weight_content or self.kv_transfer_config is not None
 
     @property
     def runner_name(self) -> str:

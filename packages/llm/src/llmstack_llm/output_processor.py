@@ -253,6 +253,8 @@ class OutputProcessor:
             return True
         if output.num_cached_tokens >= 0 or output.prompt_logprobs is not None:
             self._take_prompt_facts(parent, output, processed.iteration_stats)
+        if output.kv_transfer is not None:
+            parent.kv_transfer = output.kv_transfer
         if output.new_token_ids:
             _count_tokens(completion, len(output.new_token_ids), timestamp_s, processed.iteration_stats)
         if not completion.is_prompt_only and completion.append_all(output):

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.sampling import NO_SAMPLING, CheckedSampling, GivenSampling
-from llmstack_types import SamplingParams
+from llmstack_types import KVTransferParams, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ class GenerationRequest:
         default_max_tokens: Used, cut to what fits, where `max_tokens` is None; None means all that fits.
         add_special_tokens: Whether the tokenizer adds the model's special tokens to a text.
         adapter: The LoRA adapter to use, if any.
+        kv_transfer: What is exported or imported, where the engine exchanges KV blocks.
         deadline_s: When the client wants it, in monotonic seconds; it decides under the scheduling policy `deadline`.
         on_admitted: Called with the tokens of the prompt and the most of the output when all is checked and nothing is
             submitted; it may raise what `submit` then raises. What it returns is called with the seconds from the
@@ -106,6 +107,7 @@ class GenerationRequest:
     adapter: Adapter | None = None
     deadline_s: float | None = None
     on_admitted: Callable[[int, int], Callable[[float], None] | None] | None = None
+    kv_transfer: KVTransferParams | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ from llmstack_model_runner.sampling import (
     Sampler,
     load_logits_processors,
 )
+from llmstack_model_runner.steps.block_transfer import BlockTransfer
 from llmstack_model_runner.steps.gpu.decode_graphs import decode_sizes
 from llmstack_model_runner.steps.gpu.steps import DeviceSteps
 from llmstack_model_runner.steps.host_steps import HostSteps
@@ -99,11 +100,10 @@ class ModelRunnerStateError(RuntimeError):
     """The runner was called before it was ready or after it was shut down."""
 
 
-class ModelRunner(AdapterHost, LayerReports):
+class ModelRunner(AdapterHost, BlockTransfer, LayerReports):
     """One model on one device; used by one thread.
 
-    The order of calls is `load_model`, `initialize_kv_cache`, any number of `execute_model`, `shutdown`. Between steps
-    it can `sleep` and `wake_up`.
+    The order of calls is `load_model`, `initialize_kv_cache`, `execute_model` and `sleep` or `wake_up`, `shutdown`.
 
     Attributes:
         timing: Time of the steps so far, by phase.

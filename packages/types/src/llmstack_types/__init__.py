@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         EngineCoreRequest,
         EngineReady,
         FinishReason,
+        KVTransferParams,
         TokenLogprobs,
     )
     from llmstack_types.errors import (
@@ -68,6 +69,7 @@ _MODULES = {
     "InvalidRequestError": "errors",
     "KVCacheGroupSpec": "model_runner",
     "KVCacheSpec": "model_runner",
+    "KVTransferParams": "engine_core",
     "LLMStackError": "errors",
     "LoRAIdentity": "adapters",
     "ModelRunnerConfig": "model_runner",
@@ -114,6 +116,7 @@ __all__ = [
     "InvalidRequestError",
     "KVCacheGroupSpec",
     "KVCacheSpec",
+    "KVTransferParams",
     "LLMStackError",
     "LoRAIdentity",
     "ModelRunnerConfig",

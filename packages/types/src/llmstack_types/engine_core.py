@@ -27,6 +27,24 @@ IMPLIED_DEADLINE_S = 30.0
 """Under the policy `deadline` a request without a deadline counts as wanted so long after its arrival."""
 
 
+class KVTransferParams(NamedTuple):
+    """What a request has to do with the KV cache of another engine core.
+
+    Attributes:
+        do_remote_decode: Another engine core goes on from the prompt: its blocks are exported at the end.
+        do_remote_prefill: Another engine core has computed the prompt: its blocks are imported before it is scheduled.
+        remote_engine_id: The engine core that exported them.
+        transfer_id: Handle of the export, which no other client can guess.
+        num_tokens: Leading tokens of the prompt that are exported, in whole blocks.
+    """
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str = ""
+    transfer_id: str = ""
+    num_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineCoreRequest:
     """One completion or one vector to compute: all is resolved, nothing below looks anything up or fills anything in.
@@ -52,6 +70,7 @@ class EngineCoreRequest:
         lora_path: Folder of the adapter, from which an engine core that has not loaded it reads it.
         deadline_s: When its client wants it, on the clock of `arrival_time_s`, which is the engine core's on one
             machine; None for no deadline. It decides the order of one tenant's requests (policy `deadline`).
+        kv_transfer: What is exported or imported; None for nothing.
     """
 
     request_id: str
@@ -68,6 +87,7 @@ class EngineCoreRequest:
     tenant: str = ""
     lora_path: str = ""
     deadline_s: float | None = None
+    kv_transfer: KVTransferParams | None = None
 
 
 class TokenLogprobs(NamedTuple):
@@ -99,6 +119,7 @@ class EngineCoreOutput(NamedTuple):
         num_cached_tokens: Prompt tokens found in the prefix cache; sent with the first token, -1 otherwise.
         error: A short description when `finish_reason` is ERROR.
         pooled: The vector or vectors of a pooling request, or its labels' numbers: float32, little-endian.
+        kv_transfer: What the request that goes on elsewhere has to carry, of a finished one whose blocks are exported.
     """
 
     request_id: str
@@ -110,6 +131,7 @@ class EngineCoreOutput(NamedTuple):
     num_cached_tokens: int = -1
     error: str | None = None
     pooled: bytes | None = None
+    kv_transfer: KVTransferParams | None = None
 
 
 class EngineCoreOutputs(NamedTuple):

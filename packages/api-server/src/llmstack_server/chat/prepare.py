@@ -30,7 +30,7 @@ from llmstack_server.web.deadlines import current_deadline, engine_deadline_s
 from llmstack_server.web.first_token_check import first_token_check
 from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.unsupported import unsupported
-from llmstack_types import RequestOutputKind
+from llmstack_types import KVTransferParams, RequestOutputKind
 
 _NO_TOOLS = ToolUse()
 
@@ -52,10 +52,12 @@ async def submit_chat(
     cache_salt: str = "",
     model: str | None = None,
     request_type: str = "other",
+    kv_transfer: KVTransferParams | None = None,
 ) -> SubmittedChat:
     """Checks the sampling fields and the tools, renders the conversation and submits it.
 
     `model`: The name in the request, which may be that of an adapter.
+    `kv_transfer`: What is exported or imported.
     `request_type`: The API, for metrics: `chat_completions`, `responses` or `other`.
 
     Raises:
@@ -80,6 +82,7 @@ async def submit_chat(
         tenant=client.tenant, adapter=adapter_of(state, model),
         deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
         on_admitted=first_token_check(state),
+        kv_transfer=kv_transfer,
     )  # fmt: skip
     outputs = await state.engine.submit(request)
     note_submitted(state, outputs)

@@ -109,7 +109,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--kv-offloading-backend": _KV_ELSEWHERE,
     "--kv-offloading-size": _KV_ELSEWHERE,
     "--kv-sharing-fast-prefill": ForeignFlag("no supported model shares its KV cache between layers", _OFF),
-    "--kv-transfer-config": _KV_ELSEWHERE,
     "--logging-config": ForeignFlag("use --log-config-file"),
     "--logits-processor-pattern": ForeignFlag("requests cannot name logits processors; --logits-processors loads them"),
     "--long-prefill-token-threshold-adaptive": ForeignFlag("use --long-prefill-token-threshold with a number", _OFF),

@@ -222,7 +222,7 @@ _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage
     Tag.HELLO: (0, lambda _: Hello()),
     Tag.GOODBYE: (0, lambda _: Goodbye()),
     Tag.FOLLOW_CACHE: (0, lambda _: FollowCache()),
-    Tag.ADD_REQUEST: (14, decode_request),
+    Tag.ADD_REQUEST: (15, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
     Tag.CONTROL_CALL: (3, decode_control_call),
 }
@@ -230,7 +230,7 @@ _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage
 _ENGINE_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], EngineMessage]]]] = {
     Tag.READY: (len(_READY_SCALARS) + len(_READY_MAPPINGS), _decode_ready),
     Tag.START_FAILED: (1, lambda values: StartFailed(_LINE(values[0], "reason"))),
-    Tag.OUTPUTS: (15, decode_outputs),
+    Tag.OUTPUTS: (16, decode_outputs),
     Tag.CONTROL_RESULT: (3, decode_control_result),
     Tag.ENGINE_FAILED: (1, lambda values: EngineFailed(_LINE(values[0], "reason"))),
     Tag.SLEEP_CHANGED: (1, lambda values: SleepChanged(_SLEEP_LEVEL(values[0], "level"))),

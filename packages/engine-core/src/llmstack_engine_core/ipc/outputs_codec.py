@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.ipc.kv_transfer_codec import decode_kv_transfers, encode_kv_transfer
 from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
 from llmstack_types import (
     BlockEviction,
@@ -163,6 +164,7 @@ _SPARSE_COLUMNS: Final[tuple[tuple[Any, Callable[[list[Any]], Any]], ...]] = (
     (-1, lambda values: fields.pack_uint32(values, "num_cached_tokens")),
     (None, list),
     (None, list),
+    (None, lambda values: [encode_kv_transfer(value) for value in values]),
 )
 
 
@@ -175,15 +177,15 @@ def decode_outputs(values: list[Any]) -> EngineCoreOutputs:
         _decode_token_ids(values[3], values[4], num_rows),
         *[
             repeat(default, num_rows) if value is None else _decode_sparse(value, num_rows, name, unpack, default)
-            for value, (name, unpack, default) in zip(values[5:12], _SPARSE_DECODERS, strict=True)
+            for value, (name, unpack, default) in zip(values[5:13], _SPARSE_DECODERS, strict=True)
         ],
         strict=True,
     )
     outputs: list[EngineCoreOutput] = list(map(tuple.__new__, repeat(EngineCoreOutput), columns))
     stats = None if values[1] is None else decode_stats(values[1])
-    events = () if values[12] is None else decode_events(values[12])
-    phases = None if values[13] is None else decode_phases(values[13])
-    evictions = () if values[14] is None else _decode_evictions(values[14])
+    events = () if values[13] is None else decode_events(values[13])
+    phases = None if values[14] is None else decode_phases(values[14])
+    evictions = () if values[15] is None else _decode_evictions(values[15])
     timestamp_s = _TIMESTAMP(values[0], "timestamp_s")
     return EngineCoreOutputs(outputs, timestamp_s, stats, events, phases, evictions=evictions)
 
@@ -256,4 +258,5 @@ _SPARSE_DECODERS: Final[tuple[tuple[str, fields.Check, Any], ...]] = (
     ("num_cached_tokens", fields.unpack_uint32, -1),
     ("error", _ERRORS, None),
     ("pooled", _decode_vectors, None),
+    ("kv_transfer", decode_kv_transfers, None),
 )

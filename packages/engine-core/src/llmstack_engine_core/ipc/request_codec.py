@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
+from llmstack_engine_core.ipc.kv_transfer_codec import decode_kv_transfer, encode_kv_transfer
 from llmstack_engine_core.ipc.structured_outputs_codec import decode_structured_outputs, encode_structured_outputs
 from llmstack_types import (
     EngineCoreRequest,
@@ -66,6 +67,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         request.tenant,
         request.lora_path,
         request.deadline_s,
+        encode_kv_transfer(request.kv_transfer),
     ]
 
 
@@ -91,6 +93,7 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             _TENANT(values[11], "tenant"),
             _LORA_PATH(values[12], "lora_path"),
             _DEADLINE(values[13], "deadline_s"),
+            decode_kv_transfer(values[14], "kv_transfer"),
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error

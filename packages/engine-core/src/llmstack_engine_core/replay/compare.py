@@ -10,6 +10,7 @@ from typing import Any
 from llmstack_engine_core.replay.derive import Decision
 from llmstack_engine_core.step_log.decisions import (
     FORKED,
+    IMPORTED,
     REFUSED,
     RESET,
     SCHEDULED,
@@ -106,6 +107,10 @@ def _describe_reset(is_done: bool) -> Iterator[tuple[str, str]]:
     yield "decision", f"the prefix cache is {'' if is_done else 'not '}forgotten"
 
 
+def _describe_imported(block_ids: list[int]) -> Iterator[tuple[str, str]]:
+    yield "decision", f"imported tokens fill the blocks {block_ids}"
+
+
 def _describe_unknown(decided: object) -> Iterator[tuple[str, str]]:
     yield "decision", str(decided)
 
@@ -116,4 +121,5 @@ _DESCRIBERS: dict[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     REFUSED: _describe_refused,
     FORKED: _describe_forked,
     RESET: _describe_reset,
+    IMPORTED: _describe_imported,
 }

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from llmstack_engine_core.protocols import Scheduler
-from llmstack_engine_core.step_log.decisions import pack_forked, pack_refused, pack_reset, pack_scheduled, pack_updated
+from llmstack_engine_core.step_log.decisions import (
+    pack_forked,
+    pack_imported,
+    pack_refused,
+    pack_reset,
+    pack_scheduled,
+    pack_updated,
+)
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
 from llmstack_engine_core.step_log.records import (
@@ -14,6 +21,7 @@ from llmstack_engine_core.step_log.records import (
     Event,
     Gap,
     PrefixCacheReset,
+    PrefixImported,
     RequestAdded,
     RequestForked,
     RequestsAborted,
@@ -86,6 +94,8 @@ class _Deriver:
                 return self._update(event)
             case PrefixCacheReset():
                 return pack_reset(self._scheduler.reset_prefix_cache())
+            case PrefixImported(token_ids, salt):
+                return pack_imported(self._scheduler.import_prefix(token_ids, salt))
         return None
 
     def _add(self, request: EngineCoreRequest) -> bytes | None:

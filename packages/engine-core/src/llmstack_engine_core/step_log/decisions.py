@@ -18,6 +18,7 @@ SCHEDULED: Final = "scheduled"
 UPDATED: Final = "updated"
 REFUSED: Final = "refused"
 RESET: Final = "reset"
+IMPORTED: Final = "imported"
 FORKED: Final = "forked"
 
 _ROWS: Final = "scheduled_requests"
@@ -27,7 +28,7 @@ _STEP_VALUES: Final = attrgetter(*_STEP_FIELDS)
 _NUM_ROW_COUNTS: Final = 3
 """The id of a row and its two counts; what follows them is empty in most rows."""
 # Log-probabilities and vectors pass through the scheduler and decide nothing.
-_PASSED_THROUGH: Final = ("logprobs", "prompt_logprobs", "pooled")
+_PASSED_THROUGH: Final = ("logprobs", "prompt_logprobs", "pooled", "kv_transfer")
 _NUM_DENSE_COLUMNS: Final = 2
 """Request ids and new tokens, of which every output has its own; the other columns hold few values."""
 _OUTPUT_DEFAULTS: Final = tuple(
@@ -121,6 +122,11 @@ def pack_forked(request_id: str, num_tokens: int) -> bytes:
 def pack_reset(is_done: bool) -> bytes:
     """Whether cached prefixes were forgotten."""
     return pack([RESET, is_done])
+
+
+def pack_imported(block_ids: list[int]) -> bytes:
+    """Which blocks an import is to fill."""
+    return pack([IMPORTED, block_ids])
 
 
 def unpack_decision(packed: bytes) -> tuple[str, Any]:

@@ -22,6 +22,7 @@ from llmstack_engine_core.step_log.records import (
     Event,
     Gap,
     PrefixCacheReset,
+    PrefixImported,
     RequestAdded,
     RequestForked,
     RequestsAborted,
@@ -100,6 +101,16 @@ def encode_aborted(event: RequestsAborted) -> bytes:
     return pack(event.request_ids)
 
 
+def encode_imported(event: PrefixImported) -> bytearray:
+    """Payload of an import: the salt, then the tokens."""
+    salt = event.salt.encode("utf-8", "surrogatepass")
+    payload = bytearray()
+    put_uint(payload, len(salt))
+    payload += salt
+    put_ints(payload, event.token_ids)
+    return payload
+
+
 def encode_scheduled(now_us: int, last_us: int) -> bytearray:
     """Payload of a call for a step; times are differences to the one before."""
     payload = bytearray()
@@ -139,6 +150,7 @@ class EventDecoder:
                 Tag.SCHEDULE: self._scheduled,
                 Tag.UPDATE: self._updated,
                 Tag.RESET_PREFIX_CACHE: lambda payload: PrefixCacheReset(),
+                Tag.IMPORT: _imported,
                 Tag.CHECKPOINT: read_checkpoint,
                 Tag.GAP: lambda payload: Gap(Cursor(payload).take_uint()),
             }
@@ -176,6 +188,12 @@ def _forked(payload: bytes) -> RequestForked:
     cursor = Cursor(payload)
     parent_id = str(cursor.take(cursor.take_uint()), "utf-8", "replace")
     return RequestForked(parent_id, unpack_request(payload[cursor.position :]))
+
+
+def _imported(payload: bytes) -> PrefixImported:
+    cursor = Cursor(payload)
+    salt = str(cursor.take(cursor.take_uint()), "utf-8", "surrogatepass")
+    return PrefixImported(cursor.take_ints(), salt)
 
 
 def _split(flat: list[int], counts: list[int]) -> list[list[int]]:

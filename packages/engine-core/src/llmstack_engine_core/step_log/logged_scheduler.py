@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from llmstack_engine_core.protocols import Scheduler
-from llmstack_engine_core.step_log.decisions import pack_forked, pack_refused, pack_reset, pack_scheduled, pack_updated
+from llmstack_engine_core.step_log.decisions import (
+    pack_forked,
+    pack_imported,
+    pack_refused,
+    pack_reset,
+    pack_scheduled,
+    pack_updated,
+)
 from llmstack_engine_core.step_log.step_log import StepLog
 from llmstack_types import (
     EngineCoreOutputs,
@@ -98,3 +105,14 @@ class LoggedScheduler:
         is_done = self._scheduler.reset_prefix_cache()
         self._log.decisions.add(pack_reset(is_done))
         return is_done
+
+    def cached_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+        """The blocks of the longest cached prefix; not logged, since it decides nothing."""
+        return self._scheduler.cached_prefix(token_ids, salt)
+
+    def import_prefix(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
+        """Makes another engine core's blocks findable."""
+        self._log.import_prefix(list(token_ids), salt)
+        block_ids = self._scheduler.import_prefix(token_ids, salt)
+        self._log.decisions.add(pack_imported(block_ids))
+        return block_ids

@@ -19,6 +19,7 @@ class Tag(IntEnum):
     CHECKPOINT = 6
     GAP = 7
     FORK = 8
+    IMPORT = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,14 @@ class PrefixCacheReset:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixImported:
+    """Another engine core's blocks became part of the prefix cache: those of these tokens, as far as they are new."""
+
+    token_ids: list[int]
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Proof of everything before it.
 
@@ -94,5 +103,13 @@ class Gap:
 
 
 Event = (
-    RequestAdded | RequestForked | RequestsAborted | StepScheduled | StepUpdated | PrefixCacheReset | Checkpoint | Gap
+    RequestAdded
+    | RequestForked
+    | RequestsAborted
+    | StepScheduled
+    | StepUpdated
+    | PrefixCacheReset
+    | PrefixImported
+    | Checkpoint
+    | Gap
 )

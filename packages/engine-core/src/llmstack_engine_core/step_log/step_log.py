@@ -13,13 +13,21 @@ from llmstack_engine_core.step_log.encoding import (
     encode_added,
     encode_forked,
     encode_header,
+    encode_imported,
     encode_scheduled,
     encode_updated,
     put_checkpoint,
     put_record,
 )
 from llmstack_engine_core.step_log.header import LogHeader
-from llmstack_engine_core.step_log.records import Checkpoint, RequestAdded, RequestForked, RequestsAborted, Tag
+from llmstack_engine_core.step_log.records import (
+    Checkpoint,
+    PrefixImported,
+    RequestAdded,
+    RequestForked,
+    RequestsAborted,
+    Tag,
+)
 from llmstack_engine_core.step_log.sinks import Sink
 from llmstack_types import EngineCoreRequest
 
@@ -61,6 +69,10 @@ class StepLog:
     def reset_prefix_cache(self) -> None:
         """Logs a reset of the prefix cache."""
         put_record(self._segment, Tag.RESET_PREFIX_CACHE, b"")
+
+    def import_prefix(self, token_ids: list[int], salt: str) -> None:
+        """Logs that another engine core's blocks become findable."""
+        self._put(Tag.IMPORT, encode_imported(PrefixImported(token_ids, salt)))
 
     def schedule(self, now_us: int) -> None:
         """Logs a call for the next step."""

@@ -26,6 +26,7 @@ from llmstack_types import (
     EngineCoreRequest,
     EngineReady,
     FinishReason,
+    KVTransferParams,
     PoolingParams,
     PoolingTask,
     PoolingType,
@@ -49,6 +50,7 @@ NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12
 TOKEN_ID = st.integers(0, 2**32 - 1)
 COUNT = st.integers(0, 2**31 - 1)
 SHARE = st.floats(0, 1, exclude_min=True)
+KV_TRANSFERS = st.builds(KVTransferParams, st.booleans(), st.booleans(), TEXT, TEXT, COUNT)
 PENALTY = st.floats(-2, 2)
 
 SCALAR = (
@@ -135,6 +137,7 @@ REQUESTS = st.builds(
     fork_of=TEXT,
     lora_name=optional(TEXT),
     lora_path=TEXT,
+    kv_transfer=optional(KV_TRANSFERS),
     pooling_params=optional(
         st.builds(
             PoolingParams,
@@ -184,6 +187,7 @@ OUTPUTS = st.builds(
     num_cached_tokens=st.just(-1) | COUNT,
     error=optional(TEXT),
     pooled=optional(st.binary(max_size=3).map(lambda chunk: 4 * chunk)),
+    kv_transfer=optional(KV_TRANSFERS),
 )
 STATS = st.builds(
     SchedulerStats,

@@ -30,6 +30,15 @@ def check_kv_events_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return checked
 
 
+def check_kv_transfer_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a `KVTransferConfig`, defaults included."""
+    from llmstack_engine_core.kv_transfer.config import KVTransferConfig  # late: `--help` needs none
+    from llmstack_engine_core.plain_data import from_plain, to_plain
+
+    checked: Mapping[str, Any] = to_plain(from_plain(KVTransferConfig, value))
+    return checked
+
+
 def check_structured_outputs_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of a `StructuredOutputsConfig`."""
     from llmstack_llm.admission.structured_outputs import read_structured_outputs_config  # late: `--help` needs none
@@ -274,6 +283,14 @@ class KVCacheOptions(OptionGroup):
         metavar="GIB",
         help="size of those blocks in GiB, in place of their number",
     )
+    kv_transfer_config: Mapping[str, Any] | None = option(
+        None,
+        flag="--kv-transfer-config",
+        check=check_kv_transfer_config,
+        metavar="JSON",
+        help="hand KV blocks of prompts to other servers of this host, or take theirs",
+        example='{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}',
+    )
 
     def conflicts(self) -> Iterator[Problem]:
         """Adds sizes that are given twice."""
@@ -285,6 +302,8 @@ class KVCacheOptions(OptionGroup):
                 yield Problem(f"{{{name}}} and {{kv_cache_memory_bytes}} both set the size of the KV cache; give one")
         if self.num_host_blocks and self.swap_space:
             yield Problem("{num_host_blocks} and {swap_space} both set the host's share of the KV cache; give one")
+        if self.kv_transfer_config and not self.enable_prefix_caching:
+            yield Problem("{kv_transfer_config} needs {enable_prefix_caching}: imported blocks are cached prefixes")
 
 
 @option_mixin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from llmstack_llm.adapters import LoRARequest
 
@@ -88,6 +89,7 @@ class RequestOutput:
         num_cached_tokens: Prompt tokens found in the prefix cache; None until the first token.
         num_dropped_tokens: Tokens of completions that `best_of` generated and did not choose.
         prompt_index: Which of the prompts that were submitted together.
+        kv_transfer_params: What the request in another engine has to carry, of one whose blocks are exported.
         lora_request: The adapter that it was generated with, if any.
     """
 
@@ -102,3 +104,4 @@ class RequestOutput:
     num_dropped_tokens: int = 0
     prompt_index: int = 0
     lora_request: LoRARequest | None = None
+    kv_transfer_params: dict[str, Any] | None = None

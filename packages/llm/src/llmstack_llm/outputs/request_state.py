@@ -16,6 +16,7 @@ from llmstack_types import (
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
+    KVTransferParams,
     RequestOutputKind,
     RequestStatus,
     StepPhases,
@@ -96,6 +97,7 @@ class RequestState:
         self.num_cached_tokens: int | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.has_new_prompt_logprobs = False
+        self.kv_transfer: KVTransferParams | None = None
         self.max_num_generation_tokens = 0
         self._step_times = step_times or StepTimes()
         self._scheduler_base_s = self._model_base_s = 0.0
@@ -150,6 +152,7 @@ class RequestState:
                 num_dropped_tokens=num_dropped_tokens,
                 prompt_index=self._prompt_index,
                 lora_request=self.lora_request,
+                kv_transfer_params=None if self.kv_transfer is None else self.kv_transfer._asdict(),
             )
         )
 

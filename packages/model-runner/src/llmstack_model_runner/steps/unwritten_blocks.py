@@ -44,6 +44,11 @@ class UnwrittenBlocks:
         for index in range(len(step.rows)):
             self.on_device.update(dict.fromkeys(_written(batch, step, index, is_whole=False), self._step))
 
+    def note_written(self, block_ids: Iterable[int]) -> None:
+        """Removes blocks that were written from elsewhere."""
+        for block_id in block_ids:
+            self.on_device.pop(block_id, None)
+
     def readers(self, batch: InputBatch, step: StepRows) -> list[int]:
         """Indices of the rows that would read an unwritten block; blocks that the other rows write are removed."""
         found: list[int] = []

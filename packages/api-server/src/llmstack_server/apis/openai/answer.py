@@ -12,6 +12,7 @@ from llmstack_server.protocols import OutputStream
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import AnswerIds
 from llmstack_server.web.checks import adapter_of
+from llmstack_server.web.kv_transfer import NotedTransfer
 from llmstack_server.web.usage import UsageCounter, timings_object
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class OpenAIAnswer:
             outputs = self.noted = NotedOutputs(outputs)
             self._has_token_ids = bool(fields.return_token_ids)
             self._adapter = adapter_of(state, fields.model)
+        self._transfer: NotedTransfer | None = None
+        if fields.kv_transfer_params is not None:
+            outputs = self._transfer = NotedTransfer(outputs)
         self.outputs = outputs
         self.usage = usage
         self.n = outputs.prompts[0].sampling_params.n
@@ -99,6 +103,11 @@ class OpenAIAnswer:
             "completions": self.noted.completions(has_token_ids=self._has_token_ids),
         }
         return {"receipt": self._state.receipts.signed(receipt)}
+
+    def transfer_fields(self) -> dict[str, Any]:
+        """`kv_transfer_params` of a whole answer: for the server that goes on, where the prompt was exported."""
+        params = None if self._transfer is None else self._transfer.kv_transfer_params
+        return {"kv_transfer_params": None if params is None else dict(params)}
 
     def end_fields(self) -> dict[str, Any]:
         """Fields of the last chunk of a stream, where it counts tokens."""

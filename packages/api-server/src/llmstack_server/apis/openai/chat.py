@@ -23,6 +23,7 @@ from llmstack_server.web.checks import check_fields
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
+from llmstack_server.web.kv_transfer import read_kv_transfer
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling
 
 _NAMES: dict[str, str] = {**PARAM_NAMES, "logprobs": "top_logprobs"}
@@ -39,6 +40,7 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
     if fields.messages is None:
         raise missing_parameter("messages")
     check_fields(state, body, fields, CHAT)
+    kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields)
     ids = answer_ids("chatcmpl", fields.request_id)
     if fields.request_id is not None:
         await state.request_ids.claim(current_client.get().tenant, fields.request_id)
@@ -52,6 +54,7 @@ async def prepare_chat(state: ServerState, body: dict[str, Any]) -> ChatCompleti
         cache_salt=fields.cache_salt or "",
         model=fields.model,
         request_type="chat_completions",
+        kv_transfer=kv_transfer,
     )
     return ChatCompletion(state, fields, ids, chat)
 
@@ -93,7 +96,7 @@ def sampling_of(fields: ChatCompletionRequest) -> GivenSampling:
 
 
 # What clients of vLLM find in every whole answer.
-_NULL_EXTRAS: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None, "kv_transfer_params": None}
+_NULL_EXTRAS: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None}
 
 
 class ChatCompletion(ChatStream, OpenAIAnswer):
@@ -115,7 +118,7 @@ class ChatCompletion(ChatStream, OpenAIAnswer):
         """The `chat.completion` object, with all choices."""
         messages = await self.fold()
         choices = [self._whole_choice(message) for message in messages]
-        return self.answer("chat.completion", choices) | _NULL_EXTRAS | self._prompt_extras()
+        return self.answer("chat.completion", choices) | _NULL_EXTRAS | self.transfer_fields() | self._prompt_extras()
 
     async def events(self) -> AsyncIterator[bytes]:
         """One chunk with the role per choice, then new text; the last chunk of a choice has its finish reason."""

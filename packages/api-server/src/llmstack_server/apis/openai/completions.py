@@ -20,6 +20,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.deadlines import current_deadline, engine_deadline_s
 from llmstack_server.web.fields import parse
 from llmstack_server.web.first_token_check import first_token_check
+from llmstack_server.web.kv_transfer import read_kv_transfer
 from llmstack_server.web.queue_gate import note_submitted
 from llmstack_server.web.sampling import PARAM_NAMES, given_sampling, parse_prompts
 from llmstack_server.web.usage import UsageCounter
@@ -37,6 +38,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
     fields = parse(CompletionRequest, body)
     values, is_list = parse_prompts(fields.prompt, body)
     check_fields(state, body, fields, COMPLETIONS)
+    kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields, len(values))
     check_echo(fields.suffix, fields.echo)
     ids = answer_ids("cmpl", fields.request_id)
     if fields.request_id is not None:
@@ -67,6 +69,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             deadline_s=None if current_deadline.get() is None else engine_deadline_s(),
             on_admitted=first_token_check(state),
             add_special_tokens=fields.add_special_tokens is not False,
+            kv_transfer=kv_transfer,
         )
         for index, value in enumerate(values)
     ]
@@ -207,7 +210,7 @@ class CompletionAnswer(OpenAIAnswer):
                     if self._fields.prompt_logprobs is not None:
                         choice["prompt_logprobs"] = prompt_logprobs_object(output.prompt_logprobs)
                     choices.append(_NULL_EXTRAS | choice)
-        return self.answer("text_completion", choices) | {"kv_transfer_params": None}
+        return self.answer("text_completion", choices) | self.transfer_fields()
 
     async def events(self) -> AsyncIterator[bytes]:
         """Chunks with one choice each; the last of a choice has its finish reason."""

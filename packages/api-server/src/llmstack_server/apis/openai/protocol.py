@@ -18,6 +18,7 @@ class AnswerFields(GenerationFields):
     return_tokens_as_token_ids: bool | None = Field(None, description="tokens of log-probabilities as token_id:N")
     logprob_token_ids: list[int] | None = Field(None, description="tokens to report besides the chosen ones")
     thinking_token_budget: int | None = Field(None, description="tokens of reasoning before it is ended; -1: no limit")
+    kv_transfer_params: dict[str, Any] | None = Field(None, description="hands the prompt to or from another server")
     repetition_detection: dict[str, Any] | None = Field(None, description="ends an answer that repeats a pattern")
 
 
@@ -86,9 +87,10 @@ class DetokenizeRequest(BaseModel):
 _NEVER = one_of()
 
 # Field to the values that have no effect.
-COMPLETIONS: Mapping[str, Predicate] = {**COMMON, "prompt_embeds": one_of([])}
+_ANSWERS: Mapping[str, Predicate] = {name: test for name, test in COMMON.items() if name != "kv_transfer_params"}
+COMPLETIONS: Mapping[str, Predicate] = {**_ANSWERS, "prompt_embeds": one_of([])}
 CHAT: Mapping[str, Predicate] = {
-    **COMMON,
+    **_ANSWERS,
     "add_special_tokens": one_of(False),
     "echo": one_of(False),
     "functions": _NEVER,
@@ -110,6 +112,7 @@ BATCH: Mapping[str, Predicate] = {
     "tool_choice": one_of("none"),
     "use_beam_search": one_of(False),
     "prompt_logprobs": _NEVER,
+    "kv_transfer_params": _NEVER,
 }
 TOKENIZE: Mapping[str, Predicate] = {**MEDIA, "return_token_offsets": one_of(False)}
 TOKENIZE_CHAT: Mapping[str, Predicate] = {**TOKENIZE, "add_special_tokens": one_of(False)}

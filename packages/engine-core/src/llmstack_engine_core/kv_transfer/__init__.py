@@ -1,0 +1,1 @@
+"""KV blocks of prompts, which one engine core computes and another uses."""

@@ -1,0 +1,194 @@
+"""The requests of an engine core whose KV blocks are exported or imported."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Final, NamedTuple
+
+from llmstack_core_scheduler.request import prefix_salt
+from llmstack_engine_core.kv_transfer.config import KVTransferConfig
+from llmstack_engine_core.kv_transfer.tag import KVTransferError, TagMaker
+from llmstack_engine_core.protocols import KVTransfer, Scheduler, TransferRunner
+from llmstack_types import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    InvalidRequestError,
+    KVTransferParams,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_NUM_WAITING: Final = 1024
+"""Requests that wait for their blocks; those that come then are computed."""
+_NUM_THREADS: Final = 2
+_EXPORTING_REASONS: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
+
+
+class TransferParts(NamedTuple):
+    """What transfers need besides the scheduler."""
+
+    config: KVTransferConfig
+    transfer: KVTransfer
+    runner: TransferRunner
+    tags: TagMaker
+
+
+class _Arriving(NamedTuple):
+    request: EngineCoreRequest
+    blocks: Future[memoryview]
+    deadline_s: float
+
+
+class RequestTransfers:
+    """Exports the prompts of finished requests, and holds requests until their blocks have arrived.
+
+    Others overtake those that wait. Whatever goes wrong with an import, the request is then computed as any other.
+
+    Attributes:
+        num_failed_imports: Counter of requests that are computed instead.
+        num_imported_blocks: Counter of blocks.
+    """
+
+    def __init__(self, parts: TransferParts, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_failed_imports = 0
+        self.num_imported_blocks = 0
+        self._config, self._transfer, self._runner, self._tags = parts
+        self._scheduler = scheduler
+        self._clock = clock
+        self._block_size = parts.tags.ready.block_size
+        self._exporting: dict[str, EngineCoreRequest] = {}
+        self._arriving: dict[str, _Arriving] = {}
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "import-kv")
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their blocks."""
+        return len(self._arriving)
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Refuses what this engine core's role does not include.
+
+        Raises:
+            InvalidRequestError: Names the field.
+        """
+        params = request.kv_transfer
+        if params is None:
+            return
+        is_allowed = (not params.do_remote_decode or self._config.can_export) and (
+            not params.do_remote_prefill or self._config.can_import
+        )
+        if not is_allowed:
+            role = self._config.kv_role
+            raise InvalidRequestError(f"The role {role} does not include this.", param="kv_transfer_params")
+        if request.pooling_params is not None or (params.do_remote_decode and request.sampling_params.use_beam_search):
+            raise InvalidRequestError("Only plain completions are transferred.", param="kv_transfer_params")
+
+    def note(self, request: EngineCoreRequest) -> None:
+        """Notes a request whose prompt is exported at its end."""
+        if request.kv_transfer is not None and request.kv_transfer.do_remote_decode:
+            self._exporting[request.request_id] = request
+
+    def hold(self, request: EngineCoreRequest) -> bool:
+        """Whether the request waits for its blocks from now on."""
+        params = request.kv_transfer
+        if params is None or not params.do_remote_prefill:
+            return False
+        num_tokens = params.num_tokens
+        if not params.remote_engine_id or num_tokens < 1 or num_tokens % self._block_size:
+            return self._give_up(request, "the parameters name no export")
+        if num_tokens >= len(request.prompt_token_ids):
+            return self._give_up(request, "the prompt has fewer tokens than the export")
+        if len(self._arriving) >= MAX_NUM_WAITING:
+            return self._give_up(request, "too many requests wait for their blocks")
+        tag, num_bytes = self._tags.tag(request, num_tokens), self._tags.num_bytes(num_tokens)
+        blocks = self._threads.submit(
+            self._transfer.import_blocks, params.remote_engine_id, params.transfer_id, tag, num_bytes
+        )
+        deadline_s = self._clock() + self._config.kv_connector_extra_config.import_timeout_s
+        self._arriving[request.request_id] = _Arriving(request, blocks, deadline_s)
+        return True
+
+    def take_ready(self, wait_s: float) -> list[EngineCoreRequest]:
+        """The requests that wait no longer, their blocks imported where those came; waits at most `wait_s` for one."""
+        if wait_s and self._arriving:
+            wait([one.blocks for one in self._arriving.values()], wait_s, FIRST_COMPLETED)
+        now_s = self._clock()
+        ready = [one for one in self._arriving.values() if one.blocks.done() or one.deadline_s <= now_s]
+        for request, blocks, _ in ready:
+            del self._arriving[request.request_id]
+            self._import(request, blocks)
+        return [one.request for one in ready]
+
+    def export(self, step_outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+        """The outputs, those of finished requests with what another engine core needs; before the next step."""
+        if not self._exporting:
+            return step_outputs
+        return step_outputs._replace(outputs=[self._exported(output) for output in step_outputs.outputs])
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Forgets requests that have ended."""
+        for request_id in request_ids:
+            self._exporting.pop(request_id, None)
+            arriving = self._arriving.pop(request_id, None)
+            if arriving is not None:
+                arriving.blocks.cancel()
+
+    def shutdown(self) -> None:
+        """Drops exports, and what is arriving."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._transfer.close()
+
+    def _import(self, request: EngineCoreRequest, blocks: Future[memoryview]) -> None:
+        params = request.kv_transfer
+        if params is None:
+            return
+        if not blocks.done():
+            blocks.cancel()
+            self._give_up(request, "they came too late")
+            return
+        error = blocks.exception()
+        if error is not None:
+            if not isinstance(error, KVTransferError):
+                logger.error("an import failed", exc_info=error)
+            self._give_up(request, str(error) if isinstance(error, KVTransferError) else type(error).__name__)
+            return
+        data, num_tokens = blocks.result(), params.num_tokens
+        # One token more than the blocks hold, since a lookup leaves the last one to compute.
+        token_ids = request.prompt_token_ids[: num_tokens + 1]
+        block_ids = self._scheduler.import_prefix(token_ids, self._salt(request))
+        if block_ids:
+            self._runner.write_kv_blocks(block_ids, data, num_tokens // self._block_size - len(block_ids))
+            self.num_imported_blocks += len(block_ids)
+
+    def _exported(self, output: EngineCoreOutput) -> EngineCoreOutput:
+        request = self._exporting.get(output.request_id)
+        if request is None or output.finish_reason not in _EXPORTING_REASONS:
+            return output
+        del self._exporting[output.request_id]
+        block_ids = self._scheduler.cached_prefix(request.prompt_token_ids, self._salt(request))
+        num_tokens = len(block_ids) * self._block_size
+        if not num_tokens:
+            return output
+        transfer_id = self._transfer.export_blocks(
+            self._tags.tag(request, num_tokens),
+            self._tags.num_bytes(num_tokens),
+            lambda out: self._runner.read_kv_blocks(block_ids, out),
+        )
+        if transfer_id is None:
+            logger.warning("the prompt of request %s is not exported: no room", request.request_id[:64])
+            return output
+        engine_id = self._transfer.engine_id
+        return output._replace(kv_transfer=KVTransferParams(False, True, engine_id, transfer_id, num_tokens))
+
+    def _give_up(self, request: EngineCoreRequest, reason: str) -> bool:
+        self.num_failed_imports += 1
+        logger.warning("the prompt of request %s is computed, not imported: %s", request.request_id[:64], reason)
+        return False
+
+    def _salt(self, request: EngineCoreRequest) -> str:
+        return prefix_salt(request.cache_salt, request.lora_name)

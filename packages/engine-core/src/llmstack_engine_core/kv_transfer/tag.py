@@ -1,0 +1,82 @@
+"""The tag of an export: what its bytes are, and to which client they belong."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]  # it has no annotations
+
+from llmstack_types import EngineCoreRequest, EngineReady, LoRAIdentity
+
+LAYOUT: Final = "layer, key or value, block, kv_head, slot, dim; version 1"
+"""Of the bytes; another order needs another text."""
+
+_OWNERS: Final = ("tenant", "cache salt")
+"""A difference in these is never named: another client must not learn that there is such an export."""
+_NAMES: Final = (
+    *_OWNERS, "layout", "numeric contract", "block size", "dtype", "KV cache dtype", "bytes per block", "adapter",
+    "token ids",
+)  # fmt: skip
+
+
+class KVTransferError(Exception):
+    """Blocks could not be imported; the text is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagMaker:
+    """Makes the tags of one engine core.
+
+    Attributes:
+        ready: What describes the engine core.
+        bytes_per_block: Of the KV storage.
+    """
+
+    ready: EngineReady
+    bytes_per_block: int
+
+    def tag(self, request: EngineCoreRequest, num_tokens: int) -> bytes:
+        """The tag of the request's first `num_tokens` tokens."""
+        ready, adapter = self.ready, ""
+        if request.lora_name is not None:
+            identity = LoRAIdentity.parse(request.lora_name)
+            adapter = f"{identity.name}@{identity.digest}"  # each engine core counts generations for itself
+        values = [
+            request.tenant, request.cache_salt, LAYOUT, ready.numeric_contract_id, ready.block_size, ready.dtype,
+            ready.kv_cache_dtype, self.bytes_per_block, adapter, pack_tokens(request.prompt_token_ids[:num_tokens]),
+        ]  # fmt: skip
+        packed: bytes = msgpack.packb(values, unicode_errors="surrogatepass")
+        return packed
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Size of the blocks of so many tokens."""
+        return num_tokens // self.ready.block_size * self.bytes_per_block
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """The token ids themselves, since a hash could collide."""
+    return array("I", token_ids).tobytes()
+
+
+def difference(exported: bytes, wanted: bytes) -> str | None:
+    """What distinguishes two tags; None if they are equal, empty where they belong to different clients."""
+    if exported == wanted:
+        return None
+    ours, theirs = _values(exported), _values(wanted)
+    if len(ours) != len(theirs):
+        return ""
+    for name, first, other in zip(_NAMES, ours, theirs, strict=False):
+        if first != other:
+            return "" if name in _OWNERS else name
+    return ""
+
+
+def _values(tag: bytes) -> list[Any]:
+    try:
+        values = msgpack.unpackb(tag, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return []
+    return values if isinstance(values, list) else []
