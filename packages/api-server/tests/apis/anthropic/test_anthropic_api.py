@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmstack_server.app import build_app
+from llmstack_server.options.chat_options import ChatOptions
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.secret import Secret
 from llmstack_server.state.lifecycle import LifecycleState
@@ -125,6 +126,20 @@ async def test_stop_sequences_and_sampling_reach_the_engine(client: Any, engine:
     params = engine.admitted[-1].sampling_params
     assert (list(params.stop), params.temperature, params.top_p) == (["\n\n", "END"], 0.3, 0.9)
     assert (params.top_k, params.min_p, params.seed, params.max_tokens) == (5, 0.1, 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget", "expected"), [("enabled", 9, 9), ("disabled", 9, None), ("adaptive", 9, None)]
+)
+async def test_a_budget_of_thinking_reaches_the_engine(
+    engine: FakeEngineClient, kind: str, budget: int, expected: int | None
+):
+    app = build_app(ready_state(engine, chat=ChatOptions(reasoning_parser="deepseek_r1")))
+    body = {**BODY, "thinking": {"type": kind, "budget_tokens": budget}}
+    assert (await call(app, "POST", MESSAGES, body)).status == 200
+    assert engine.admitted[-1].sampling_params.thinking_token_budget == expected
+    error = (await call(app, "POST", MESSAGES, {**body, "thinking": {"type": "enabled", "budget_tokens": -2}})).json()
+    assert "thinking.budget_tokens" in error["error"]["message"]
 
 
 async def test_what_the_api_has_and_the_server_needs_not_is_taken(client: Any):

@@ -12,7 +12,13 @@ from llmstack_server.apis.anthropic.content import ContentBuilder
 from llmstack_server.apis.anthropic.errors import error_event
 from llmstack_server.apis.anthropic.input import continues_last_message, read_messages
 from llmstack_server.apis.anthropic.protocol import EFFORTS, KNOWN, CountTokensRequest, MessagesRequest, PromptFields
-from llmstack_server.apis.anthropic.tools import chat_tool_choice, chat_tools, structured_outputs, template_kwargs
+from llmstack_server.apis.anthropic.tools import (
+    chat_tool_choice,
+    chat_tools,
+    structured_outputs,
+    template_kwargs,
+    thinking_budget,
+)
 from llmstack_server.chat.conversation import Conversation
 from llmstack_server.chat.deltas import ChatDelta
 from llmstack_server.chat.prepare import SubmittedChat, render_conversation, submit_chat
@@ -30,7 +36,7 @@ from llmstack_types import InvalidRequestError
 
 MAX_TEMPERATURE = 1.0
 
-_NAMES = {**PARAM_NAMES, "stop": "stop_sequences"}
+_NAMES = {**PARAM_NAMES, "stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
 _FORM_NAMES = {
     "structured_outputs": "output_config.format", "structured_outputs.json": "output_config.format.schema",
 }  # fmt: skip
@@ -49,7 +55,7 @@ async def prepare_messages(state: ServerState, body: dict[str, Any]) -> Messages
     check_fields(state, body, fields, KNOWN)
     _check(fields)
     message_id = f"msg_{uuid.uuid4().hex}"
-    given = _sampling(fields)
+    given = _sampling(fields, has_reasoning=state.chat_parsers.reasoning is not None)
     try:
         chat = await submit_chat(
             state,
@@ -102,9 +108,11 @@ def _check(fields: MessagesRequest) -> None:
         raise request_errors.above_max("temperature", MAX_TEMPERATURE, fields.temperature, is_integer=False)
 
 
-def _sampling(fields: MessagesRequest) -> GivenSampling:
-    """The sampling fields, and their names in this request."""
+def _sampling(fields: MessagesRequest, *, has_reasoning: bool) -> GivenSampling:
+    """The sampling fields, and their names in this request; a budget counts where the model `has_reasoning`."""
     given, names = given_sampling(fields, _NAMES)
+    if has_reasoning and (budget := thinking_budget(fields.thinking)) is not None:
+        given["thinking_token_budget"] = budget
     if fields.stop_sequences is not None:
         given["stop"] = fields.stop_sequences
     form = structured_outputs(fields.output_config.format if fields.output_config else None)

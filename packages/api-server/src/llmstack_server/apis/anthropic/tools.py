@@ -72,8 +72,6 @@ def structured_outputs(output_format: dict[str, Any] | None) -> StructuredOutput
 def template_kwargs(thinking: dict[str, Any] | None) -> dict[str, Any]:
     """The arguments for templates of reasoning models that `thinking` sets.
 
-    A thinking budget is not enforced: `max_tokens` limits reasoning and answer together.
-
     Raises:
         InvalidRequestError: The object has an unknown form.
     """
@@ -86,3 +84,8 @@ def template_kwargs(thinking: dict[str, Any] | None) -> dict[str, Any]:
     if budget is not None and type(budget) is not int:
         raise request_errors.invalid_type("thinking.budget_tokens", "an integer", budget)
     return {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+
+
+def thinking_budget(thinking: dict[str, Any] | None) -> Any:
+    """The most tokens of reasoning, unchecked; None where `thinking` sets none."""
+    return None if thinking is None or thinking.get("type") != "enabled" else thinking.get("budget_tokens")
