@@ -83,8 +83,8 @@ def attend_in_steps(
 @settings(max_examples=40, deadline=None)
 def test_a_token_is_bit_equal_however_its_row_is_cut_and_batched(variant: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(list(TOLERANCES)), "dtype")
-    num_kv_heads, group = data.draw(st.integers(1, 3), "KV heads"), data.draw(st.integers(1, 8), "group")
-    head_dim = data.draw(st.sampled_from([16, 64, 80]), "head_dim")
+    num_kv_heads, group = data.draw(st.integers(1, 3), "KV heads"), data.draw(st.integers(1, 9), "group")
+    head_dim = data.draw(st.sampled_from([16, 64, 80, 112]), "head_dim")
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000), "seed"))
     lengths = data.draw(st.lists(st.integers(1, 200), min_size=1, max_size=3), "lengths")
     shapes = [(num_kv_heads * group, head_dim), (num_kv_heads, head_dim), (num_kv_heads, head_dim)]
@@ -115,6 +115,26 @@ def test_one_decode_after_another_equals_the_prefill(variant: str) -> None:
         context = Context(*(torch.randn(150, heads, 64).to(dtype) for heads in (6, 2, 2)))
         decoded = attend_in_steps([context], [{0: 1}] * 150, 16)[0]
         assert torch.equal(decoded, attend_in_steps([context], [{0: 150}], 16)[0])
+
+
+def exact(context: Context) -> torch.Tensor:
+    """Attention of the last token to the whole context, in float64."""
+    group = context.query.shape[1] // context.keys.shape[1]
+    keys, values = (part.double().repeat_interleave(group, 1) for part in (context.keys, context.values))
+    scores = torch.einsum("hd,khd->hk", context.query[-1].double(), keys) * keys.shape[2] ** -0.5
+    return torch.einsum("hk,khd->hd", scores.softmax(-1), values)
+
+
+def test_few_queries_equal_the_prompt_for_any_number_of_heads_per_kv_head(variant: str) -> None:
+    generator, head_dim = torch.Generator().manual_seed(0), 112
+    for dtype, tolerance in TOLERANCES.items():
+        for group in (1, 2, 3, 4, 8, 9):  # up to 8 queries of a KV head read keys and values as they lie
+            shapes = [(2 * group, head_dim), (2, head_dim), (2, head_dim)]
+            context = Context(*(torch.randn(141, *shape, generator=generator).to(dtype) for shape in shapes))
+            whole = attend_in_steps([context], [{0: 141}], 16)[0]
+            found = attend_in_steps([context], [{0: 126}, {0: 1}, {0: 8}, {0: 5}, {0: 1}], 16)[0]
+            assert torch.equal(found, whole)
+            torch.testing.assert_close(found[-1].double(), exact(context), atol=tolerance, rtol=tolerance)
 
 
 def test_more_threads_change_nothing(variant: str) -> None:

@@ -95,6 +95,8 @@ inline Floats load(const BFloat16* p) {
   std::memcpy(&x, p, sizeof(x));
 #if defined(__AVX512F__)
   return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16);
 #else
   return bits_as<Floats>(__builtin_convertvector(x, Words) << 16);
 #endif

@@ -1,9 +1,10 @@
 // Attention over keys and values in blocks, for decodes and prefill chunks alike.
 //
-// A context is cut into tiles at multiples of 64 positions. A tile's keys and values are laid out for multiplication
-// once and serve all queries of an item of work: several tokens and the heads that share the KV head. Softmax is taken
-// tile after tile with a running maximum. Since the tiles do not move, a token's result depends on its own context only:
-// it is bit-equal alone and in any batch, decoded and prefilled, in one chunk or many.
+// A context is cut into tiles at multiples of 64 positions. A tile serves all queries of an item of work: several tokens
+// and the heads that share the KV head. For many of them its keys and values are laid out for multiplication once; a decode
+// reads them as they lie (`decode.h`). Softmax is taken tile after tile with a running maximum. Since the tiles do not move,
+// a token's result depends on its own context only: it is bit-equal alone and in any batch, decoded and prefilled, in one
+// chunk or many.
 
 #include <algorithm>
 #include <vector>
@@ -11,13 +12,16 @@
 #include "../native/elementwise.h"
 #include "../native/repeat.h"
 #include "../native/threads.h"
-#include "operands.h"
+#include "decode.h"
 
 namespace llmstack {
 namespace {
 
 // Queries in an item of a prefill: enough to repay the packing of tiles (48 and 192 measured slower).
 constexpr int64_t kItemQueries = 96;
+
+// At most so many queries of a KV head read a tile as it lies: with more of them, packing it pays.
+constexpr int64_t kUnpackedQueries = 8;
 
 // Eight bytes a field, in the order of `_ARGUMENTS` in native.py.
 template <class T>
@@ -58,6 +62,7 @@ struct Tile {
   int64_t head, start;
   const T* keys[kTileKeys];
   const T* values[kTileKeys];
+  Stretch key_stretches[kTileKeys + 1], value_stretches[kTileKeys + 1];  // block by block
 };
 
 // Softmax of one query so far: what was summed up is relative to the largest score.
@@ -139,16 +144,21 @@ class Attention {
     std::fill(tile.values + end, tile.values + kTileKeys, zeros);
     const int32_t* blocks = call_.block_tables + item_.row * call_.block_table_stride;
     int64_t block = (tile.start + first) / call_.block_size, slot = (tile.start + first) % call_.block_size;
+    Stretch *key_stretch = tile.key_stretches, *value_stretch = tile.value_stretches;
     for (int i = first; i < end; ++block, slot = 0) {
       const int block_end = static_cast<int>(std::min<int64_t>(end, i + call_.block_size - slot));
       const int64_t offset = ((item_.first_head + head) * call_.block_size + slot) * call_.head_dim;
       const T* key = call_.key_cache + blocks[block] * call_.key_block_stride + offset;
       const T* value = call_.value_cache + blocks[block] * call_.value_block_stride + offset;
+      const int64_t num_bytes = (block_end - i) * call_.head_dim * sizeof(T);
+      *key_stretch++ = {reinterpret_cast<const char*>(key), reinterpret_cast<const char*>(key) + num_bytes};
+      *value_stretch++ = {reinterpret_cast<const char*>(value), reinterpret_cast<const char*>(value) + num_bytes};
       for (; i < block_end; ++i, key += call_.head_dim, value += call_.head_dim) {
         tile.keys[i] = key;
         tile.values[i] = value;
       }
     }
+    *key_stretch = *value_stretch = {};
   }
 
   // Queries are numbered KV head by KV head, token by token, query head by query head.
@@ -197,18 +207,34 @@ class Attention {
     const int64_t end_token =
         std::min(item_.num_tokens, tile.start + kTileKeys - 1 + call_.sliding_window - item_.first_position);
     const int vectors = vectors_below(item_.end_position() - tile.start);
-    Fetch next_keys, next_values;
+    Prefetches prefetches;
+    prefetches.near_values = Fetch(tile.value_stretches);
     if (next != nullptr) {
-      next_keys = Fetch(next->keys, kTileKeys, call_.head_dim);
-      next_values = Fetch(next->values, kTileKeys, call_.head_dim);
+      prefetches.keys = prefetches.near_keys = Fetch(next->key_stretches);
+      prefetches.values = Fetch(next->value_stretches);
     }
-    pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), next_values);
-    pack_values(tile.values, call_.head_dim, vectors * kLanes, scratch_.values.data(), next_values);
     const int64_t base = tile.head * num_queries_, end = base + end_token * group_;
+    if (num_queries_ <= kUnpackedQueries) {
+      for (int64_t query = base + first_token * group_; query < end; query += kDecodeRows) {
+        const int rows = static_cast<int>(std::min<int64_t>(kDecodeRows, end - query));
+        score(operands(query), tile.keys, call_.head_dim, rows, vectors, scratch_.scores.data(), prefetches);
+        weigh_block(tile, query, rows, vectors);
+        add_values(weights(), tile.values, call_.head_dim, rows, vectors * kLanes, sums(query), prefetches);
+      }
+      return;
+    }
+    pack_keys(tile.keys, call_.head_dim, vectors, scratch_.keys.data(), prefetches.values);
+    pack_values(tile.values, call_.head_dim, vectors * kLanes, scratch_.values.data(), prefetches.values);
     for (int64_t query = base + first_token * group_; query < end; query += kRowBlock) {
-      attend_block(tile, query, static_cast<int>(std::min<int64_t>(kRowBlock, end - query)), next_keys);
+      attend_block(tile, query, static_cast<int>(std::min<int64_t>(kRowBlock, end - query)), prefetches.keys);
     }
   }
+
+  const Word* operands(int64_t query) const {
+    return reinterpret_cast<const Word*>(scratch_.operands.data()) + query * (call_.head_dim / kPerWord<T>);
+  }
+  const Word* weights() const { return reinterpret_cast<const Word*>(scratch_.weights.data()); }
+  Floats* sums(int64_t query) const { return scratch_.sums.data() + query * (call_.head_dim / kLanes); }
 
   // Vectors that hold the tile's first `num_keys` keys.
   static int vectors_below(int64_t num_keys) {
@@ -217,24 +243,29 @@ class Attention {
 
   void attend_block(const Tile<T>& tile, int64_t query, int num_queries, Fetch& fetch) {
     const int64_t steps = call_.head_dim / kPerWord<T>, dim_vectors = call_.head_dim / kLanes;
-    Query* queries = scratch_.queries.data() + query;
-    Floats* scores = scratch_.scores.data();
-    Floats* sums = scratch_.sums.data() + query * dim_vectors;
-    const int vectors = vectors_below(queries[num_queries - 1].position + 1 - tile.start);
-    const Word* operands = reinterpret_cast<const Word*>(scratch_.operands.data()) + query * steps;
-    multiply(Product<Word>{operands, steps, scratch_.keys.data(), kTileVectors, steps, scores, kTileVectors, true},
+    const int vectors = vectors_below(scratch_.queries[query + num_queries - 1].position + 1 - tile.start);
+    multiply(Product<Word>{operands(query), steps, scratch_.keys.data(), kTileVectors, steps, scratch_.scores.data(),
+                           kTileVectors, true},
              num_queries, vectors, fetch);
-    Element* weights = reinterpret_cast<Element*>(scratch_.weights.data());
-    for (int i = 0; i < num_queries; ++i) {
-      const auto weigh = vectors == kTileVectors ? &Attention::weigh<true> : &Attention::weigh<false>;
-      const Floats* products = scores + i * kTileVectors;
-      const float factor = (this->*weigh)(products, vectors, tile.start, queries[i], weights + i * kTileKeys);
-      if (factor == 1) continue;
-      for (int64_t v = 0; v < dim_vectors; ++v) sums[i * dim_vectors + v] *= factor;
-    }
-    multiply(Product<Word>{reinterpret_cast<const Word*>(weights), kTileKeys / kPerWord<T>, scratch_.values.data(),
-                           dim_vectors, vectors * kLanes / kPerWord<T>, sums, dim_vectors, false},
+    weigh_block(tile, query, num_queries, vectors);
+    multiply(Product<Word>{weights(), kTileKeys / kPerWord<T>, scratch_.values.data(), dim_vectors,
+                           vectors * kLanes / kPerWord<T>, sums(query), dim_vectors, false},
              num_queries, dim_vectors, fetch);
+  }
+
+  // Turns the products of some queries into weights, and makes what they have summed up relative to the same score.
+  void weigh_block(const Tile<T>& tile, int64_t query, int num_queries, int vectors) {
+    const int64_t dim_vectors = call_.head_dim / kLanes;
+    Element* weights = reinterpret_cast<Element*>(scratch_.weights.data());
+    const auto weigh = vectors == kTileVectors ? &Attention::weigh<true> : &Attention::weigh<false>;
+    for (int i = 0; i < num_queries; ++i) {
+      const Floats* products = scratch_.scores.data() + i * kTileVectors;
+      Query& state = scratch_.queries[query + i];
+      const float factor = (this->*weigh)(products, vectors, tile.start, state, weights + i * kTileKeys);
+      if (factor == 1) continue;
+      Floats* before = sums(query + i);
+      for (int64_t v = 0; v < dim_vectors; ++v) before[v] *= factor;
+    }
   }
 
   // Turns products into weights e^(score - largest score), and adds them up. Returns what earlier sums are to be
