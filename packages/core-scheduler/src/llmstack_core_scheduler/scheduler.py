@@ -22,7 +22,7 @@ from llmstack_core_scheduler.request import Request, StatusListener
 from llmstack_core_scheduler.request_queue import POLICIES, RequestQueue, SchedulingPolicy
 from llmstack_core_scheduler.starvation_guard import leaves_room_for_protected
 from llmstack_core_scheduler.step_plan import StepPlan, StepUnderWay
-from llmstack_core_scheduler.step_stats import NO_STEP, LastStep, step_stats
+from llmstack_core_scheduler.step_stats import NO_STEP, step_stats
 from llmstack_core_scheduler.stop_check import append_until_stop
 from llmstack_types import (
     EngineCoreOutput,
@@ -175,7 +175,7 @@ class Scheduler(PrefixTransfer):
         if self._num_host_blocks:
             self._preemptor.observe(scheduled, start_s, now_s)
         # Of this step, whatever runs after it.
-        self._last_step = LastStep(scheduled.total_num_scheduled_tokens, len(rows), num_left_tokens)
+        self._last_step = (scheduled.total_num_scheduled_tokens, len(rows), num_left_tokens)
         return EngineCoreOutputs(outputs, now_s, self.stats())
 
     def stats(self) -> SchedulerStats:

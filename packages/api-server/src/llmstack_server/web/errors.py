@@ -187,7 +187,8 @@ def wait_too_long(wait_s: float, max_wait_s: float, retry_s: float) -> ErrorAnsw
 
 def deadline_unreachable(wait_s: float, deadline_s: float, retry_s: float) -> ErrorAnswer:
     """503 `deadline_unreachable`, for a predicted wait beyond the client's deadline."""
-    message = f"The predicted wait of {wait_s:.1f} seconds is beyond the request's deadline of {deadline_s:g} seconds."
+    wait = f"{wait_s:.1f}" if wait_s >= 1 else f"{wait_s:.3f}"
+    message = f"The predicted wait of {wait} seconds is beyond the request's deadline of {deadline_s:g} seconds."
     return error_answer("deadline_unreachable", message, headers=_retry_after(retry_s))
 
 

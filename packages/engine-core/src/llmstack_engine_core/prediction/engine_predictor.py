@@ -13,6 +13,8 @@ _SMOOTHING: Final = 0.02
 _FIRST_OUTPUT_TOKENS: Final = 256.0
 # Arrivals are counted over about so many seconds.
 _ARRIVALS_MEMORY_S: Final = 10.0
+_DECODE_INTERVAL: Final = 4
+_STEP_SMOOTHING: Final = 1 / 256
 # A pause between two reports beyond so many times a step was no step.
 _MAX_GAP: Final = 50.0
 
@@ -34,7 +36,7 @@ class EnginePredictor:
         self._limits = limits
         self._last = SchedulerStats()
         self._num_output_tokens = _FIRST_OUTPUT_TOKENS
-        self._num_queries = self._num_hits = 0.0
+        self._num_queries = self._num_hits = self._mean_s = 0.0
         self._num_arrived, self._arrivals_s = 0.0, 0.0
 
     def observe(self, stats: SchedulerStats, end_s: float, work_s: float | None) -> None:
@@ -61,16 +63,21 @@ class EnginePredictor:
             seconds = end_s - load.end_s if is_next else work_s
             if work_s is not None and seconds is not None and seconds > _MAX_GAP * work_s:
                 seconds = work_s
-            if seconds is not None:  # rows of a prompt count as decodes too, nearly the same
-                num_rows = stats.num_scheduled_rows
-                self.costs.observe(
-                    StepWork(max(stats.num_scheduled_tokens - num_rows, 0), num_rows, num_context), seconds
-                )
+            if seconds is not None:
+                self._learn(stats, num_context, seconds)
         num_queries = stats.prefix_cache_queries - last.prefix_cache_queries
         if num_queries > 0:
             self._num_queries += _SMOOTHING * (num_queries - self._num_queries)
             self._num_hits += _SMOOTHING * (stats.prefix_cache_hits - last.prefix_cache_hits - self._num_hits)
             self.found_share = min(max(self._num_hits / self._num_queries, 0.0), 1.0)
+
+    def _learn(self, stats: SchedulerStats, num_context_tokens: int, seconds: float) -> None:
+        self._mean_s += (seconds - self._mean_s) * (_STEP_SMOOTHING if self._mean_s else 1.0)
+        num_rows = stats.num_scheduled_rows
+        num_prompt_tokens = stats.num_scheduled_tokens - num_rows  # a row of a prompt counts as a decode too
+        # Of steps that only decode, nearly all equal, a part is enough.
+        if num_prompt_tokens > 0 or not stats.step % _DECODE_INTERVAL:
+            self.costs.observe(StepWork(num_prompt_tokens, num_rows, num_context_tokens), seconds)
 
     def note_arrival(self, num_tokens: int, now_s: float) -> None:
         """Notes the prompt of a request."""
@@ -86,10 +93,10 @@ class EnginePredictor:
         model = self.costs.model()
         if model is None:
             return None
-        mean_s, max_num_rows = self.costs.mean_s, self._limits.max_num_rows
+        max_num_rows = self._limits.max_num_rows
         num_rows = max(self.load.num_running, max_num_rows // 2)  # it matters where nearly all places are taken
         return first_token(
             self.load, self._limits, model, before, num_tokens, now_s,
-            departures_per_s=num_rows / (max(self._num_output_tokens, 1.0) * mean_s),
+            departures_per_s=num_rows / (max(self._num_output_tokens, 1.0) * self._mean_s),
             arriving_per_s=self._num_arrived / _ARRIVALS_MEMORY_S,
         )  # fmt: skip

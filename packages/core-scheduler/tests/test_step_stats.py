@@ -1,0 +1,44 @@
+"""The statistics of a step, by name: what was computed, and what is left of the prompts."""
+
+from __future__ import annotations
+
+from llmstack_core_scheduler import Scheduler, SchedulerConfig
+from llmstack_core_scheduler.testing import FakeKVCacheManager, FakeModelRunner
+from llmstack_types import EngineCoreRequest, SamplingParams
+
+
+def test_a_step_reports_its_rows_and_the_prompt_tokens_that_are_left():
+    scheduler, runner = Scheduler(SchedulerConfig(2, 10, 64), FakeKVCacheManager(32, 4)), FakeModelRunner(32, 4)
+    for number, num_tokens in enumerate((4, 25, 7)):
+        prompt = list(range(100 * number, 100 * number + num_tokens))
+        scheduler.add_request(EngineCoreRequest(f"r{number}", prompt, SamplingParams(max_tokens=3, seed=0)))
+    found = []
+    for _ in range(4):
+        scheduled = scheduler.schedule(0.0)
+        stats = scheduler.update_from_output(scheduled, runner.execute_model(scheduled), 0.0).scheduler_stats
+        assert stats is not None
+        assert stats.num_blocks == 32
+        assert stats.num_free_blocks == scheduler.stats().num_free_blocks < 32
+        found.append((
+            stats.step, stats.num_running, stats.num_waiting, stats.num_scheduled_tokens, stats.num_scheduled_rows,
+            stats.num_running_prefill_tokens, stats.num_waiting_prefill_tokens,
+        ))  # fmt: skip
+    # Two places: the third request waits until the first has its three tokens.
+    assert found == [
+        (1, 2, 1, 10, 2, 19, 7),
+        (2, 2, 1, 10, 2, 10, 7),
+        (3, 1, 1, 10, 2, 1, 7),
+        (4, 2, 0, 8, 2, 0, 0),
+    ]
+
+
+def test_a_preempted_request_is_to_be_computed_again():
+    scheduler, runner = Scheduler(SchedulerConfig(2, 16, 64), FakeKVCacheManager(6, 4)), FakeModelRunner(6, 4)
+    for number in range(2):
+        prompt = list(range(100 * number, 100 * number + 8))
+        scheduler.add_request(EngineCoreRequest(f"r{number}", prompt, SamplingParams(max_tokens=16, seed=0)))
+    while not (stats := scheduler.stats()).num_preemptions:
+        scheduled = scheduler.schedule(0.0)
+        scheduler.update_from_output(scheduled, runner.execute_model(scheduled), 0.0)
+    assert (stats.num_running, stats.num_waiting) == (1, 1)
+    assert stats.num_waiting_prefill_tokens > 8
