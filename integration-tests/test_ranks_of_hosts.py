@@ -14,12 +14,20 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import yaml
 from two_machines import FIRST, Namespaces
 
 from llmstack_server.options.command_line import add_serve_arguments, settings_from
-from llmstack_server.options.config import config_from
+from llmstack_server.options.config import ServeConfig, config_from
 
 PORT = 29620
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def parsed(line: list[str]) -> ServeConfig:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return config_from(settings_from(parser.parse_args(line), {}))
 
 
 def options(key_file: Path, *sizes: str) -> list[str]:
@@ -135,14 +143,43 @@ def test_a_machine_with_another_model_is_refused_on_both_with_one_sentence(
 
 
 def test_each_command_of_the_page_is_one() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "parallel.md").read_text()
+    page = (ROOT / "docs" / "parallel.md").read_text()
     section = page.partition("\n## Several machines\n")[2].partition("\n## ")[0]
     commands = [line.removeprefix("RAY_ADDRESS=10.0.0.1:6379 ") for line in section.splitlines()]
     served = [line.split()[2:] for line in commands if line.startswith("llmstack serve ")]
-    placed = []
-    for line in served:
-        parser = argparse.ArgumentParser()
-        add_serve_arguments(parser)
-        engine = config_from(settings_from(parser.parse_args(line), {})).engine
-        placed.append((engine.num_nodes, engine.node_rank))
+    engines = [parsed(line).engine for line in served]
+    placed = [(engine.num_nodes, engine.node_rank) for engine in engines]
     assert placed == [(2, 0), (2, 1), (4, 0)]
+
+
+def test_the_manifest_for_kubernetes_starts_one_model_on_all_pods_of_a_group() -> None:
+    manifest, service = yaml.safe_load_all((ROOT / "deploy/leader-worker-set.yaml").read_text())
+    template = manifest["spec"]["leaderWorkerTemplate"]
+    for index, role in enumerate(("leaderTemplate", "workerTemplate")):
+        pod = template[role]["spec"]
+        (container,) = pod["containers"]
+        mounts = [*container["volumeMounts"], *pod["initContainers"][0]["volumeMounts"]]
+        assert {mount["name"] for mount in mounts} == {volume["name"] for volume in pod["volumes"]}
+        variables = {"POD_IP": "10.1.0.7", "LWS_LEADER_ADDRESS": "10.1.0.7"}
+        variables |= {"LWS_GROUP_SIZE": str(template["size"]), "LWS_WORKER_INDEX": str(index)}
+        text = "\n".join(container["command"])
+        for name, value in variables.items():
+            text = text.replace(f"$({name})", value)
+        line = text.split("\n")
+        engine, http = parsed(line[2:]).engine, parsed(line[2:]).http
+        assert (line[:2], http.host, http.port) == (["llmstack", "serve"], "10.1.0.7", 8000)
+        assert (engine.num_nodes, engine.num_ranks, engine.node_rank) == (2, 2, index)
+        assert engine.cluster_key_file == "/keys/cluster.key"
+    labels = template["leaderTemplate"]["metadata"]["labels"]
+    assert labels.items() <= service["spec"]["selector"].items()
+    assert service["spec"]["ports"][0]["targetPort"] == 8000
+
+
+def test_the_command_for_slurm_is_one() -> None:
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("srun ")]
+    command = line.partition("llmstack serve ")[2].rstrip("'")
+    command = command.replace("$(scontrol show hostnames | head -1)", "10.0.0.1")
+    command = command.replace("$SLURM_NNODES", "2").replace("$SLURM_NODEID", "1")
+    engine = parsed(command.split()).engine
+    assert (engine.num_nodes, engine.node_rank) == (2, 1)

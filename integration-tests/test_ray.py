@@ -2,96 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-import secrets
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from ray_cluster import cluster, free_port
 
 import llmstack_demo_model
 
 pytestmark = [
     pytest.mark.full,
+    pytest.mark.timeout(400),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: llmstack-parallel[ray]"),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-class Cluster:
-    """A head node and another one, as an operator starts them; both are this machine."""
-
-    def __init__(self, folder: Path, num_cpus: int, *, has_token: bool) -> None:
-        self._folder = folder
-        self._num_cpus = num_cpus
-        self.address = f"127.0.0.1:{free_port()}"
-        self.env = {
-            "RAY_ADDRESS": self.address, "RAY_USAGE_STATS_ENABLED": "0",
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        }  # fmt: skip
-        if has_token:
-            self.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        else:
-            self.env |= {"RAY_AUTH_MODE": "disabled"}
-        port = self.address.rpartition(":")[2]
-        options = [f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false", f"--temp-dir={folder}"]
-        self.nodes = [self._start("--head", *options)]
-        self.nodes.append(self._start(f"--address={self.address}"))
-
-    def _start(self, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={self._num_cpus}"]
-        command += options
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | self.env
-        if "--head" in options:
-            del environment["RAY_ADDRESS"]
-        log = self._folder / f"node{len(options)}.log"
-        with log.open("wb") as output:
-            node = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + 120
-        while "--block" not in log.read_text():  # it says that it now waits
-            assert node.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(0.1)
-        return node
-
-    def num_ranks(self, number: int) -> int:
-        """Ranks of a model that run on a node."""
-        processes = psutil.Process(self.nodes[number].pid).children(recursive=True)
-        return sum("llmstack_parallel.rank" in process.cmdline() for process in processes)
-
-    def kill(self, number: int) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            node = psutil.Process(self.nodes[number].pid)
-            for process in [*node.children(recursive=True), node]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-        self.nodes[number].wait(30)
-
-
-@contextlib.contextmanager
-def cluster(*, has_token: bool, num_cpus: int = 1) -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a short path: Ray has sockets there
-        one = Cluster(Path(folder), num_cpus, has_token=has_token)
-        try:
-            yield one
-        finally:
-            for number in (1, 0):
-                one.kill(number)
 
 
 def options(tmp_path: Path) -> list[str]:
@@ -170,5 +98,18 @@ def test_streams_go_on_when_the_node_of_a_rank_is_killed(launch: Callable[..., A
         assert len(set(expected)) == 4
         assert read_all(server, lambda: ray.kill(1)) == expected
         assert ray.num_ranks(0) == 2
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+
+
+def test_replicas_on_ray_place_ranks_of_their_own(launch: Callable[..., Any], tmp_path: Path) -> None:
+    line = [*options(tmp_path), "-pp", "2", "--distributed-executor-backend", "ray", "--trust-cluster-network", "lo"]
+    with cluster(has_token=True, num_cpus=2) as ray:
+        server = launch(*line, "--max-model-len", "512", env=ray.env)
+        server.wait_until_listening()
+        server.wait_for(lambda: server.log.count(" serves") == 2, "engine cores on Ray", 240)
+        assert ray.num_ranks(0) + ray.num_ranks(1) == 2
+        expected = read_all(server)
+        assert len(set(expected)) == 4
         assert server.stop() == 0
         assert "Traceback" not in server.log

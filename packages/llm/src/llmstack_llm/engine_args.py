@@ -211,6 +211,7 @@ class EngineArgs(
             "address": address, "key_file": os.path.abspath(self.cluster_key_file or ""),
             "interface": self.trust_cluster_network or "", "silence_s": self.cluster_timeout,
             "allow_ray_without_token": self.allow_ray_without_token,
+            "num_replicas": self.data_parallel_size if self.data_parallel_backend == "ray" else 1,
         }  # fmt: skip
 
     def conflicts(self) -> Iterator[Problem]:

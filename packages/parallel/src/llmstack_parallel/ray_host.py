@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import threading
@@ -78,6 +79,8 @@ def _run_rank(order: bytes) -> None:
 def _run(order: bytes) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     plain, rank = msgpack.unpackb(order)
+    # Its engine core may place ranks in the same cluster.
+    os.environ["RAY_ADDRESS"] = importlib.import_module("ray").get_runtime_context().gcs_address
     try:
         asyncio.run(_serve(EngineConfig.from_plain(plain), rank))
     except (LLMStackError, JoinRefusedError) as error:  # the same would happen in another actor

@@ -53,7 +53,10 @@ class RayHosts:
         ray = self._ray
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._num_per_node = -(-size // max(1, len(nodes)))
-        self._bundle = bundle(nodes, self._num_per_node, config.model.num_ranks)
+        if config.model.placement is None:
+            self._bundle = bundle(nodes, self._num_per_node, config.model.num_ranks)
+        else:  # the other ranks are placed by the engine core
+            self._bundle = bundle(nodes, -(-size * config.model.num_ranks // max(1, len(nodes))), 1)
         group = ray.util.placement_group([self._bundle] * size, strategy="SPREAD")
         if not group.wait(PLACEMENT_TIMEOUT_S):
             needs = ", ".join(f"{count:g} {name}" for name, count in self._bundle.items())

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmstack_parallel.hosts.meeting import placement_of
 from llmstack_parallel.ray_host import RayRank, pack_rank_order
-from llmstack_parallel.ray_hosts import PLACEMENT_TIMEOUT_S, check_token, cluster_address, import_ray
+from llmstack_parallel.ray_hosts import PLACEMENT_TIMEOUT_S, bundle, check_token, cluster_address, import_ray
 from llmstack_parallel.topology import Topology
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
@@ -102,12 +102,8 @@ def bundles_for(
     The ranks of a stage share one where a node is large enough; the engine core's rank needs none.
     """
     topology = Topology(config.tensor_parallel_size, config.pipeline_parallel_size)
-    share = {"CPU": 1.0}
-    if any(node.get("GPU") for node in nodes):
-        share["GPU"] = 1.0
-    else:
-        num_per_node = -(-config.num_ranks // max(1, len(nodes)))
-        share["CPU"] = max(1.0, float(min((node.get("CPU", 1.0) for node in nodes), default=1.0) // num_per_node))
+    num_processes = config.num_ranks * (1 if config.placement is None else config.placement.num_replicas)
+    share = bundle(nodes, -(-num_processes // max(1, len(nodes))), 1)
     stages: dict[int, list[int]] = {}
     for rank in topology.peers:
         stages.setdefault(topology.stage(rank), []).append(rank)

@@ -18,6 +18,7 @@ class RankPlacement:
         interface: Network interface that collectives between nodes may use; empty allows none.
         silence_s: A node without a sign of life for so long counts as lost.
         allow_ray_without_token: The Ray cluster may be one that asks for no token.
+        num_replicas: Engine cores that share the Ray cluster.
     """
 
     launcher: str
@@ -28,6 +29,7 @@ class RankPlacement:
     interface: str = ""
     silence_s: float = 5.0
     allow_ray_without_token: bool = False
+    num_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
