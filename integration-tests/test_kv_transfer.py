@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-import transformers
+from safetensors.torch import save_file
 
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferLimits
@@ -30,20 +31,37 @@ from llmstack_types import (
 VOCAB_SIZE = 97
 BLOCK_SIZE = 16
 MODEL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", "rms_norm_eps": 1e-6,
     "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
-    "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": None,
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+LAYER_SHAPES: dict[str, tuple[int, ...]] = {
+    "self_attn.q_proj": (64, 32), "self_attn.k_proj": (32, 32), "self_attn.v_proj": (32, 32),
+    "self_attn.o_proj": (32, 64), "mlp.gate_proj": (56, 32), "mlp.up_proj": (56, 32), "mlp.down_proj": (32, 56),
+    "input_layernorm": (32,), "post_attention_layernorm": (32,),
 }  # fmt: skip
 LIMITS = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 PROMPT = [(7 * i + 3) % VOCAB_SIZE for i in range(100)]
 NUM_EXPORTED_TOKENS = 96
 ASK = KVTransferParams(do_remote_decode=True)
+NUM_TOKENS = 12
 MAX_STEPS = 2000
 
 
 def write_checkpoint(folder: Path, seed: int) -> Path:
-    torch.manual_seed(seed)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**MODEL)).save_pretrained(folder)
+    """Weights large enough for wrong keys or values to change the tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"model.embed_tokens": (VOCAB_SIZE, 32), "lm_head": (VOCAB_SIZE, 32), "model.norm": (32,)}
+    for layer in range(2):
+        for name, shape in LAYER_SHAPES.items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    weights = {
+        f"{name}.weight": torch.randn(shape, generator=generator) * 0.2 if len(shape) > 1 else torch.ones(shape)
+        for name, shape in shapes.items()
+    }
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(MODEL))
     return folder
 
 
@@ -105,13 +123,13 @@ class Pair:
         self.producer = build(folder, "kv_producer", self.logs[0])
         self.consumer = build(folder, "kv_consumer", self.logs[1])
         alone = build(folder, None)
-        self.expected = tokens(run(alone, request("alone", 24))["alone"])
+        self.expected = tokens(run(alone, request("alone", NUM_TOKENS))["alone"])
         alone.shutdown()
 
     def decode(self, params: KVTransferParams, **fields: Any) -> tuple[list[int], int]:
         """The tokens of the decode engine, and how many of the prompt it did not compute; its cache is empty before."""
         assert self.consumer.reset_prefix_cache()
-        outputs = run(self.consumer, request("decode", 24, kv_transfer=params, **fields))["decode"]
+        outputs = run(self.consumer, request("decode", NUM_TOKENS, kv_transfer=params, **fields))["decode"]
         return tokens(outputs), outputs[0].num_cached_tokens
 
 
@@ -171,7 +189,7 @@ def test_an_import_adds_what_the_cache_lacks(pair: Pair) -> None:
     params = prefill(pair.producer)
     assert pair.consumer.reset_prefix_cache()
     run(pair.consumer, request("warm", 1, PROMPT[:40]))
-    outputs = run(pair.consumer, request("decode", 24, kv_transfer=params))["decode"]
+    outputs = run(pair.consumer, request("decode", NUM_TOKENS, kv_transfer=params))["decode"]
     assert (tokens(outputs), outputs[0].num_cached_tokens) == (pair.expected, NUM_EXPORTED_TOKENS)
 
 
@@ -186,8 +204,8 @@ def test_requests_run_while_another_waits_for_its_blocks(pair: Pair, monkeypatch
     monkeypatch.setattr(transfer, "import_blocks", wait_and_import)
     params = prefill(pair.producer)
     assert pair.consumer.reset_prefix_cache()
-    pair.consumer.add_request(request("waits", 24, kv_transfer=params))
-    pair.consumer.add_request(request("aborted", 24, kv_transfer=params._replace(transfer_id="another")))
+    pair.consumer.add_request(request("waits", NUM_TOKENS, kv_transfer=params))
+    pair.consumer.add_request(request("aborted", NUM_TOKENS, kv_transfer=params._replace(transfer_id="another")))
     pair.consumer.abort_requests(["aborted"])
     pair.consumer.add_request(request("runs", 4, PROMPT[::-1]))
     names = [output.request_id for _ in range(6) for output in pair.consumer.step().outputs]
@@ -203,7 +221,7 @@ def test_requests_run_while_another_waits_for_its_blocks(pair: Pair, monkeypatch
 def test_blocks_that_come_too_late_are_computed(pair: Pair, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core, gate = build(checkpoint, "kv_consumer", import_timeout_s=0.01), threading.Event()
     monkeypatch.setattr(core._transfers._transfer, "import_blocks", lambda *arguments: gate.wait())  # type: ignore[union-attr]  # a consumer
-    outputs = run(core, request("decode", 24, kv_transfer=prefill(pair.producer)))["decode"]
+    outputs = run(core, request("decode", NUM_TOKENS, kv_transfer=prefill(pair.producer)))["decode"]
     gate.set()
     core.shutdown()
     assert (tokens(outputs), outputs[0].num_cached_tokens) == (pair.expected, 0)
@@ -221,7 +239,7 @@ def test_both_roles_in_one_engine_with_steps_scheduled_ahead(pair: Pair, checkpo
     core = build(checkpoint, "kv_both", async_scheduling=True)
     params = prefill(core)
     assert core.reset_prefix_cache()
-    outputs = run(core, request("decode", 24, kv_transfer=params))["decode"]
+    outputs = run(core, request("decode", NUM_TOKENS, kv_transfer=params))["decode"]
     core.shutdown()
     assert (tokens(outputs), outputs[0].num_cached_tokens) == (pair.expected, NUM_EXPORTED_TOKENS)
 
