@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from generated_page import DOCS, write_page
 
 from llmstack_model_runner.architectures import ARCHITECTURES, ENCODERS, POOLING_DECODERS
+from llmstack_model_runner.models import CausalLM, load_model_class
 from llmstack_model_runner.preflight import adapted_layers_of, readable_formats
 from llmstack_types.vocabulary import RoundingScheme, words_of
 
@@ -15,10 +16,13 @@ PAGE = "models.md"
 BEGIN = "<!-- model code: begin -->\n"
 END = "<!-- model code: end -->\n"
 COLUMNS = (
-    "| model code | architectures | quantized checkpoints | rounding while loading | LoRA |\n|---|---|---|---|---|\n"
+    "| model code | architectures | quantized checkpoints | rounding while loading | LoRA | several ranks "
+    "| parity test |\n"
+    "|---|---|---|---|---|---|---|\n"
 )
 SOURCES = "../packages/model-runner/src"
-_Key = tuple[str, tuple[str, ...], tuple[str, ...]]
+TESTS = "../packages/model-runner/tests/models/test_"
+_Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...], str]
 
 
 def table() -> str:
@@ -30,26 +34,49 @@ def table() -> str:
 
 
 def _by_module(targets: Mapping[str, str]) -> dict[_Key, list[str]]:
-    """Architectures by the file of their code, the formats that they read and the layers that adapters change."""
+    """Architectures by the file of their code, and by what they can do."""
     rows: dict[_Key, list[str]] = {}
     for architecture, target in targets.items():
-        key = (target.partition(":")[0], readable_formats(architecture), adapted_layers_of(architecture))
+        module, adapted = target.partition(":")[0], adapted_layers_of(architecture)
+        key = (module, readable_formats(architecture), adapted, _ranks(architecture), _parity_test(architecture))
         rows.setdefault(key, []).append(architecture)
     return rows
 
 
 def _row(key: _Key, architectures: list[str]) -> str:
-    module, formats, layers = key
+    module, formats, layers, ranks, test = key
     path = module.replace(".", "/") + ".py"
     link = f"[{path.rpartition('/')[2]}]({SOURCES}/{path})"
     rounding = _words(words_of(RoundingScheme))
     return (
-        f"| {link} | {_words(sorted(architectures))} | {_words(formats)} | {rounding} | {', '.join(layers) or 'no'} |\n"
+        f"| {link} | {_words(sorted(architectures))} | {_words(formats)} | {rounding} | {', '.join(layers) or 'no'} "
+        f"| {_words(ranks) if ranks else 'no'} | {test} |\n"
     )
 
 
+def _ranks(architecture: str) -> tuple[str, ...]:
+    """The flags for several ranks that the model's class allows on a CPU."""
+    model_class = load_model_class(architecture)
+    if not model_class.can_be_sharded:
+        return ()
+    return ("-tp", "-pp") if issubclass(model_class, CausalLM) else ("-tp",)
+
+
+def _parity_test(architecture: str) -> str:
+    """A link to the file that compares the architecture with transformers."""
+    if architecture in ARCHITECTURES:
+        return _link(f"{TESTS}parity.py")
+    has_labels = architecture.endswith("ForSequenceClassification")
+    return _link(f"{TESTS}classification.py" if has_labels else "../packages/model-runner/tests/steps/test_pooling.py")
+
+
+def _link(path: str) -> str:
+    return f"[{path.rpartition('/')[2]}]({path})"
+
+
 def _transformers_row(rounding: str) -> str:
-    return f"| transformers | all others | {_words(readable_formats('', 'transformers'))} | {rounding} | no |\n"
+    formats, test = _words(readable_formats("", "transformers")), _link(f"{TESTS}transformers_backend.py")
+    return f"| transformers | all others | {formats} | {rounding} | no | no | {test} |\n"
 
 
 def _words(words: Sequence[str]) -> str:
