@@ -203,3 +203,14 @@ def test_a_load_scales_the_arrivals_to_a_share_of_the_capacity():
 def test_predictions_of_several_replicas_are_refused():
     with pytest.raises(SimulationError, match="one replica"):
         simulate(trace(20), SimulationConfig(num_replicas=2, predicts=True))
+
+
+def test_reports_of_the_same_moment_are_no_steps():
+    """The clock of another machine may make two reports come at once."""
+    predictor = EnginePredictor(LIMITS)
+    for number in range(40):
+        stats = SchedulerStats(step=number + 1, num_running=1, num_scheduled_tokens=51, num_scheduled_rows=1)
+        predictor.observe(stats, 5.0, None)
+    assert predictor.predict(NOTHING, 50, 5.0) is None
+    last_s = reported(predictor, begin_s=5.0, step=40)
+    assert predictor.predict(NOTHING, 50, last_s) == pytest.approx((1.0, 2.5), rel=0.05)

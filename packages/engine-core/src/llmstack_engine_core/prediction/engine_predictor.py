@@ -63,7 +63,7 @@ class EnginePredictor:
             seconds = end_s - load.end_s if is_next else work_s
             if work_s is not None and seconds is not None and seconds > _MAX_GAP * work_s:
                 seconds = work_s
-            if seconds is not None:
+            if seconds is not None and seconds > 0:
                 self._learn(stats, num_context, seconds)
         num_queries = stats.prefix_cache_queries - last.prefix_cache_queries
         if num_queries > 0:
