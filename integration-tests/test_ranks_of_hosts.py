@@ -30,11 +30,11 @@ def parsed(line: list[str]) -> ServeConfig:
     return config_from(settings_from(parser.parse_args(line), {}))
 
 
-def options(key_file: Path, *sizes: str) -> list[str]:
+def options(key_file: Path, *sizes: str, address: str = FIRST) -> list[str]:
     if not key_file.exists():
         subprocess.run([sys.executable, "-m", "llmstack_command", "cluster-key", str(key_file)], check=True)
     return [
-        *sizes, "--distributed-executor-backend", "external_launcher", "--nnodes", "2", "--master-addr", FIRST,
+        *sizes, "--distributed-executor-backend", "external_launcher", "--nnodes", "2", "--master-addr", address,
         "--master-port", str(PORT), "--cluster-key-file", str(key_file), "--trust-cluster-network", "cable",
         "--max-model-len", "512", "--cluster-timeout", "2",
     ]  # fmt: skip
@@ -140,6 +140,30 @@ def test_a_machine_with_another_model_is_refused_on_both_with_one_sentence(
         assert server.process.wait(120) == 1
         assert re.search("node 0 on .* and node 1 on .* differ: dtype is float32, but bfloat16", server.log)
         assert "Traceback" not in server.log
+
+
+@pytest.mark.full
+def test_replicas_of_several_machines_have_ranks_on_several_machines(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    line = options(tmp_path / "cluster.key", "-pp", "2", address="127.0.0.1")
+    line += ["-dp", "2", "-dpl", "1", "-dpa", "127.0.0.1", "-dpp", str(PORT + 1)]
+    other = [*line, "--headless", "-dpr", "1", "--master-port", str(PORT + 2)]
+    first = launch(*line, "--node-rank", "0")
+    rest = [
+        launch(*line, "--node-rank", "1"),
+        launch(*other, "--node-rank", "0"),
+        launch(*other, "--node-rank", "1"),
+    ]
+    first.wait_until_ready()
+    first.wait_for(lambda: first.log.count(" serves") == 1, "engine core of another machine")
+    engines = first.get_json("/server_info")["engines"]
+    assert [engine["backends"]["ranks"] for engine in engines] == ["1 per stage, 2 stages, NodesExchange"] * 2
+    body = {"model": "llmstack-demo", "prompt": "One", "max_tokens": 20, "temperature": 0}
+    texts = {first.post("/v1/completions", body)[1]["choices"][0]["text"] for _ in range(4)}
+    assert len(texts) == 1
+    assert first.stop() == 0
+    assert [server.process.wait(30) for server in rest] == [0, 0, 0]
 
 
 def test_each_command_of_the_page_is_one() -> None:
