@@ -95,7 +95,7 @@ def machines(namespaces: Namespaces, launch: Callable[..., Any], tmp_path: Path)
 def test_a_stream_goes_on_with_the_same_text_when_a_rank_of_another_machine_ends(
     machines: Callable[..., Machines],
 ) -> None:
-    two = machines("-pp", "2", "--api-server-count", "2")
+    two = machines("-pp", "2")
     expected = two.read()
     assert len(expected) > 200
     assert two.read(lambda: two.rank().kill()) == expected
