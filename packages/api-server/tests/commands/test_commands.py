@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_llm.engine_options.speculation import check_speculative_config
 from llmstack_server.commands import ServeCommand
 from llmstack_server.options.command_line import SERVE_OPTIONS, settings_from
 from llmstack_server.options.config import ServeConfig, config_from, is_loopback
@@ -78,7 +79,7 @@ def test_the_defaults_are_those_of_vllm_where_it_has_them():
         (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
         (["--disable-log-stats"], "disable_log_stats", True),
         (["--record-steps", "run.steps"], "record_steps", "run.steps"),
-        (["--speculative-config", json.dumps(NGRAM)], "speculative_config", NGRAM),
+        (["--speculative-config", json.dumps(NGRAM)], "speculative_config", check_speculative_config(NGRAM)),
     ],
 )
 def test_engine_flags_reach_the_engine(line: list[str], name: str, value: Any):

@@ -92,8 +92,9 @@ def _counts(value: Any, num_rows: int, name: str) -> list[int]:
     return value
 
 
-def _decode_sparse(value: Any, num_rows: int, name: str) -> list[Sequence[int]]:
-    column: list[Sequence[int]] = [()] * num_rows
+def _decode_sparse(value: Any, num_rows: int, name: str) -> list[list[int]]:
+    empty: list[int] = []  # one object for all rows without any: they are read only
+    column = [empty] * num_rows
     for index, packed in (fields.row(pair, name, 2) for pair in _list(value, name)):
         if type(index) is not int or not 0 <= index < num_rows:
             raise CodecError(f"{name} must name rows from 0 to {num_rows - 1}")
