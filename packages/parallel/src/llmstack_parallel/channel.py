@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zmq
 
+from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.messages import MAX_FRAME_BYTES
 
 _HIGH_WATER_MARK = 1024
@@ -46,9 +47,12 @@ class ZmqChannel:
         """Queues a frame.
 
         Raises:
-            zmq.Again: The other side has left a thousand frames unread.
+            LostRankError: The other side has ended, or has left a thousand frames unread.
         """
-        self._socket.send(frame, zmq.NOBLOCK)
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            raise LostRankError("it takes no message") from None
 
     def receive(self, timeout_ms: int | None = None) -> bytes | None:
         """The next frame; None if none comes in time."""

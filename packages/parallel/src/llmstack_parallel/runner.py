@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep
 
 import torch
 
@@ -43,6 +44,9 @@ from llmstack_types import (
 )
 
 logger = logging.getLogger(__name__)
+
+_CAUSE_TIMEOUT_S = 1.0
+_CAUSE_INTERVAL_S = 0.01
 
 MakePeers = Callable[[ModelRunnerConfig], Peers]
 MakeTokenMasks = Callable[[], TokenMasks]
@@ -126,8 +130,7 @@ class ParallelRunner:
         sampled, self._unsent = self._unsent, []
         number, self._num_steps = self._num_steps, self._num_steps + 1
         frame = encode(peers.epoch, StepMessage(number, scheduled, token_masks is not None, sampled))
-        for channel in peers.channels.values():
-            channel.send(frame)
+        self._send(peers.channels, frame)
         masks = None if token_masks is None else self._share_masks(number, token_masks)
         pending = _PendingStep(self, scheduled, masks)
         self._pending.append(pending)
@@ -141,9 +144,7 @@ class ParallelRunner:
             masks = token_masks()
             peers, _ = self._started
             frame = encode(peers.epoch, MasksMessage(number, masks))
-            for rank, channel in peers.channels.items():
-                if self._topology.is_sampling(rank):
-                    channel.send(frame)
+            self._send([rank for rank in peers.channels if self._topology.is_sampling(rank)], frame)
             return masks
 
         return make
@@ -199,8 +200,7 @@ class ParallelRunner:
 
     def _send_adapter(self, message: AdapterMessage) -> None:
         peers, _ = self._started
-        for channel in peers.channels.values():
-            channel.send(encode(peers.epoch, message))
+        self._send(peers.channels, encode(peers.epoch, message))
 
     def backends(self) -> Mapping[str, str]:
         """Operation to implementation, of rank 0, and how the ranks exchange data."""
@@ -243,8 +243,7 @@ class ParallelRunner:
         peers, _ = self._started
         self._check_peers()
         frame = encode(peers.epoch, CallMessage(call, arguments))
-        for channel in peers.channels.values():
-            channel.send(frame)
+        self._send(peers.channels, frame)
         try:
             own()
         except CollectiveError:
@@ -278,8 +277,20 @@ class ParallelRunner:
         if lost is not None:
             raise LostRankError(lost)
 
+    def _send(self, ranks: Iterable[int], frame: bytes) -> None:
+        channels = self._started[0].channels
+        try:
+            for rank in ranks:
+                channels[rank].send(frame)
+        except LostRankError as error:
+            raise LostRankError(self._describe_loss(str(error))) from error
+
     def _describe_loss(self, reason: str) -> str:
-        return self._started[0].lost() or f"a rank does not answer: {reason}"
+        """Why a rank does not answer; what watches the ranks may say so a moment later."""
+        deadline_s = monotonic() + _CAUSE_TIMEOUT_S
+        while (lost := self._started[0].lost()) is None and monotonic() < deadline_s:
+            sleep(_CAUSE_INTERVAL_S)
+        return lost or f"a rank does not answer: {reason}"
 
 
 class _PendingStep:
