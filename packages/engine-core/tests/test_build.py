@@ -9,6 +9,7 @@ import pytest
 
 from llmstack_engine_core import EngineConfig, SchedulerConfig, SpeculativeConfig, build_engine_core
 from llmstack_engine_core.build import resolve_async_scheduling
+from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.testing import EchoModelRunner
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
@@ -148,3 +149,22 @@ def test_a_runner_that_is_none_is_refused_in_a_sentence(runner: str, part: str) 
 def test_a_runner_can_be_named_by_module_and_class() -> None:
     core = build_engine_core(config(runner="llmstack_engine_core.testing:EchoModelRunner"))
     assert core.ready.backends == {"echo": "python"}
+
+
+def test_phases_before_the_construction_are_reported_with_it() -> None:
+    before_s = {"import_engine_core": 1.0, "import_runner": 2.0}
+    phases_s = build_engine_core(config(num_blocks=20), phases_s=before_s).ready.phases_s
+    assert [*phases_s][:3] == ["import_engine_core", "import_runner", "load_model"]
+    assert phases_s["import_engine_core"] == 1.0
+    assert phases_s["import_runner"] >= 2.0
+    assert before_s["import_runner"] == 2.0
+
+
+def test_a_runner_of_our_own_is_found_without_a_search_of_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(**_: str) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", search)
+    assert load_model_runner("echo") is EchoModelRunner
+    with pytest.raises(AssertionError, match="searched"):
+        load_model_runner("foreign")

@@ -194,6 +194,7 @@ def test_a_message_before_hello_is_ignored(process: EngineProcess, peer: Peer) -
 
 def test_no_client_can_end_the_process_by_a_message(process: EngineProcess, peer: Peer) -> None:
     ready = peer.hello()
+    assert min(ready.phases_s["import_engine_core"], ready.phases_s["import_runner"]) > 0
     assert ready.pid == process.pid
     peer.send(ControlCall(7, Control.SHUTDOWN))
     assert peer.receive(ControlResult) == ControlResult(7, Control.SHUTDOWN, False)
@@ -281,7 +282,8 @@ def test_a_parent_that_exits_without_shutdown_leaves_nothing() -> None:
 
 
 def test_the_process_imports_neither_torch_nor_numpy(process: EngineProcess, peer: Peer) -> None:
-    peer.hello()
+    ready = peer.hello()
+    assert min(ready.phases_s["import_engine_core"], ready.phases_s["import_runner"]) > 0
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     assert "torch" not in maps
     assert "numpy" not in maps

@@ -7,14 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from llmstack_engine_core.progress import (
-    SLOWDOWN,
-    HangWatch,
-    ProgressHook,
-    SharedProgress,
-    StepTimes,
-    make_progress_file,
-)
+from llmstack_engine_core.progress import SLOWDOWN, HangWatch, SharedProgress, make_progress_file
+from llmstack_engine_core.step_progress import ProgressHook, StepTimes
 from llmstack_types import EngineCoreOutputs, ScheduledRequest, SchedulerOutput, SchedulerStats, StepPhases, StepRecord
 
 

@@ -329,7 +329,8 @@ def test_calls_out_of_order_raise_and_shutdown_may_be_repeated(tmp_path: Path) -
 def test_importing_the_runner_imports_torch_and_nothing_else_heavy() -> None:
     code = (
         "import sys, llmstack_model_runner.model_runner;"
-        "print([m for m in ('transformers', 'torch._dynamo', 'torch._inductor', 'sympy', 'scipy', 'pydantic')"
+        "print([m for m in ('transformers', 'torch._dynamo', 'torch._inductor', 'sympy', 'scipy', 'pydantic',"
+        " 'llmstack_gguf', 'llmstack_model_runner.checkpoint_formats.read')"
         " if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

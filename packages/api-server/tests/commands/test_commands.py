@@ -322,3 +322,39 @@ def test_everything_wrong_is_reported_at_once(capsys: pytest.CaptureFixture[str]
     assert [fault.split()[0] for fault in faults] == [
         "--enable-lora-bias:", "--dtype:", "--port:", "--headless", "--ssl-keyfile",
     ]  # fmt: skip
+
+
+def test_the_engine_core_starts_before_what_answers_http_is_imported():
+    program = (
+        "import argparse, contextlib, json, sys\n"
+        "import llmstack_engine_core.waiting_process as waiting_process\n"
+        "from llmstack_server.commands import ServeCommand\n"
+        "@contextlib.contextmanager\n"
+        "def early_process(runner):\n"
+        "    print(json.dumps([runner, *sorted(sys.modules)]))\n"
+        "    raise SystemExit(0)\n"
+        "    yield\n"
+        "waiting_process.early_process = early_process\n"
+        "parser = argparse.ArgumentParser()\n"
+        "ServeCommand().add_arguments(parser)\n"
+        "ServeCommand().run(parser.parse_args(sys.argv[1:]))"
+    )
+    for line, expected in (["-tp", "2"], "parallel"), (["--engine-address", "ipc:///x"], None):
+        command = [sys.executable, "-c", program, *line]
+        runner, *modules = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        late = (*HEAVY, "asyncio", "msgpack", "tempfile", "llmstack_engine_core.protocols", "llmstack_kv_cache")
+        assert (runner, [name for name in late if name in modules]) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ([], True),
+        (["--headless"], True),
+        (["--api-server-count", "2"], True),
+        (["--disable-frontend-multiprocessing"], False),
+        (["--engine-address", "ipc:///x"], False),
+    ],
+)
+def test_engine_cores_start_here_unless_they_run_elsewhere_or_in_this_process(line: list[str], expected: bool):
+    assert config(*line).starts_engine_processes is expected

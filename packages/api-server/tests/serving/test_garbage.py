@@ -54,3 +54,13 @@ def test_it_collects_when_nothing_is_in_flight_and_after_a_minute_at_the_latest(
     now_s += MAX_WAIT_S
     collections.tick()
     assert found() is None
+
+
+def test_what_the_start_has_made_is_left_alone_and_its_garbage_is_gone():
+    node = Node()
+    found = weakref.ref(node)
+    del node
+    num_frozen = gc.get_freeze_count()
+    garbage.freeze_start()
+    assert found() is None
+    assert gc.get_freeze_count() > num_frozen

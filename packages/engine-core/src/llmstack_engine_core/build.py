@@ -41,27 +41,31 @@ REPORTED_DISTRIBUTIONS = (
 class PhaseTimer:
     """Seconds of each named phase, in order."""
 
-    def __init__(self) -> None:
-        self.phases_s: dict[str, float] = {}
+    def __init__(self, phases_s: Mapping[str, float] | None = None) -> None:
+        """`phases_s`: What has been measured before."""
+        self.phases_s: dict[str, float] = dict(phases_s or {})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Adds the time of the `with` block as phase `name`."""
         start_s = time.monotonic()
         yield
-        self.phases_s[name] = time.monotonic() - start_s
+        self.phases_s[name] = self.phases_s.get(name, 0.0) + time.monotonic() - start_s
 
 
-def build_engine_core(config: EngineConfig, event_hooks: Sequence[EventHook] = ()) -> EngineCore:
+def build_engine_core(
+    config: EngineConfig, event_hooks: Sequence[EventHook] = (), phases_s: Mapping[str, float] | None = None
+) -> EngineCore:
     """Loads the model and sizes its KV cache; takes as long as that does.
 
     `event_hooks`: Called with the events of the engine core, after the recorder.
+    `phases_s`: Seconds of the phases before, by name; `EngineReady.phases_s` has them too.
 
     Raises:
         EngineStartError: It cannot start as configured; the text says why in one line.
         ValueError: The runner cannot run the model; the text says why in one line.
     """
-    timer = PhaseTimer()
+    timer = PhaseTimer(phases_s)
     with timer.phase("import_runner"):
         runner_class = load_model_runner(config.runner)
     runner = runner_class(config.model)
@@ -96,8 +100,10 @@ def _build_with_runner(
             scheduler_config = with_whole_prompts(scheduler_config)
         kv_cache = build_cache(cache)
         scheduler = build_scheduler(scheduler_config, cache, events.on_status, kv_cache)
-        step_log = open_step_log(config, LogHeader.of(scheduler_config, cache, _versions()))
+        header = LogHeader.of(scheduler_config, cache, _versions())
+        step_log = open_step_log(config, header)
     ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends())
+    ready = replace(ready, versions=header.versions)
     logger.info(
         "KV cache: %d blocks of %d tokens%s, room for %.1f requests of %d; start took %s",
         num_blocks, spec.block_size, f" in each of {len(spec.groups)} groups of layers" if spec.groups else "",
@@ -142,7 +148,6 @@ def _make_ready(
         pid=os.getpid(),
         phases_s=phases_s,
         backends=dict(backends),
-        versions=_versions(),
         embedding_size=spec.embedding_size,
         is_generative=spec.is_generative,
         is_causal=spec.is_causal,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from llmstack_engine_core.protocols import ModelRunner
-from llmstack_types import EngineStartError, ModelRunnerConfig
+from llmstack_types import EngineStartError
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.protocols import ModelRunner
+    from llmstack_types import ModelRunnerConfig
 
 ENTRY_POINT_GROUP = "llmstack.model_runners"
-# Entry points are a fact about installed distributions; sources on PYTHONPATH have none.
-WITHOUT_ENTRY_POINT = {
+# Names of our own. They need no search of installed distributions, which sources on PYTHONPATH have not anyway.
+OWN_RUNNERS = {
     "default": "llmstack_model_runner.model_runner:ModelRunner",
     "parallel": "llmstack_parallel.runner:ParallelRunner",
     "echo": "llmstack_engine_core.testing:EchoModelRunner",
@@ -42,9 +44,12 @@ def load_model_runner(name: str) -> Callable[[ModelRunnerConfig], ModelRunner]:
 
 
 def _resolve(name: str) -> str:
+    if name in OWN_RUNNERS:
+        return OWN_RUNNERS[name]
+    from importlib.metadata import entry_points  # it takes longer to import than all else here
+
     installed = {entry_point.name: entry_point.value for entry_point in entry_points(group=ENTRY_POINT_GROUP)}
-    target = installed.get(name) or WITHOUT_ENTRY_POINT.get(name)
-    if target is None:
-        known = ", ".join(sorted(installed | WITHOUT_ENTRY_POINT))
+    if name not in installed:
+        known = ", ".join(sorted(installed | OWN_RUNNERS))
         raise EngineStartError(f"there is no model runner {name[:64]!r}; known are {known}, or give module:Class")
-    return target
+    return installed[name]

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -17,21 +18,17 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
-import zmq
-
-from llmstack_engine_core.build import build_engine_core
-from llmstack_engine_core.engine_core import EngineCore
-from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
-from llmstack_engine_core.ipc.sockets import bind_engine_socket, remove_places
 from llmstack_engine_core.plugins import load_model_runner
-from llmstack_engine_core.progress import SLOWDOWN, ProgressHook, SharedProgress
-from llmstack_engine_core.spare import LOADED, lower_priority, restore_priority
-from llmstack_engine_core.start_order import StartOrder, receive_start_order
-from llmstack_engine_core.supervisor import STACKS_SIGNAL
+from llmstack_engine_core.progress import SLOWDOWN, STACKS_SIGNAL, SharedProgress
 from llmstack_types import EngineStartError, LLMStackError
-from llmstack_types.log_lines import LogFormatter
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.engine_core import EngineCore
+    from llmstack_engine_core.start_order import StartOrder
 
 logger = logging.getLogger("llmstack_engine_core.process")  # `__name__` is `__main__` here
 
@@ -41,6 +38,11 @@ ORPHAN_GRACE_S = 2.0
 # A client connects before or while the model loads; one that has not said hello by then will not.
 REFUSAL_WAIT_MS = 5000
 MAX_REASON_LENGTH = 500
+# Imported in `main`, without garbage collections.
+PARTS = (
+    "llmstack_engine_core.ipc.sockets", "llmstack_engine_core.start_order", "llmstack_engine_core.engine_core_proc",
+    "llmstack_engine_core.build", "llmstack_engine_core.spare", "llmstack_engine_core.step_progress",
+)  # fmt: skip
 
 _is_exiting = False
 
@@ -53,8 +55,10 @@ def main(arguments: list[str]) -> int:
     # In C: the main thread may be inside native code for ever.
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
     lifeline, progress = socket.socket(fileno=int(arguments[0])), _map_progress(int(arguments[1]))
-    for runner in arguments[2:]:
-        _import_runner(runner)
+    phases_s = _import_parts(arguments[2:])
+    from llmstack_engine_core.ipc.sockets import remove_places
+    from llmstack_engine_core.start_order import receive_start_order
+
     try:
         order = receive_start_order(lifeline)
     except EngineStartError:  # the launcher has ended in the meantime
@@ -63,29 +67,42 @@ def main(arguments: list[str]) -> int:
     _end_with_parent_process(order.parent_pid)
     core = None
     if order.is_spare:
-        core = _load_in_reserve(lifeline, order, progress)
+        core = _load_in_reserve(lifeline, order, progress, phases_s)
         if core is None:
             return 1
         order = _wait_for_use(lifeline, core)
     # Not in a `finally`, which a signal of its own could leave before it is done.
     atexit.register(remove_places, order.directory, order.address)
     threading.Thread(target=_follow_parent, args=(lifeline, order), name="lifeline", daemon=True).start()
-    return _serve(order, progress, core)
+    return _serve(order, progress, phases_s, core)
 
 
-def _import_runner(runner: str) -> None:
-    """Imports a model runner; what it consists of is visited by no garbage collection, neither now nor later."""
+def _import_parts(runners: Sequence[str]) -> dict[str, float]:
+    """Imports what an engine core consists of, and model runners; the seconds of each.
+
+    No garbage collection visits it, neither now nor later. A runner that cannot be imported is reported by the start.
+    """
     gc.disable()
-    with contextlib.suppress(EngineStartError):  # the start itself says so
-        load_model_runner(runner)
+    started_s = time.monotonic()
+    for module in PARTS:
+        importlib.import_module(module)
+    imported_s = time.monotonic()
+    for runner in runners:
+        with contextlib.suppress(EngineStartError):
+            load_model_runner(runner)
     gc.freeze()
     gc.enable()
+    return {"import_engine_core": imported_s - started_s, "import_runner": time.monotonic() - imported_s}
 
 
-def _load_in_reserve(lifeline: socket.socket, order: StartOrder, progress: SharedProgress) -> EngineCore | None:
+def _load_in_reserve(
+    lifeline: socket.socket, order: StartOrder, progress: SharedProgress, phases_s: Mapping[str, float]
+) -> EngineCore | None:
     """Loads the model with low priority, and tells the parent; None where that failed."""
+    from llmstack_engine_core.spare import LOADED, lower_priority
+
     lower_priority()
-    core, reason = _start(order, progress)
+    core, reason = _start(order, progress, phases_s)
     if core is None:
         logger.error("a spare engine core cannot be prepared: %s", reason)
     elif core.ready.device != "cpu":
@@ -99,6 +116,9 @@ def _load_in_reserve(lifeline: socket.socket, order: StartOrder, progress: Share
 
 def _wait_for_use(lifeline: socket.socket, core: EngineCore) -> StartOrder:
     """Waits for the second order; ends the process where none comes."""
+    from llmstack_engine_core.spare import restore_priority
+    from llmstack_engine_core.start_order import receive_start_order
+
     priority = os.getpriority(os.PRIO_PROCESS, os.getppid())
     try:
         order = receive_start_order(lifeline)
@@ -116,15 +136,22 @@ def _map_progress(fd: int) -> SharedProgress:
         os.close(fd)
 
 
-def _serve(order: StartOrder, progress: SharedProgress, core: EngineCore | None = None) -> int:
+def _serve(
+    order: StartOrder, progress: SharedProgress, phases_s: Mapping[str, float], core: EngineCore | None = None
+) -> int:
     """Serves an engine core, which is built here unless it is given."""
+    import zmq
+
+    from llmstack_engine_core.engine_core_proc import EngineCoreProc, refuse_clients
+    from llmstack_engine_core.ipc.sockets import bind_engine_socket
+
     context = zmq.Context()
     heartbeat_timeout_s = 0.0 if order.config.hosts is None else order.config.hosts.heartbeat_timeout_s
     bound = bind_engine_socket(context, order.address, order.config.key_file, heartbeat_timeout_s)
     try:
         reason = ""
         if core is None:
-            core, reason = _start(order, progress)
+            core, reason = _start(order, progress, phases_s)
         if core is None:
             refuse_clients(bound, reason, REFUSAL_WAIT_MS)
             return 1
@@ -141,12 +168,16 @@ def _serve(order: StartOrder, progress: SharedProgress, core: EngineCore | None 
     return 0
 
 
-def _start(order: StartOrder, progress: SharedProgress) -> tuple[EngineCore | None, str]:
+def _start(order: StartOrder, progress: SharedProgress, phases_s: Mapping[str, float]) -> tuple[EngineCore | None, str]:
     """An engine core, or one line on why there is none."""
+    from llmstack_engine_core.build import build_engine_core
+    from llmstack_engine_core.step_progress import ProgressHook
+
     hook = ProgressHook(progress, order.config.start_timeout_s / SLOWDOWN)
-    _import_runner(order.config.runner)
+    runner_s = _import_parts([order.config.runner])["import_runner"]
     try:
-        core = build_engine_core(order.config, [hook])
+        phases_s = {**phases_s, "import_runner": phases_s["import_runner"] + runner_s}
+        core = build_engine_core(order.config, [hook], phases_s)
         hook.listen_to(core.runner)
         return core, ""
     except (LLMStackError, ValueError) as error:  # meant for the user
@@ -164,6 +195,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _configure_logging(level: str, log_format: str) -> None:
+    from llmstack_types.log_lines import LogFormatter
+
     handler = logging.StreamHandler(sys.stderr)
     has_color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     handler.setFormatter(LogFormatter(log_format, f"engine-core {os.getpid()}", has_color=has_color))
@@ -203,6 +236,8 @@ def _end_with_parent_process(parent_pid: int) -> None:
 
 
 def _follow_parent(lifeline: socket.socket, order: StartOrder) -> None:
+    from llmstack_engine_core.ipc.sockets import remove_places
+
     with contextlib.suppress(OSError):
         while lifeline.recv(1):
             pass

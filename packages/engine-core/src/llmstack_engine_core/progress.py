@@ -1,16 +1,18 @@
-"""Progress of an engine core, in memory that it shares with its supervisor."""
+"""Progress of an engine core, in memory that it shares with its supervisor.
+
+It imports little: the launcher starts a process with it before all else.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
-import tempfile
-from typing import Final, cast
+from typing import Final
 
-from llmstack_engine_core.protocols import EventHook, ReportingRunner
-from llmstack_types import EngineCoreOutputs, SchedulerOutput, StepRecord
-
+# On it, an engine core's process writes the stacks of its threads to its log and goes on.
+STACKS_SIGNAL: Final = signal.SIGUSR2
 # A step may take so many times what its tokens took before.
 SLOWDOWN: Final = 20.0
 _COUNT: Final = struct.Struct("=Q")
@@ -54,64 +56,15 @@ class SharedProgress:
 
 def make_progress_file() -> int:
     """The descriptor of such memory, which is zero; the caller closes it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("llmstack-progress")
+        os.ftruncate(fd, _SIZE)
+        return fd
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         file.truncate(_SIZE)
         return os.dup(file.fileno())
-
-
-class StepTimes:
-    """How long steps take, by the powers of two of their tokens: the cost model of the watch over a step."""
-
-    def __init__(self, unknown_s: float) -> None:
-        """`unknown_s`: What a step of a size beyond all measured ones may take: the first ones compile and capture."""
-        self._unknown_s = unknown_s
-        self._class_to_s: dict[int, float] = {}
-
-    def expected_s(self, num_tokens: int) -> float:
-        """The time of a step of so many tokens."""
-        size = num_tokens.bit_length()
-        known = self._class_to_s.get(size)
-        if known is not None:
-            return known
-        larger = [seconds for other, seconds in self._class_to_s.items() if other > size]
-        return min(larger, default=self._unknown_s)
-
-    def note(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long; slower ones count at once, faster ones by and by."""
-        size = num_tokens.bit_length()
-        last_s = self._class_to_s.get(size, 0.0)
-        self._class_to_s[size] = max(seconds, last_s + (seconds - last_s) / 16)
-
-
-class ProgressHook(EventHook):
-    """Reports each step that computes tokens as progress."""
-
-    def __init__(self, progress: SharedProgress, unknown_s: float) -> None:
-        self._progress = progress
-        self._unknown_s = unknown_s
-        self._times = StepTimes(unknown_s)
-
-    def listen_to(self, runner: object) -> None:
-        """Lets a runner that can report progress within its steps; a step may then pause for a tenth of the time only.
-
-        To be called when the engine core is ready: its progress begins then.
-        """
-        if hasattr(runner, "report_progress_to"):
-            cast(ReportingRunner, runner).report_progress_to(self._progress.report)
-            self._times = StepTimes(self._unknown_s / 10)
-
-    def on_scheduled(self, scheduled: SchedulerOutput) -> None:
-        """A step without tokens is no progress: an engine core that schedules nothing for ever is stuck."""
-        num_tokens = scheduled.total_num_scheduled_tokens
-        if num_tokens:
-            self._progress.advance(self._times.expected_s(num_tokens))
-
-    def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
-        """Learns what the step took."""
-        num_tokens = sum(row.num_scheduled_tokens for row in record.rows)
-        if num_tokens:
-            self._times.note(num_tokens, sum(record.phases))
-            self._progress.advance()
 
 
 class HangWatch:

@@ -9,13 +9,9 @@ import subprocess
 import time
 import weakref
 from pathlib import Path
-from typing import Final
 
 from llmstack_engine_core.ipc.sockets import remove_places
-from llmstack_engine_core.progress import HangWatch
-
-# On it, an engine core's process writes the stacks of its threads to its log and goes on.
-STACKS_SIGNAL: Final = signal.SIGUSR2
+from llmstack_engine_core.progress import STACKS_SIGNAL, HangWatch
 
 
 class EngineProcess:

@@ -60,11 +60,15 @@ _early = _EarlyProcess()
 
 
 @contextmanager
-def early_process(runner: str) -> Iterator[None]:
+def early_process(runner: str | None) -> Iterator[None]:
     """Starts a process for the first engine core that is launched within the block; it imports `runner` meanwhile.
 
-    It ends with the block if no engine core was launched. Where it cannot be started, the launch will say why.
+    It ends with the block if no engine core was launched. Where it cannot be started, the launch will say why. Without
+    a runner none is started.
     """
+    if runner is None:
+        yield
+        return
     try:
         _early.put(_start(runner))
     except EngineStartError:

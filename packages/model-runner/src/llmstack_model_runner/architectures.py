@@ -62,6 +62,12 @@ POOLING_DECODERS: Mapping[str, tuple[str, str]] = {
 }
 
 
+def is_supported(architecture: str) -> bool:
+    """Whether `load_model_class` knows it; installed packages are searched only for those of other teams."""
+    own: tuple[Mapping[str, object], ...] = (ARCHITECTURES, ENCODERS, POOLING_DECODERS)
+    return any(architecture in table for table in own) or architecture in installed_architectures()
+
+
 def supported_architectures() -> list[str]:
     """Names that `load_model_class` knows, including those of installed packages."""
     return sorted({*ARCHITECTURES, *ENCODERS, *POOLING_DECODERS, *installed_architectures()})

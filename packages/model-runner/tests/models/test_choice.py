@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_model_runner import architectures
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.models import choice
 from llmstack_model_runner.models.choice import choose_model_class
@@ -91,3 +92,13 @@ def test_auto_falls_back_to_transformers_for_a_variant_that_native_code_lacks(
     assert "lacks this variant, so that of transformers runs" in caplog.text
     with pytest.raises(ValueError, match="is not supported"):
         ModelRunner(ModelRunnerConfig(str(tmp_path), model_impl="llmstack", **options)).load_model()
+
+
+def test_an_architecture_of_our_own_is_found_without_a_search_of_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search() -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr(architectures, "installed_architectures", search)
+    assert choose_model_class("LlamaForCausalLM") is Llama
+    with pytest.raises(AssertionError, match="searched"):
+        choose_model_class("TheirLMHeadModel")

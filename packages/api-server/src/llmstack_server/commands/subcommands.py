@@ -64,10 +64,7 @@ class ServeCommand:
                 config = _serve_config(settings)
             if config is None:
                 return 0
-            # Everything below is heavy, and not needed for `--help` or a wrong flag.
-            from llmstack_server.serving.serve import run_serve
-
-            return run_serve(config)
+            return _serve(config)
         except ServeError as error:
             _write("serve", "error", str(error).splitlines())
             return error.exit_code
@@ -107,6 +104,19 @@ class RunBatchCommand:
         except (BatchError, ServeError) as error:
             _write("run-batch", "error", str(error).splitlines())
             return error.exit_code
+
+
+def _serve(config: ServeConfig) -> int:
+    """Serves; an engine core's process imports its model runner while this one imports what answers HTTP."""
+    from llmstack_engine_core.waiting_process import early_process
+    from llmstack_server.serving.garbage import start_without_collections
+
+    runner = config.engine.runner_name if config.starts_engine_processes else None
+    with early_process(runner):
+        # Everything below is heavy, and not needed for `--help` or a wrong flag.
+        with start_without_collections():
+            from llmstack_server.serving.serve import run_serve
+        return run_serve(config)
 
 
 def _serve_settings(namespace: argparse.Namespace) -> Settings:

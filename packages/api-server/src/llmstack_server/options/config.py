@@ -104,6 +104,12 @@ class ServeConfig:
     settings: Settings = field(default_factory=partial(Settings, ()), repr=False)  # API keys are among them
     deployment_secret: bytes = field(default_factory=partial(os.urandom, 32), repr=False, compare=False)
 
+    @property
+    def starts_engine_processes(self) -> bool:
+        """Whether engine cores start here, in processes of their own."""
+        has_own = self.processes.is_multiprocess and not self.processes.is_attached
+        return has_own and self.engine.num_local_engines > 0 and self.engine.node_rank == 0
+
 
 def config_from(settings: Settings) -> ServeConfig:
     """The configuration of effective options.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.serving.event_loop import EarlySignals, in_daemon_thread
-from llmstack_server.serving.garbage import IdleCollections
+from llmstack_server.serving.garbage import IdleCollections, freeze_start
 from llmstack_server.serving.launcher import StageTimer
 from llmstack_server.state.lifecycle import LifecycleState
 
@@ -96,6 +96,8 @@ class ApiProcess:
             if self.peers is not None:
                 self.peers.answer_with(state.peer_answers())
             server = Server(state, self.listener, opening, accepts_early=self.accepts_early, timer=self.timer)
+        with self.timer.stage("collect garbage"):
+            freeze_start()
         if self.signals.is_stop_requested:
             logger.info("stopped before the model was loaded")
             return 0

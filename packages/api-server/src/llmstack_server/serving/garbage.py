@@ -27,6 +27,12 @@ def start_without_collections() -> Iterator[None]:
         gc.enable()
 
 
+def freeze_start() -> None:
+    """Collects, and leaves what the start has made alone from now on; to be called while the engine core loads."""
+    gc.collect()
+    gc.freeze()
+
+
 class IdleCollections:
     """Collects all generations when no request is in flight, or after a minute at the latest."""
 
@@ -37,8 +43,7 @@ class IdleCollections:
 
     def begin(self) -> None:
         """Leaves the objects of the start alone from now on, and the time of full collections to `tick`."""
-        gc.collect()
-        gc.freeze()
+        freeze_start()
         gc.enable()
         gc.set_threshold(YOUNGEST_THRESHOLD, MIDDLE_THRESHOLD, NEVER)
 

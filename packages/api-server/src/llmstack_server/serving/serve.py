@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmstack_engine_core.waiting_process import early_process
 from llmstack_server.observability.logs import set_up_logging
 from llmstack_server.options.config import ServeConfig
 from llmstack_server.serving.api_process import ApiProcess, log_ready, ready_summary
@@ -61,18 +60,10 @@ def run_server(config: ServeConfig) -> int:
     with signals.installed(), start_without_collections(), contextlib.ExitStack() as stack:
         with timer.stage("bind socket"):
             listener = stack.enter_context(listening(config.http))
-        if _has_own_process(config):
-            stack.enter_context(early_process(config.engine.runner_name))
         address = address_of(config.http, listener)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             logger.info("listening on %s, loading %s", address, config.model or "the embedded demo model")
             return runner.run(_single_process(config, timer, listener, signals).run())
-
-
-def _has_own_process(config: ServeConfig) -> bool:
-    """Whether an engine core is launched from here, in a process of its own."""
-    processes = config.processes
-    return processes.is_multiprocess and not processes.is_attached and config.engine.num_local_engines > 0
 
 
 def _single_process(

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from llmstack_model_runner.architectures import is_supported
 from llmstack_model_runner.layers.rotary import UnsupportedVariantError
 from llmstack_model_runner.layers.sharding import Sharding
-from llmstack_model_runner.models import load_model_class, supported_architectures
+from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.models.base import CausalLM, Model
 from llmstack_types.vocabulary import ModelImpl, words_of
 
@@ -31,7 +32,7 @@ def choose_model_class(architecture: str, model_impl: str = "auto") -> type[Mode
     """
     if model_impl not in words_of(ModelImpl):
         raise ValueError(f"model_impl {model_impl[:64]!r} is unknown; {', '.join(words_of(ModelImpl))} are known.")
-    if model_impl == "llmstack" or (model_impl == "auto" and architecture in supported_architectures()):
+    if model_impl == "llmstack" or (model_impl == "auto" and is_supported(architecture)):
         return load_model_class(architecture)
     has_transformers = find_spec("transformers") is not None
     if model_impl == "transformers":

@@ -15,8 +15,6 @@ from safetensors import SafetensorError, safe_open
 from llmstack_kernels.linear import INT8_DYNAMIC, StoredWeight
 from llmstack_model_files import check_safetensors, gguf_weights, safetensors_files
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
-from llmstack_model_runner.checkpoint_formats.gguf import read_gguf
-from llmstack_model_runner.checkpoint_formats.read import read_quantized
 from llmstack_model_runner.layers.packing import packed_linears
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
 from llmstack_model_runner.models.base import Model
@@ -76,6 +74,8 @@ def _weights(
     if load_format in words_of(LoadFormat):
         file = gguf_weights(model_path)
         if file is not None:
+            from llmstack_model_runner.checkpoint_formats.gguf import read_gguf
+
             return read_gguf(file, model.kv_spec.head_dim)
         paths = safetensors_files(model_path)
         return _read_safetensors(paths) if checkpoint_format is None else _read_quantized(paths, checkpoint_format)
@@ -115,6 +115,8 @@ def _read_quantized(
     paths: list[Path], checkpoint_format: CheckpointFormat
 ) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
     """As `_read_safetensors`, with one weight for the tensors of each quantized layer, which several files may have."""
+    from llmstack_model_runner.checkpoint_formats.read import read_quantized
+
     with ExitStack() as stack:
         name_to_file: dict[str, Any] = {}
         for path in paths:
