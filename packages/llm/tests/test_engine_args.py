@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
+from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import OptionsError
 from llmstack_llm.testing import write_model_folder
 
@@ -131,6 +132,16 @@ def test_drafts_are_the_default_of_a_cpu_alone(tmp_path: Path, options: dict[str
     _, engine = EngineArgs(folder, device="cpu", max_num_seqs=8).create_engine_config()
     assert engine.scheduler.speculative is not None
     assert (engine.scheduler.speculative.is_adaptive, engine.model.max_num_logits) == (True, 32)
+
+
+def test_a_checked_value_passes_its_check_again() -> None:
+    """The command line checks a value, and so do the arguments that are made of it."""
+    options = {option.name: option for option in options_of(EngineArgs)}
+    texts = {name: option.declared.example for name, option in options.items() if option.declared.example}
+    assert "speculative_config" in texts
+    for name, text in [*texts.items(), ("speculative_config", '{"method": "none"}')]:
+        value = options[name].from_text(text)
+        assert options[name].from_keyword(value) == value, name
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from llmstack_llm.engine_options.execution import (
 )
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.engine_options.processes import EngineProcessOptions
-from llmstack_llm.engine_options.speculation import default_speculation
+from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation
 from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import OptionsError, Problem
 
@@ -235,7 +235,7 @@ class EngineArgs(
         if self.pipeline_parallel_size == 1:
             return
         size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
-        if self.speculative_config:
+        if self.speculative_config not in (None, NO_DRAFTS):
             yield Problem(f"{{speculative_config}} and {size} exclude each other: drafts need one stage")
         if self.async_scheduling:
             yield Problem(f"{{async_scheduling}} and {size} exclude each other: a stage's input are known tokens")
@@ -256,7 +256,7 @@ class EngineArgs(
 
     def _speculation(self) -> Mapping[str, Any] | None:
         if self.speculative_config is not None:
-            return self.speculative_config or None
+            return None if self.speculative_config == NO_DRAFTS else self.speculative_config
         is_local = self.runner_name in ("default", "parallel")  # other runners may verify no drafts
         if not is_local or self.pipeline_parallel_size > 1 or self.async_scheduling:
             return None

@@ -147,7 +147,7 @@ class RepositoryOptions(OptionGroup):
         metavar="JSON",
         replaces={"--rope-scaling": (), "--rope-theta": ()},
         help="values that replace those in config.json; objects are merged",
-        example='{"rope_parameters": {...}}',
+        example='{"max_position_embeddings": 4096}',
     )
 
     def conflicts(self) -> Iterator[Problem]:

@@ -11,13 +11,14 @@ _DRAFT_METHODS = frozenset(
     {"custom_class", "dflash", "dspark", "draft_model", "eagle", "eagle3", "extract_hidden_states", "medusa",
      "mlp_speculator"}
 )  # fmt: skip
+NO_DRAFTS = {"method": "none"}
 
 
 def check_speculative_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of a `SpeculativeConfig`, defaults included; none for the method `none`, which makes no drafts."""
+    """The fields of a `SpeculativeConfig`, defaults included; the method `none`, which makes no drafts, as it is."""
     method = value.get("method", "draft_model" if value.get("model") else None)
-    if method == "none" and len(value) == 1:
-        return {}
+    if value == NO_DRAFTS:
+        return value
     if isinstance(method, str) and (method in _DRAFT_METHODS or method.endswith("mtp")):
         raise ValueError(f"draft models are not supported yet (method '{method[:64]}'); the method 'ngram' needs none")
     from llmstack_engine_core import SpeculativeConfig
