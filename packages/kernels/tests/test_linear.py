@@ -6,7 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmstack_kernels.linear import ACTIVATIONS, PackedLinear, cpu, linear, native, pack_linear, reference
+from llmstack_kernels.linear import (
+    ACTIVATIONS,
+    PackedLinear,
+    cpu,
+    linear,
+    linear_of_packed,
+    native,
+    pack_linear,
+    packed_weight,
+    packing_version,
+    reference,
+)
 from llmstack_kernels.native import NativeLibrary
 from llmstack_kernels.testing import native_variants
 
@@ -144,3 +155,15 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         linear(torch.zeros(1, 2), packed, "swish")
     with pytest.raises(ValueError, match="residual"):
         linear(torch.zeros(1, 2), packed, residual=torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4", "int8_dynamic"])
+@pytest.mark.skipif(not packing_version("cpu"), reason="only native kernels have packed weights")
+def test_a_layer_of_a_packed_weight_computes_the_same_bits(scheme: str | None) -> None:
+    x, weight, bias = make(192, 100, torch.bfloat16, 5)
+    first = pack_linear(weight, bias, scheme)
+    kept = packed_weight(first)
+    assert kept is not None
+    assert (kept.shape, kept.dtype) == ((100, 192), torch.bfloat16)
+    assert torch.equal(linear_of_packed(kept, bias)(x), first(x))
+    assert packed_weight(reference.PlainLinear(weight, bias)) is None

@@ -262,3 +262,9 @@ def test_kv_transfers_are_configured_by_vllms_names(tmp_path: Path):
 def test_a_warm_spare_is_refused_where_it_cannot_serve(fields: dict[str, Any], sentence: str):
     with pytest.raises(OptionsError, match=sentence):
         EngineArgs("m", warm_spare=True, **({"max_engine_restarts": 1} | fields))
+
+
+def test_packed_weights_are_kept_unless_that_is_switched_off(tmp_path: Path):
+    model = str(write_model_folder(tmp_path))
+    chosen = [EngineArgs(model, pack_cache=value).create_engine_config()[1].model.pack_cache for value in (True, False)]
+    assert (EngineArgs(model).pack_cache, chosen) == (True, [True, False])

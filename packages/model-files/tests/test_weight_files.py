@@ -86,6 +86,20 @@ def test_the_digest_of_weights_follows_size_time_and_header(tmp_path: Path) -> N
     assert len(set(digests)) == 4
 
 
+def test_the_digest_follows_the_place_of_the_files_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    digests = []
+    for name in ("first", "second"):
+        made = tmp_path / name
+        made.write_bytes(b"header and data")
+        os.utime(made, ns=(1, 1))
+        os.link(made, path)  # both inodes are in use
+        digests.append([weights_digest(tmp_path), weights_digest(tmp_path, of_place=True)])
+        path.unlink()
+    assert digests[0][0] == digests[1][0]
+    assert digests[0][1] != digests[1][1]
+
+
 def test_the_digest_of_content_is_that_of_every_byte_whatever_the_times(tmp_path: Path) -> None:
     assert weights_digest(tmp_path, of_content=True) == ""
     digests = []

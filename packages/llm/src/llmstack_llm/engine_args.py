@@ -132,7 +132,7 @@ class EngineArgs(
             "enable_deterministic_inference": self.enable_deterministic_inference,
             "hf_overrides": json.dumps(self.hf_overrides) if self.hf_overrides else "",
             "num_engines": max(1, self.num_local_engines),
-            "digest_weight_content": self._compares_weights,
+            "digest_weight_content": self._compares_weights, "pack_cache": self.pack_cache,
             "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
             "enable_expert_parallel": self.enable_expert_parallel, "placement": self._placement(),

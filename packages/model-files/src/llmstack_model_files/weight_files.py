@@ -36,13 +36,14 @@ def safetensors_files(folder: Path) -> list[Path]:
     raise ModelFilesError(_why_none(Path(folder), others))
 
 
-def weights_digest(folder: Path, *, of_content: bool = False) -> str:
+def weights_digest(folder: Path, *, of_content: bool = False, of_place: bool = False) -> str:
     """Digest of sizes, times and headers of the weight files; another one means that they may be other weights.
 
     Empty where there are no weight files.
 
     `of_content`: Reads everything, `config.json` too, which takes about as long as loading. The digest is then equal on
     two hosts that have the same model.
+    `of_place`: Also where the files lie: device and inode.
     """
     paths = sorted(path for suffix in WEIGHT_SUFFIXES for path in Path(folder).glob(f"*{suffix}") if path.is_file())
     if of_content and paths:
@@ -53,6 +54,8 @@ def weights_digest(folder: Path, *, of_content: bool = False) -> str:
             status = os.fstat(file.fileno())
             digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
             digest.update(file.read(MAX_DIGESTED_BYTES))
+            if of_place:
+                digest.update(f"\0{status.st_dev}\0{status.st_ino}".encode())
     return digest.hexdigest() if paths else ""
 
 

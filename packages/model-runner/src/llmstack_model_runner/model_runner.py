@@ -78,6 +78,7 @@ from llmstack_model_runner.weights import (
     describe_quantization,
     load_weights,
     num_weight_bytes,
+    packed_weights,
     resolve_dtype,
 )
 from llmstack_types import (
@@ -186,18 +187,14 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports):
         logger.info("numeric contract: %s", self._numeric_contract)
         if is_deterministic:
             check_deterministic(contract)
-        with allocation("the weights do not fit on the device", "use --quantization int8, or a smaller model"):
+        with (
+            allocation("the weights do not fit on the device", "use --quantization int8, or a smaller model"),
+            packed_weights(config, model_config, dtype, self._device) as packed,
+        ):
             load_weights(
-                model,
-                model_path,
-                config.load_format,
-                dtype,
-                config.seed,
-                scheme,
-                self._device,
-                is_batch_invariant=config.enable_deterministic_inference,
-                checkpoint_format=checkpoint_format,
-            )
+                model, model_path, config.load_format, dtype, config.seed, scheme, self._device,
+                is_batch_invariant=is_deterministic, checkpoint_format=checkpoint_format, packed=packed,
+            )  # fmt: skip
         groups = group_stage_layers(model.kv_spec, config.max_model_len)
         self._kv_cache_note = describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache)
         groups = groups if config.enable_hybrid_kv_cache else ()

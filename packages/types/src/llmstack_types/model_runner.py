@@ -68,6 +68,7 @@ class ModelRunnerConfig:
         enable_deterministic_inference: Refuse to start unless logits are bit-equal however they are computed.
         digest_weight_content: The digest of the weights is one of their content, which hosts can compare; otherwise of
             sizes, times and headers, which takes no time.
+        pack_cache: Packed weights are kept in files of the user's cache folder, and found there by later starts.
         enable_lora: Requests may name LoRA adapters.
         max_loras: Upper bound of adapters in one step.
         max_lora_rank: Upper bound of an adapter's rank.
@@ -103,6 +104,7 @@ class ModelRunnerConfig:
     enable_expert_parallel: bool = False
     rank_timeout_s: float = 60.0
     digest_weight_content: bool = False
+    pack_cache: bool = False
     enable_lora: bool = False
     max_loras: int = 1
     max_lora_rank: int = 16

@@ -10,6 +10,7 @@ import torch
 from llmstack_kernels.dispatch import implementation
 from llmstack_kernels.linear.composed import concatenate_linears
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight, as_dynamic, round_weight
+from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
 from llmstack_kernels.linear.reference import GATES
 from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight, join_stored
@@ -21,6 +22,7 @@ __all__ = [
     "QUANTIZATIONS",
     "STORED_LAYOUTS",
     "PackedLinear",
+    "PackedWeight",
     "QuantizedWeight",
     "StoredWeight",
     "bits_per_weight",
@@ -29,8 +31,11 @@ __all__ = [
     "concatenate_linears",
     "join_stored",
     "linear",
+    "linear_of_packed",
     "pack_linear",
     "pack_stored_linear",
+    "packed_weight",
+    "packing_version",
     "quantize",
 ]
 
@@ -127,6 +132,25 @@ def pack_stored_linear(
         return _pack_dynamic(module, integers, dtype, bias)
     packed: PackedLinear = module.pack_stored_linear(weight, dtype, bias, is_batch_invariant)
     return packed
+
+
+def packing_version(device_type: str) -> str:
+    """Changes with the layout of packed weights; empty where they cannot be kept."""
+    module = implementation("linear", device_type)
+    return str(module.packing_version()) if hasattr(module, "packing_version") else ""
+
+
+def packed_weight(packed: PackedLinear) -> PackedWeight | None:
+    """The weight of a packed layer, to be kept under `packing_version`; None for one that cannot be."""
+    module = implementation("linear", "cpu")
+    found: PackedWeight | None = module.packed_weight(packed) if hasattr(module, "packed_weight") else None
+    return found
+
+
+def linear_of_packed(weight: PackedWeight, bias: torch.Tensor | None) -> PackedLinear:
+    """The layer of a weight that was kept under the present `packing_version`."""
+    layer: PackedLinear = implementation("linear", "cpu").linear_of_packed(weight, bias)
+    return layer
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 
 import torch
 
+from llmstack_kernels.build_native import digest
 from llmstack_kernels.linear import quantization
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight
 from llmstack_kernels.linear.native_layer import NativeLinear
 from llmstack_kernels.linear.native_stored import NativeOrderedLinear, pack_stored
+from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear
 from llmstack_kernels.linear.stored_weight import STORED_LAYOUTS, StoredWeight
-from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library
+from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer, library, require_library
 
 __all__ = [
     "QUANTIZED_DTYPES",
@@ -25,10 +27,13 @@ __all__ = [
     "NativeLinear",
     "describe",
     "is_available",
+    "linear_of_packed",
     "pack_dynamic_linear",
     "pack_linear",
     "pack_quantized_linear",
     "pack_stored_linear",
+    "packed_weight",
+    "packing_version",
     "quantize",
     "quantize_by",
 ]
@@ -80,6 +85,21 @@ def pack_stored_linear(
     if native is None or dtype not in STORED_DTYPES[weight.layout]:
         return pack_linear(weight.dequantize(dtype), bias)
     return pack_stored(weight, dtype, bias, native)
+
+
+def linear_of_packed(packed: PackedWeight, bias: torch.Tensor | None) -> NativeLinear:
+    """A layer over a weight that this variant has packed before."""
+    return NativeLinear.from_packed(packed, bias, require_library())
+
+
+def packed_weight(layer: object) -> PackedWeight | None:
+    """The weight of a layer that `linear_of_packed` can make again."""
+    return layer.packed_weight() if isinstance(layer, NativeLinear) else None
+
+
+def packing_version() -> str:
+    """Names the layout of packed weights: the variant, and a digest of the sources."""
+    return f"{require_library().variant} {digest()}"
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:

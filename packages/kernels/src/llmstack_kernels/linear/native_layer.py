@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.linear.dynamic import DynamicWeight
+from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import GATES, finish
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer
@@ -16,6 +17,7 @@ PANEL = 64
 
 _PLAIN = ("", (Pointer,))
 _QUANTIZED_WEIGHT_ARGUMENTS = (Pointer, Pointer, Int)  # integers, scales, group size
+_DYNAMIC = ("dynamic", (Pointer,) * 3)
 
 
 class NativeLinear:
@@ -31,6 +33,7 @@ class NativeLinear:
         "_kept",
         "_native",
         "_out_features",
+        "_scheme",
         "_weight",
     )
 
@@ -61,6 +64,7 @@ class NativeLinear:
         self._bias_pointer = 0 if self._bias is None else self._bias.data_ptr()
         self._kept = kept
         self._weight = weight
+        self._scheme = scheme[0]
         self._native = native
         name = "_".join(filter(None, ("linear", scheme[0], DTYPE_TO_SUFFIX[dtype])))
         self._dtype_to_name = {torch.float32: f"{name}_f32"} | {dtype: name}
@@ -106,7 +110,24 @@ class NativeLinear:
         scales = F.pad(weight.scales, (0, -out_features % PANEL))
         kept = (packed, corrections, scales)
         shape, arguments = (out_features, in_features), tuple(tensor.data_ptr() for tensor in kept)
-        return NativeLinear(shape, dtype, bias, kept, arguments, ("dynamic", (Pointer,) * 3), native)
+        return NativeLinear(shape, dtype, bias, kept, arguments, _DYNAMIC, native)
+
+    @staticmethod
+    def from_packed(packed: PackedWeight, bias: torch.Tensor | None, native: NativeLibrary) -> NativeLinear:
+        """The layer over a weight that `packed_weight` gave, in the same variant."""
+        arguments = tuple(tensor.data_ptr() for tensor in packed.tensors)
+        scheme: tuple[str, tuple[type, ...]] = _PLAIN if packed.scheme == "" else _DYNAMIC
+        if packed.group_size:
+            arguments, scheme = (*arguments, packed.group_size), (packed.scheme, _QUANTIZED_WEIGHT_ARGUMENTS)
+        return NativeLinear(packed.shape, packed.dtype, bias, packed.tensors, arguments, scheme, native)
+
+    def packed_weight(self) -> PackedWeight | None:
+        """The weight alone; None for one of a quantized checkpoint."""
+        if self._scheme not in ("", "int8", "int4", "dynamic"):
+            return None
+        group_size = self._weight[-1] if self._scheme in ("int8", "int4") else 0
+        shape = (self._out_features, self._in_features)
+        return PackedWeight(shape, self._dtype, self._scheme, group_size, self._kept)
 
     @property
     def in_features(self) -> int:

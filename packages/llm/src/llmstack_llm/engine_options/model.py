@@ -59,6 +59,11 @@ class ModelOptions(OptionGroup):
         | {"hf": ("auto", "the format of the repository's files is detected")},
         help="'dummy' makes random weights in place of reading them",
     )
+    pack_cache: bool = option(
+        True,
+        flag="--pack-cache",
+        help="keep the packed weights of a CPU in $XDG_CACHE_HOME/llmstack/packed, at most 32 GiB, for later starts",
+    )
     model_impl: ModelImpl = option(
         "auto",
         flag="--model-impl",

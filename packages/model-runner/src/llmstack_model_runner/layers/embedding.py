@@ -10,7 +10,7 @@ from llmstack_kernels.activation import soft_cap_
 from llmstack_kernels.embedding import embedding, embedding_part
 from llmstack_kernels.linear import PackedLinear, StoredWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
-from llmstack_model_runner.layers.packing import pack, pack_parts
+from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
 
@@ -174,7 +174,9 @@ class OutputHead:
             self._packed = pack_parts([self._stored], self._bias, self._dtype)
             self._stored = None
         else:
-            self._packed = pack(self._table.weight, self._bias)
+            table = self._table.weight
+            is_known = is_packed(self._name, (table.shape[0], table.shape[1]))
+            self._packed = packed_before(self._name, self._bias) if is_known else pack(table, self._bias, self._name)
             if self._adapted is not None:
                 self._row_sums = _row_sums(self._table.weight)
         if self._tied_to is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from llmstack_kernels.linear import PackedLinear, StoredWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
-from llmstack_model_runner.layers.packing import pack, pack_parts
+from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, unread
 
@@ -94,6 +94,8 @@ class Linear:
         self.out_features = sum(rows.num_rows for rows in self._part_to_rows.values())
         self._stored_in_features = in_features
         self._parts = dict(part_to_out_features)
+        self._name = ",".join(self._parts)
+        self._is_skipped = False
         self._has_bias = has_bias and self._is_first
         self._stores_bias = has_bias
         self._is_transposed = is_transposed
@@ -130,6 +132,7 @@ class Linear:
         """Slots of each part's weight and bias."""
         slots: dict[str, WeightSlot] = {}
         offset = 0
+        is_skipped = is_packed(self._name, (self.out_features, self.in_features))
         for name, size in self._parts.items():
             sizes, rows = (size, self._stored_in_features), self._part_to_rows[name]
             slots[f"{name}.weight"] = WeightSlot(
@@ -139,6 +142,8 @@ class Linear:
                 stored_shape=sizes,
                 part=self._weight_part(rows),
             )
+            if is_skipped:
+                slots[f"{name}.weight"] = replace(slots[f"{name}.weight"], load=self._skip_weight, part=WeightPart(0))
             if self._stores_bias:
                 load = partial(self._load_bias, name, offset)
                 bias = WeightSlot((size,), load, WeightKind.BIAS, part=rows.part)
@@ -176,6 +181,11 @@ class Linear:
                 shape = (self.out_features, self.in_features)
                 self._weight = torch.empty(shape, dtype=self._dtype, device=self._device)
             self._weight[offset : offset + rows.shape[0]].copy_(rows)
+        self._count_one()
+
+    def _skip_weight(self, nothing: torch.Tensor) -> None:
+        """Counts a tensor whose weight was packed before."""
+        self._is_skipped = True
         self._count_one()
 
     def _load_stored(self, name: str, offset: int, weight: StoredWeight) -> None:
@@ -217,10 +227,12 @@ class Linear:
             self._pack()
 
     def _pack(self) -> None:
-        if self._stored:
+        if self._is_skipped:
+            self._packed = packed_before(self._name, self._bias)
+        elif self._stored:
             self._packed = pack_parts([*self._all_parts()], self._bias, self._dtype)
         elif self._weight is not None:
-            self._packed = pack(self._weight, self._bias)
+            self._packed = pack(self._weight, self._bias, self._name)
         self._weight = self._bias = None
         self._stored = {}
 

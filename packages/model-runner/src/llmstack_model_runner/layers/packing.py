@@ -10,17 +10,36 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from llmstack_kernels.linear import (
     PackedLinear,
+    PackedWeight,
     StoredWeight,
     concatenate_linears,
     join_stored,
+    linear_of_packed,
     pack_linear,
     pack_stored_linear,
 )
+
+
+class PackedWeights(Protocol):
+    """Weights that were packed before, and those that are packed now, by the names of their layers."""
+
+    def has(self, name: str, shape: tuple[int, int]) -> bool:
+        """Whether a layer of this name and shape [out_features, in_features] was packed before."""
+        ...
+
+    def read(self, name: str) -> PackedWeight:
+        """The weight of such a layer."""
+        ...
+
+    def keep(self, name: str, packed: PackedLinear) -> None:
+        """Notes a layer that was packed now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +50,13 @@ class Packing:
         quantization: What weights in full precision are rounded to, or None.
         is_batch_invariant: Whether a row's result must not depend on the number of rows.
         rounds_inputs: Whether layers of quantized checkpoints round their inputs to 8 bits, where their weights allow.
+        weights: Where packed weights are found and kept; None where they are not.
     """
 
     quantization: str | None = None
     is_batch_invariant: bool = False
     rounds_inputs: bool = False
+    weights: PackedWeights | None = None
 
 
 _packing: ContextVar[Packing] = ContextVar("_packing", default=Packing())  # noqa: B039 - it is frozen
@@ -43,10 +64,13 @@ _packing: ContextVar[Packing] = ContextVar("_packing", default=Packing())  # noq
 
 @contextmanager
 def packed_linears(
-    quantization: str | None = None, is_batch_invariant: bool = False, rounds_inputs: bool = False
+    quantization: str | None = None,
+    is_batch_invariant: bool = False,
+    rounds_inputs: bool = False,
+    weights: PackedWeights | None = None,
 ) -> Iterator[None]:
     """Quantizes linear layers and output heads that are packed inside the block, or makes them batch-invariant."""
-    token = _packing.set(Packing(quantization, is_batch_invariant, rounds_inputs))
+    token = _packing.set(Packing(quantization, is_batch_invariant, rounds_inputs, weights))
     try:
         yield
     finally:
@@ -58,10 +82,30 @@ def packing() -> Packing:
     return _packing.get()
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-    """Packs a weight [out_features, in_features] and a bias [out_features] as the context says."""
+def pack(weight: torch.Tensor, bias: torch.Tensor | None, name: str = "") -> PackedLinear:
+    """Packs a weight [out_features, in_features] and a bias [out_features] as the context says.
+
+    `name`: Of the layer, unique in its model; a layer without one is not kept.
+    """
     chosen = packing()
-    return pack_linear(weight, bias, chosen.quantization, chosen.is_batch_invariant)
+    packed = pack_linear(weight, bias, chosen.quantization, chosen.is_batch_invariant)
+    if chosen.weights is not None and name:
+        chosen.weights.keep(name, packed)
+    return packed
+
+
+def is_packed(name: str, shape: tuple[int, int]) -> bool:
+    """Whether the weight of a layer was packed before, so that the checkpoint's need not be read."""
+    weights = packing().weights
+    return weights is not None and weights.has(name, shape)
+
+
+def packed_before(name: str, bias: torch.Tensor | None) -> PackedLinear:
+    """The layer of a weight that was packed before."""
+    weights = packing().weights
+    if weights is None:
+        raise RuntimeError(f"the layer {name} was not packed before")
+    return linear_of_packed(weights.read(name), bias)
 
 
 def pack_parts(

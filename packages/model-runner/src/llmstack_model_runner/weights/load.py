@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from llmstack_kernels.linear import INT8_DYNAMIC, StoredWeight
 from llmstack_model_files import check_safetensors, gguf_weights, safetensors_files
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
-from llmstack_model_runner.layers.packing import packed_linears
+from llmstack_model_runner.layers.packing import PackedWeights, packed_linears
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
 from llmstack_model_runner.models.base import Model
 from llmstack_model_runner.progress_bar import with_progress
@@ -35,6 +35,7 @@ def load_weights(
     device: torch.device | None = None,
     is_batch_invariant: bool = False,
     checkpoint_format: CheckpointFormat | None = None,
+    packed: PackedWeights | None = None,
 ) -> None:
     """Loads all weights of `model` and makes it ready to run.
 
@@ -43,7 +44,7 @@ def load_weights(
     `quantization`, each linear layer is quantized and drops its tensors as soon as it has all of them. Layers that are
     `is_batch_invariant` give a row the same bits in any number of rows. Weights of a quantized checkpoint, described by
     `checkpoint_format`, are kept as they are, and `int8_dynamic` rounds their inputs alone. Dummy weights are in full
-    precision.
+    precision. Layers that `packed` has are not read.
 
     Raises:
         ValueError: The format is unknown, or tensors are missing, unexpected or of a wrong shape.
@@ -52,7 +53,8 @@ def load_weights(
     started_s = time.perf_counter()
     is_stored = checkpoint_format is not None
     rounding = None if is_stored else quantization
-    with packed_linears(rounding, is_batch_invariant, rounds_inputs=is_stored and quantization == INT8_DYNAMIC):
+    rounds_inputs = is_stored and quantization == INT8_DYNAMIC
+    with packed_linears(rounding, is_batch_invariant, rounds_inputs, packed):
         weights = _weights(model, Path(model_path), load_format, seed, device, checkpoint_format)
         model.load_weights(with_progress("load and pack weights", weights, len(model.slots())))
         model.finish_loading()
