@@ -43,7 +43,7 @@ from llmstack_model_runner.memory.profile import (
     graph_bytes,
     profile_memory,
 )
-from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory
+from llmstack_model_runner.memory.sizing import host_kv_bytes_of, return_freed_memory, return_memory_of_loading
 from llmstack_model_runner.memory.streamed_copies import make_block_copies
 from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import make_model
@@ -173,8 +173,9 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports):
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
         model.limit_context(config.max_model_len)
         self._label_head = LabelHead(model, model_config) if isinstance(model, Classifier) else None
+        weight_bytes = num_weight_bytes(model, dtype, scheme, checkpoint_format)
         if self._device.type == "cpu":
-            set_compute_threads(num_weight_bytes(model, dtype, scheme, checkpoint_format), config.num_processes)
+            set_compute_threads(weight_bytes, config.num_processes)
         self._quantization = describe_quantization(scheme, dtype, self._device, checkpoint_format)
         if self._quantization:
             logger.info("quantization: %s", self._quantization)
@@ -195,6 +196,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports):
                 model, model_path, config.load_format, dtype, config.seed, scheme, self._device,
                 is_batch_invariant=is_deterministic, checkpoint_format=checkpoint_format, packed=packed,
             )  # fmt: skip
+        return_memory_of_loading(self._device, weight_bytes)
         groups = group_stage_layers(model.kv_spec, config.max_model_len)
         self._kv_cache_note = describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache)
         groups = groups if config.enable_hybrid_kv_cache else ()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from llmstack_model_runner.memory import sizing
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_model_runner.testing import write_gpt2_config
+from llmstack_types import ModelRunnerConfig
 
 
 @pytest.mark.parametrize(("available", "expected"), [(None, 4 << 30), (100 << 30, 4 << 30), (1000, 400), (0, 0)])
@@ -20,3 +25,18 @@ def test_a_size_that_was_asked_for_may_take_all_that_is_left(
 ) -> None:
     monkeypatch.setattr(sizing, "available_memory_bytes", lambda: available)
     assert sizing.obtainable_host_kv_bytes(7) == expected
+
+
+def test_what_packing_has_freed_goes_back_to_the_system_unless_the_model_is_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[torch.device] = []
+    monkeypatch.setattr(sizing, "return_freed_memory", devices.append)
+    config = ModelRunnerConfig(str(write_gpt2_config(tmp_path)), load_format="dummy", max_model_len=64, device="cpu")
+    ModelRunner(config).load_model()
+    assert devices == []
+    monkeypatch.setattr(sizing, "MIN_TRIMMED_BYTES", 1)
+    ModelRunner(config).load_model()
+    assert devices == [torch.device("cpu")]
+    sizing.return_memory_of_loading(torch.device("meta"), 1)
+    assert len(devices) == 1
