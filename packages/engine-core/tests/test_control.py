@@ -24,6 +24,8 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
 }
 RESULT_TYPES = {
     Control.LOAD_ADAPTER: str,
+    Control.START_PROFILE: str,
+    Control.STOP_PROFILE: str,
     Control.STATS: SchedulerStats,
     Control.RECENT_STEPS: StepRecording,
     Control.SLEEP_LEVEL: int,
@@ -51,6 +53,8 @@ def test_the_results_of_several_engine_cores_are_combined_for_every_operation() 
         "loading",
         "It is damaged.",
     ]
+    assert COMBINE[Control.START_PROFILE](["", "No."]) == "No."
+    assert COMBINE[Control.STOP_PROFILE](["a", "", "b\nc"]) == "a\nb\nc"
 
 
 def test_an_operation_that_fails_ends_an_engine_core_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

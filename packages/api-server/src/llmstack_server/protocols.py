@@ -330,6 +330,14 @@ class EngineClient(Protocol):
         """Allocates again what `sleep` has freed."""
         ...
 
+    async def start_profile(self) -> str:
+        """Begins to record what the engine computes; empty, or a sentence on why not."""
+        ...
+
+    async def stop_profile(self) -> list[str]:
+        """Ends that; the traces written since the last call."""
+        ...
+
     async def reset_prefix_cache(self) -> bool:
         """Empties the prefix cache; False while requests are running."""
         ...

@@ -23,7 +23,8 @@ from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
 from llmstack_engine_core.kv_transfer.request_transfers import TransferParts
 from llmstack_engine_core.plugins import load_model_runner
-from llmstack_engine_core.protocols import EventHook, ModelRunner, TransferRunner
+from llmstack_engine_core.profiles import StepProfiles
+from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner, TransferRunner
 from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_kv_cache.block_accounts import BlockAccounts
@@ -93,7 +94,9 @@ def _build_with_runner(
     with timer.phase("initialize_kv_cache"):
         _initialize_kv_cache(runner, num_blocks, num_host_blocks, spec)
     residency = make_block_residency(config, cache)
-    events = make_event_bus(config, [hook for hook in (recorder, residency) if hook is not None], event_hooks)
+    profiles = make_profiles(config, runner)
+    own = [hook for hook in (recorder, residency, profiles) if hook is not None]
+    events = make_event_bus(config, own, event_hooks)
     with timer.phase("build_scheduler"):
         scheduler_config = choose_drafts(replace(config.scheduler, max_model_len=max_model_len), runner.backends())
         if not spec.is_causal:
@@ -125,6 +128,7 @@ def _build_with_runner(
         cache_news=make_cache_news(config, kv_cache) if cache.enable_prefix_caching else None,
         max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
         transfer=make_transfer(config, runner, spec, ready),
+        profiles=profiles,
     )
 
 
@@ -185,6 +189,21 @@ def make_block_residency(config: EngineConfig, cache: CacheConfig) -> BlockResid
     if not sample:
         return None
     return BlockResidency(cache.block_size, sample, time.monotonic, len(cache.sliding_windows))
+
+
+def make_profiles(config: EngineConfig, runner: ModelRunner) -> StepProfiles | None:
+    """What records profiles, where that is asked for.
+
+    Raises:
+        EngineStartError: The model runner does not record any, or the folder cannot be created.
+    """
+    if config.profiler is None:
+        return None
+    if not hasattr(runner, "start_profile"):
+        raise EngineStartError(
+            "--profiler-config: this model runner records no profiles; one of several ranks does not"
+        )
+    return StepProfiles(config.profiler, cast(ProfilingRunner, runner))
 
 
 def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts) -> CacheNews:

@@ -41,6 +41,37 @@ class HostsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfilerConfig:
+    """Where profiles of the model runner are written, under vLLM's names.
+
+    Attributes:
+        torch_profiler_dir: Folder of the traces.
+        profiler: `torch`, the only one.
+        torch_profiler_with_stack: Record the Python stack of each operation, which takes time and space.
+        torch_profiler_with_memory: Record what is allocated.
+        torch_profiler_record_shapes: Record the shapes of arguments.
+        torch_profiler_use_gzip: Compress traces.
+        max_iterations: A profile ends by itself after so many steps.
+    """
+
+    torch_profiler_dir: str
+    profiler: str = "torch"
+    torch_profiler_with_stack: bool = False
+    torch_profiler_with_memory: bool = False
+    torch_profiler_record_shapes: bool = False
+    torch_profiler_use_gzip: bool = True
+    max_iterations: int = 100
+
+    def __post_init__(self) -> None:
+        if self.profiler != "torch":
+            raise ValueError(f"profiler '{self.profiler[:64]}' is not supported; 'torch' is")
+        if not self.torch_profiler_dir or "://" in self.torch_profiler_dir:
+            raise ValueError("torch_profiler_dir must be a folder of this machine")
+        if not 0 < self.max_iterations <= 1000:
+            raise ValueError(f"max_iterations must be from 1 to 1000, but is {self.max_iterations}")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What it takes to build one engine core; plain data, so that it can travel to the engine core's process.
 
@@ -64,6 +95,7 @@ class EngineConfig:
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
         kv_events: Where the events of the prefix cache are published; None for nowhere.
         kv_transfer: How KV blocks of requests are exchanged with other engine cores; None for not at all.
+        profiler: Where profiles are written; None records none.
         constraint_backend: What compiles and follows them, as `module:Class`.
         log_level: Of the engine core's process.
         log_format: Of its lines: `text` or `json`.
@@ -112,6 +144,7 @@ class EngineConfig:
     tokenizer_path: str | None = None
     kv_events: KVEventsConfig | None = None
     kv_transfer: KVTransferConfig | None = None
+    profiler: ProfilerConfig | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
 
     def __post_init__(self) -> None:

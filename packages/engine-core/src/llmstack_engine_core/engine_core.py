@@ -14,6 +14,7 @@ from llmstack_engine_core.block_residency import BlockResidency
 from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.kv_transfer.request_transfers import RequestTransfers, TransferParts
+from llmstack_engine_core.profiles import NOT_ENABLED, StepProfiles
 from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput, Scheduler
 from llmstack_engine_core.step_log import LoggedScheduler, StepLog
 from llmstack_engine_core.structured_output import ConstrainedRows, GrammarGate, LazyBackend
@@ -71,6 +72,7 @@ class EngineCore:
         cache_news: CacheNews | None = None,
         max_cpu_loras: int = 0,
         transfer: TransferParts | None = None,
+        profiles: StepProfiles | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connects the stages.
@@ -80,6 +82,7 @@ class EngineCore:
         has to have results. `events` is what the scheduler reports states to; `recorder` and
         `residency` are among its hooks. `max_cpu_loras` adapters are kept in memory; 0 refuses requests that name one.
         `transfer` is what carries KV blocks of requests; None refuses those that ask for it.
+        `profiles` records what the runner computes; None refuses that.
         """
         self.ready = ready
         self.step_log = step_log
@@ -96,6 +99,7 @@ class EngineCore:
         self._adapter_gate = make_adapter_gate(runner, max_cpu_loras, num_steps_under_way, self._events.on_status)
         self._beam_searches = BeamSearches(self._scheduler)
         self._transfers = None if transfer is None else RequestTransfers(transfer, self._scheduler, clock)
+        self._profiles = profiles
         self._log_stats = log_stats
         self._max_num_queued_requests = max_num_queued_requests
         self._num_steps_under_way = num_steps_under_way
@@ -116,6 +120,8 @@ class EngineCore:
             Control.SLEEP_LEVEL: lambda: self.sleep_level,
             Control.LOAD_ADAPTER: self.load_adapter,
             Control.UNLOAD_ADAPTER: self.unload_adapter,
+            Control.START_PROFILE: lambda: NOT_ENABLED if profiles is None else profiles.start(),
+            Control.STOP_PROFILE: lambda: "" if profiles is None else profiles.stop(),
         }
 
     @property
@@ -362,6 +368,8 @@ class EngineCore:
             self.step_log.close()
         if self.cache_news is not None:
             self.cache_news.close()
+        if self._profiles is not None:
+            self._profiles.stop()
         if self._adapter_gate is not None:
             self._adapter_gate.shutdown()
         if self._transfers is not None:

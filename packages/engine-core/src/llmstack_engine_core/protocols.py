@@ -156,6 +156,23 @@ class ReportingRunner(Protocol):
         ...
 
 
+class ProfilingRunner(Protocol):
+    """What a model runner that records what it computes has besides the methods of `ModelRunner`."""
+
+    def start_profile(self, *, with_stack: bool, with_memory: bool, record_shapes: bool) -> None:
+        """Begins to record all operations; none is being recorded before."""
+        ...
+
+    def stop_profile(self, path: str) -> None:
+        """Ends the profile and writes it to `path`, compressed if that ends in `.gz`.
+
+        Raises:
+            OSError: The file cannot be written.
+            RuntimeError: The profile is damaged.
+        """
+        ...
+
+
 class AdapterRunner(Protocol):
     """What a model runner that serves LoRA adapters has besides the methods of `ModelRunner`."""
 

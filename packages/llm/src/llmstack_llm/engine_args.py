@@ -165,7 +165,7 @@ class EngineArgs(
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "key_file": self._key_file(), "hosts": self._hosts(),
             "kv_events": self.kv_events_config, "step_log_bytes": self.step_log_bytes,
-            "kv_transfer": self.kv_transfer_config,
+            "kv_transfer": self.kv_transfer_config, "profiler": self.profiler_config,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:

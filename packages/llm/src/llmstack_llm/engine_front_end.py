@@ -170,6 +170,14 @@ class EngineFrontEnd:
         """
         await self._client.call(Control.WAKE_UP)
 
+    async def start_profile(self) -> str:
+        """Begins to record what the model runner computes; empty, or a sentence on why not."""
+        return await self._client.call(Control.START_PROFILE)
+
+    async def stop_profile(self) -> list[str]:
+        """Ends that; the traces written since the last call."""
+        return (await self._client.call(Control.STOP_PROFILE)).splitlines()
+
     async def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
         return await self._client.call(Control.RESET_PREFIX_CACHE)

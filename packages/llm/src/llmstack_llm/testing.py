@@ -197,6 +197,8 @@ class FakeEngineCoreClient:
             Control.SLEEP: self._sleep,
             Control.WAKE_UP: self._wake_up,
             Control.SLEEP_LEVEL: lambda: self.sleep_level,
+            Control.START_PROFILE: str,
+            Control.STOP_PROFILE: str,
         }
         if is_ready:
             self._readiness.set()

@@ -334,8 +334,18 @@ def test_adapters_that_cannot_be_served_are_refused(llm: LLM, folder: Path, tmp_
             assert caught.value.param == param
 
 
-@pytest.mark.parametrize("name", ["collective_rpc", "apply_model", "start_profile", "stop_profile", "reward"])
+@pytest.mark.parametrize("name", ["collective_rpc", "apply_model", "reward"])
 def test_what_is_not_offered_says_why(llm: LLM, name: str):
     assert not hasattr(llm, name)
     with pytest.raises(AttributeError, match=f"{name}': .*"):
         getattr(llm, name)
+
+
+def test_profiles_need_a_folder(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(EngineArgsError, match="Profiles are not enabled"):
+        llm.start_profile()
+    assert llm.stop_profile() == []
+    monkeypatch.chdir(tmp_path)
+    args = EngineArgs("m", profiler_config={"profiler": "torch", "torch_profiler_dir": "traces"})
+    assert args.profiler_config is not None
+    assert args.profiler_config["torch_profiler_dir"] == str(tmp_path / "traces")

@@ -15,6 +15,7 @@ from llmstack_model_files import ModelFilesError, overridden, read_json, weights
 from llmstack_model_runner.adapters.store import AdapterHost, make_store
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.device.errors import allocation
+from llmstack_model_runner.device.profiling import Profiling
 from llmstack_model_runner.device.runtime import CudaRuntime, DeviceRuntime
 from llmstack_model_runner.device.start_checks import (
     architecture,
@@ -101,7 +102,7 @@ class ModelRunnerStateError(RuntimeError):
     """The runner was called before it was ready or after it was shut down."""
 
 
-class ModelRunner(AdapterHost, BlockTransfer, LayerReports):
+class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
     """One model on one device; used by one thread.
 
     The order of calls is `load_model`, `initialize_kv_cache`, `execute_model` and `sleep` or `wake_up`, `shutdown`.

@@ -52,5 +52,11 @@ class Control:
     UNLOAD_ADAPTER: Final[Operation[bool, str]] = Operation("unload_adapter", 9)
     """Takes no further requests for an adapter, and drops it when its last one has ended; whether it was known."""
 
+    START_PROFILE: Final[Operation[str]] = Operation("start_profile", 10)
+    """Begins to record what the model runner computes; empty, or a sentence on why not."""
+
+    STOP_PROFILE: Final[Operation[str]] = Operation("stop_profile", 11)
+    """Ends that; the files written since the last answer, one a line."""
+
     SLEEP_LEVEL: Final[Operation[int]] = Operation("sleep_level", 7)
     """0 while the engine core is awake, else the level of `SLEEP`."""

@@ -19,6 +19,7 @@ from llmstack_server.app.explain_routes import add_explanation_route
 from llmstack_server.app.invocations import add_invocations_route
 from llmstack_server.app.live_page import add_live_page
 from llmstack_server.app.pause_routes import add_pause_routes
+from llmstack_server.app.profile_routes import add_profile_routes
 from llmstack_server.app.server_info import server_info
 from llmstack_server.app.sleep_routes import add_sleep_routes
 from llmstack_server.app.steps import add_steps_routes
@@ -72,6 +73,8 @@ def build_router(state: ServerState) -> APIRouter:
         add_pause_routes(control, state)
         if state.config.processes.has_sleep_mode:
             add_sleep_routes(control, state)
+        if state.config.engine.profiler_config is not None:
+            add_profile_routes(control, state)
         if state.config.adapters.root is not None:
             add_adapter_routes(control, state, state.config.adapters.root)
         router.include_router(control)

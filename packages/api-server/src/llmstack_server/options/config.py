@@ -250,6 +250,8 @@ def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
         yield f"NO API KEY: all clients that reach {http.host} may use this server; set LLMSTACK_API_KEY"
     if settings["enable_sleep_mode"] and not http.enable_control_routes:
         yield "--enable-sleep-mode opens no routes without --enable-control-routes or --uds"
+    if settings["profiler_config"] and not http.enable_control_routes:
+        yield "--profiler-config opens no routes without --enable-control-routes or --uds"
     if settings["engine_address"] and not settings["headless"]:
         yield "attached to running engine cores: options of the engine have no effect there"
 

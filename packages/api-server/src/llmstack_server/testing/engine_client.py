@@ -97,6 +97,7 @@ class FakeEngineClient(FakeAdapters):
         script: Text to generate in place of the prompt.
         rendered: The conversations that were rendered.
         sleep_level: The level set by `sleep`.
+        is_profiling: Whether a profile is being recorded.
         is_recovering: Value for `/ready`.
         num_restarts: Value for `/server_info`.
         step_log: The log that `recent_steps` returns.
@@ -120,7 +121,7 @@ class FakeEngineClient(FakeAdapters):
         self.num_tokens_before_error = 0
         self.num_running = self.max_num_running = 0
         self.is_dead = False
-        self.is_shut_down = False
+        self.is_shut_down = self.is_profiling = False
         self.sleep_level = 0
         self.is_recovering = False
         self.num_restarts = self.num_unmoved_requests = 0
@@ -345,6 +346,16 @@ class FakeEngineClient(FakeAdapters):
 
     async def wake_up(self) -> None:
         self.sleep_level = 0
+
+    async def start_profile(self) -> str:
+        """Notes that a profile runs; why not, if one does."""
+        problem, self.is_profiling = "A profile is being recorded already." if self.is_profiling else "", True
+        return problem
+
+    async def stop_profile(self) -> list[str]:
+        """A trace, if a profile ran."""
+        traces, self.is_profiling = ["fake.pt.trace.json"] * self.is_profiling, False
+        return traces
 
     async def reset_prefix_cache(self) -> bool:
         return self.num_running == 0

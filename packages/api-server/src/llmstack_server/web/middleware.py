@@ -39,7 +39,8 @@ UNGATED_PATHS = OPEN_PATHS | {
 UNGATED_FOLDERS = ("/v1/models/", "/v1/responses/", "/v1/streams/", "/docs/")
 # Routes that a sleeping engine can answer.
 WAKING_PATHS = frozenset({
-    "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/tokenize", "/detokenize",
+    "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/tokenize", "/detokenize", "/start_profile",
+    "/stop_profile",
 })  # fmt: skip
 PAUSED_PATHS = WAKING_PATHS | {"/pause", "/resume", "/is_paused", "/abort_requests"}
 CLIENT_CLOSED_REQUEST = 499

@@ -43,6 +43,14 @@ def _first_error(states: Sequence[str]) -> str:
     return next(state for state in states if state not in (LOADING, LOADED))
 
 
+def _first_given(texts: Sequence[str]) -> str:
+    return next(filter(None, texts), "")
+
+
+def _lines(texts: Sequence[str]) -> str:
+    return "\n".join(filter(None, texts))
+
+
 COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], Any]]] = {
     Control.RESET_PREFIX_CACHE: all,
     Control.STATS: _first,
@@ -53,6 +61,8 @@ COMBINE: Final[dict[Operation[Any, *tuple[Any, ...]], Callable[[Sequence[Any]], 
     Control.SLEEP_LEVEL: max,
     Control.LOAD_ADAPTER: _least_loaded,
     Control.UNLOAD_ADAPTER: any,
+    Control.START_PROFILE: _first_given,
+    Control.STOP_PROFILE: _lines,
 }
 """From the results of several engine cores to one."""
 

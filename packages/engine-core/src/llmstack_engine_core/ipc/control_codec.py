@@ -54,6 +54,8 @@ SIGNATURES: Final[dict[AnyOperation, _Signature]] = {
     Control.SLEEP_LEVEL: _Signature(_LEVEL),
     Control.LOAD_ADAPTER: _Signature(fields.text(), arguments=(fields.text(1024, 1), fields.text(4096, 1))),
     Control.UNLOAD_ADAPTER: _Signature(fields.boolean, arguments=(fields.text(1024, 1),)),
+    Control.START_PROFILE: _Signature(fields.text()),
+    Control.STOP_PROFILE: _Signature(fields.text()),
 }
 _NUMBER_TO_OPERATION: Final = {operation.number: operation for operation in SIGNATURES}
 

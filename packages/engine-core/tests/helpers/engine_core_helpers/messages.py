@@ -228,6 +228,8 @@ RESULTS = {
     Control.SLEEP: st.booleans(),
     Control.WAKE_UP: st.booleans(),
     Control.SLEEP_LEVEL: st.integers(0, 2),
+    Control.START_PROFILE: st.text(max_size=8),
+    Control.STOP_PROFILE: st.text(max_size=8),
 }
 CONTROL_RESULTS = st.one_of(
     [st.builds(ControlResult, COUNT, st.just(operation), values) for operation, values in RESULTS.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,15 @@ def check_kv_transfer_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
     checked: Mapping[str, Any] = to_plain(from_plain(KVTransferConfig, value))
     return checked
+
+
+def check_profiler_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a `ProfilerConfig`, with an absolute folder: the engine core's process may stand in another one."""
+    from llmstack_engine_core.config import ProfilerConfig  # late: `--help` needs none
+    from llmstack_engine_core.plain_data import from_plain, to_plain
+
+    config = from_plain(ProfilerConfig, value)
+    return to_plain(config) | {"torch_profiler_dir": os.path.abspath(config.torch_profiler_dir)}
 
 
 def check_structured_outputs_config(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,6 +193,14 @@ class SchedulingOptions(OptionGroup):
         at_least=0,
         metavar="N",
         help="memory for the log of the last steps, without --record-steps; 0 keeps none",
+    )
+    profiler_config: Mapping[str, Any] | None = option(
+        None,
+        flag="--profiler-config",
+        check=check_profiler_config,
+        metavar="JSON",
+        help="record profiles into a folder, from POST /start_profile to POST /stop_profile",
+        example='{"profiler": "torch", "torch_profiler_dir": "./traces"}',
     )
 
 

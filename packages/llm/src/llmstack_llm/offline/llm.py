@@ -54,8 +54,6 @@ _HARMLESS_OPTIONS: Mapping[str, tuple[Any, ...]] = {
 _NOT_OFFERED: Mapping[str, str] = {
     "collective_rpc": "there is one worker, in the engine core: nothing runs code that callers send",
     "apply_model": "the model lives with its runner, which runs no code that callers send",
-    "start_profile": "no profiler is built in; `llmstack_llm.StatLogger` and event_hooks report every step",
-    "stop_profile": "no profiler is built in; `llmstack_llm.StatLogger` and event_hooks report every step",
     "reward": "use encode(prompts, pooling_task=...)",
 }
 
@@ -261,6 +259,16 @@ class LLM(OfflinePooling):
         if tags is not None and set(tags) != {"weights", "kv_cache"}:
             raise EngineArgsError("tags: weights and kv_cache can only be loaded together; omit tags")
         self.llm_engine.wake_up()
+
+    def start_profile(self) -> None:
+        """Begins to record what the model runner computes; needs `profiler_config`."""
+        problem = self.llm_engine.start_profile()
+        if problem:
+            raise EngineArgsError(problem)
+
+    def stop_profile(self) -> list[str]:
+        """Ends the profile; the traces written since the last call."""
+        return self.llm_engine.stop_profile()
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""

@@ -250,6 +250,14 @@ class LLMEngine:
         """Allocates and loads what `sleep` freed; requests are refused before."""
         self.client.call(Control.WAKE_UP)
 
+    def start_profile(self) -> str:
+        """Begins to record what the model runner computes; empty, or a sentence on why not."""
+        return self.client.call(Control.START_PROFILE)
+
+    def stop_profile(self) -> list[str]:
+        """Ends that; the traces written since the last call."""
+        return self.client.call(Control.STOP_PROFILE).splitlines()
+
     def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while requests are running."""
         return self.client.call(Control.RESET_PREFIX_CACHE)
