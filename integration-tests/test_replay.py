@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,3 +93,21 @@ def test_a_file_that_cannot_be_written_ends_the_start_with_one_line(launch: Call
     assert server.process.wait(60) == 1
     assert "cannot write --record-steps" in server.log
     assert "Traceback" not in server.log
+
+
+def test_settings_are_found_for_a_log_and_checked_on_a_real_server(log_path: Path, demo_server: Any) -> None:
+    words = ["tune", "--log", str(log_path), "--target", "ttft_p99<60s", "--max-runs", "4", "--json"]
+    words += ["--check-url", demo_server.url, "--check-requests", "6"]
+    done = subprocess.run(
+        [sys.executable, "-m", "llmstack_command", *words], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["requests"] == 30
+    assert found["tried"] == 4
+    # The same scheduler on the same requests; how long its steps take is only estimated.
+    assert found["unchanged"]["ttft_s"]["p99"] > 0
+    measured = found["check"]["measured"]
+    assert (measured["requests"], measured["failed"]) == (6, 0)
+    assert measured["ttft_s"]["p99"] > 0
+    assert found["check"]["expected"]["ttft_s"]["p99"] > 0

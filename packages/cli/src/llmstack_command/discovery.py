@@ -25,10 +25,12 @@ BUILT_IN = {
 # Entry points need an installed distribution; over PYTHONPATH these packages are found by name.
 FALLBACKS = {
     "bench": "llmstack_bench.commands:BenchCommand",
+    "explain": "llmstack_engine_core.commands.explain:ExplainCommand",
     "replay": "llmstack_engine_core.commands.replay:ReplayCommand",
     "run-batch": "llmstack_server.commands:RunBatchCommand",
     "serve": "llmstack_server.commands:ServeCommand",
     "simulate": "llmstack_engine_core.commands.simulate:SimulateCommand",
+    "tune": "llmstack_engine_core.commands.tune:TuneCommand",
 }
 
 
