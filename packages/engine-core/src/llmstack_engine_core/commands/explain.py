@@ -19,7 +19,8 @@ DEFAULT_URL = "http://localhost:8000"
 API_KEY_VARIABLES = ("LLMSTACK_API_KEY", "OPENAI_API_KEY")
 TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 4 << 20
-MAX_STEPS = 10_000_000
+# A step of 64 rows takes about 10 kB while it is kept.
+MAX_STEPS = 50_000
 
 
 class ExplainError(Exception):
@@ -63,22 +64,30 @@ def _plain(found: Explanation) -> dict[str, Any]:
 
 
 def _from_log(path: Path, request_id: str) -> Explanation:
-    from llmstack_engine_core.explain import Limits, UnknownRequestError, explain
+    from llmstack_engine_core.explain import (
+        Limits,
+        UnknownRequestError,
+        add_estimates,
+        explain,
+        workload_of_log,
+    )
     from llmstack_engine_core.replay.steps_of_log import steps_of_log
     from llmstack_engine_core.step_log import StepLogError, read_step_log
 
+    names = (request_id, f"{request_id}-0")
     try:
         run = read_step_log(path)
-        scheduler, _ = run.header.configs()
-        limits = Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-        log = steps_of_log(run, MAX_STEPS)
+        scheduler, cache = run.header.configs()
+        log = steps_of_log(run, MAX_STEPS, names)
+        for name in names:
+            try:
+                made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
+            except UnknownRequestError:
+                continue
+            add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
+            return made
     except StepLogError as error:
         raise ExplainError(f"{path}: {error}") from error
-    for name in (request_id, f"{request_id}-0"):
-        try:
-            return explain(log, name, limits)
-        except UnknownRequestError:
-            continue
     raise ExplainError(f"{path} has no request {request_id[:128]!r}")
 
 

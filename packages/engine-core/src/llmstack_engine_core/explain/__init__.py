@@ -1,5 +1,15 @@
 """Where the time of a request went, from the steps of an engine core."""
 
+from llmstack_engine_core.explain.estimates import add_estimates
 from llmstack_engine_core.explain.explanation import Explanation, Limits, UnknownRequestError, explain
+from llmstack_engine_core.explain.workload import workload_of_log, workload_of_steps
 
-__all__ = ["Explanation", "Limits", "UnknownRequestError", "explain"]
+__all__ = [
+    "Explanation",
+    "Limits",
+    "UnknownRequestError",
+    "add_estimates",
+    "explain",
+    "workload_of_log",
+    "workload_of_steps",
+]

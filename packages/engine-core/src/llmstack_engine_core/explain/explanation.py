@@ -24,6 +24,8 @@ FOREIGN = "another key's request"
 # A cost model that is further off than this is no estimate.
 MAX_ERROR = 0.5
 MIN_STEPS_TO_FIT = 8
+# Times of a log are whole microseconds.
+CLOCK_S = 1e-6
 
 __all__ = ["Explanation", "Limits", "UnknownRequestError", "explain"]
 
@@ -84,10 +86,10 @@ def _state(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     start_s = (
         history.arrived_s if history.arrived_s is not None else (history.own[0][0].start_s if history.own else end_s)
     )
-    facts["total_ms"] = _ms(end_s - start_s)
+    facts["total_ms"] = to_ms(end_s - start_s)
     ended = status is not None and status.value.startswith("finished")
     state = "It is not over" if status is None or not ended else f"It ended ({status.value.replace('_', ' ')})"
-    yield f"{state}, {_time(end_s - start_s)} after it came, with {len(history.own)} steps."
+    yield f"{state}, {to_text(end_s - start_s)} after it came, with {len(history.own)} steps."
 
 
 def _preparation(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -99,8 +101,8 @@ def _preparation(history: History, limits: Limits, facts: dict[str, Any]) -> Ite
         for event, following in zip(history.events, history.events[1:], strict=False):
             if event.status is status:
                 seconds = following.time_s - event.time_s
-                facts[f"{status.value}_ms"] = _ms(seconds)
-                yield f"It waited {_time(seconds)} while {what}."
+                facts[f"{status.value}_ms"] = to_ms(seconds)
+                yield f"It waited {to_text(seconds)} while {what}."
 
 
 def _queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -112,14 +114,14 @@ def _queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
         return
     first, row = history.own[0]
     waited_s = max(0.0, first.start_s - queued_s)
-    facts["queue_ms"] = _ms(waited_s)
+    facts["queue_ms"] = to_ms(waited_s)
     steps = history.steps_between(queued_s, first.start_s)
     if not steps:
-        yield f"It was queued for {_time(waited_s)}: no step was being computed."
+        yield f"It was queued for {to_text(waited_s)}: no step was being computed."
         return
     cause, sentence = _cause(history, limits, steps, row)
     facts["queue_cause"] = cause
-    yield f"It was queued for {_time(waited_s)}: {sentence}."
+    yield f"It was queued for {to_text(waited_s)}: {sentence}."
     heaviest = _heaviest(history, steps)
     if heaviest is not None:
         name, num_tokens = heaviest
@@ -130,7 +132,7 @@ def _queue(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
 def _cause(history: History, limits: Limits, steps: Sequence[StepRecord], row: ScheduledRequest) -> tuple[str, str]:
     last = steps[-1].stats
     if len(steps) == 1:
-        return "step", f"it came during step {last.step}, which took {_time(duration_of(steps[0]))}"
+        return "step", f"it came during step {last.step}, which took {to_text(duration_of(steps[0]))}"
     span = f"{len(steps)} steps were computed before its first one"
     if limits.max_num_seqs is not None and min(one.stats.num_running for one in steps[:-1]) >= limits.max_num_seqs:
         return "places", f"all {limits.max_num_seqs} places of a step were taken, and {span}"
@@ -169,12 +171,12 @@ def _prefill(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
     if not history.own or history.queued_s is None:
         return
     seconds = end_of(history.prefill[-1][0]) - history.prefill[0][0].start_s
-    facts["prefill_steps"], facts["prefill_ms"] = len(history.prefill), _ms(seconds)
-    facts["ttft_ms"] = _ms(end_of(history.prefill[-1][0]) - (history.arrived_s or history.queued_s))
+    facts["prefill_steps"], facts["prefill_ms"] = len(history.prefill), to_ms(seconds)
+    facts["ttft_ms"] = to_ms(end_of(history.prefill[-1][0]) - (history.arrived_s or history.queued_s))
     num_others = sum(num_prefill_tokens(history.others(record)) for record, _ in history.prefill)
     beside = f", beside {num_others} tokens of other prompts" if num_others else ""
     steps = "one step" if len(history.prefill) == 1 else f"{len(history.prefill)} steps"
-    yield f"The rest of its prompt was computed in {steps} of {_time(seconds)}{beside}."
+    yield f"The rest of its prompt was computed in {steps} of {to_text(seconds)}{beside}."
 
 
 def _decodes(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
@@ -184,19 +186,19 @@ def _decodes(history: History, limits: Limits, facts: dict[str, Any]) -> Iterato
     alone = [duration_of(record) for record, _ in decodes if not num_prefill_tokens(history.others(record))]
     longer = [(record, duration_of(record)) for record, _ in decodes if num_prefill_tokens(history.others(record))]
     total_s = sum(duration_of(record) for record, _ in decodes)
-    facts["decode_steps"], facts["decode_ms"] = len(decodes), _ms(total_s)
+    facts["decode_steps"], facts["decode_ms"] = len(decodes), to_ms(total_s)
     num_drafts = sum(len(row.draft_token_ids) for _, row in decodes)
     drafted = f", with {num_drafts} drafted tokens to verify" if num_drafts else ""
-    yield f"It decoded in {len(decodes)} steps of {_time(total_s)} together{drafted}."
+    yield f"It decoded in {len(decodes)} steps of {to_text(total_s)} together{drafted}."
     if alone and longer:
         usual_s = median(alone)
         lost_s = sum(max(0.0, seconds - usual_s) for _, seconds in longer)
-        facts["slowed_steps"], facts["slowed_ms"] = len(longer), _ms(lost_s)
+        facts["slowed_steps"], facts["slowed_ms"] = len(longer), to_ms(lost_s)
         heaviest = _heaviest(history, [record for record, _ in longer])
         blame = f", most of them of {heaviest[0]}" if heaviest else ""
         yield (
             f"{len(longer)} of these steps also computed prompts of other requests{blame}, and took "
-            f"{_time(lost_s)} more than {len(longer)} steps without any."
+            f"{to_text(lost_s)} more than {len(longer)} steps without any."
         )
 
 
@@ -206,19 +208,19 @@ def _preemptions(history: History, limits: Limits, facts: dict[str, Any]) -> Ite
     for event in events:
         before = [row for record, row in history.own if record.start_s < event.time_s]
         after = next(((record, row) for record, row in history.own if record.start_s >= event.time_s), None)
-        takers = [record for record in history.steps if record.start_s >= event.time_s - duration_of(record)][:1]
+        takers = [record for record in history.steps if end_of(record) > event.time_s + CLOCK_S][:1]
         taker = _taker(history, takers)
         who = f" since {taker} needed blocks" if taker else ""
         if after is None:
             yield f"It was preempted{who}, and has not gone on yet."
             continue
         lost_s = after[0].start_s - event.time_s
-        facts["preempted_ms"] = facts.get("preempted_ms", 0.0) + _ms(lost_s)
+        facts["preempted_ms"] = facts.get("preempted_ms", 0.0) + to_ms(lost_s)
         known = before[-1].num_computed_tokens + before[-1].num_scheduled_tokens if before else 0
         again = max(0, known - after[1].num_computed_tokens)
         facts["recomputed_tokens"] = facts.get("recomputed_tokens", 0) + again
         computed = f", and {again} of its tokens were computed again" if again else ""
-        yield f"It was preempted{who}: it went on after {_time(lost_s)}{computed}."
+        yield f"It was preempted{who}: it went on after {to_text(lost_s)}{computed}."
 
 
 def _taker(history: History, steps: Sequence[StepRecord]) -> str | None:
@@ -233,19 +235,19 @@ def _taker(history: History, steps: Sequence[StepRecord]) -> str | None:
 
 def _alone(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     """An estimate of the same steps without other requests."""
-    fitted = _fit(history.steps)
+    fitted = fit_steps(history.steps)
     if fitted is None or not history.own or history.queued_s is None:
         return
     model, error = fitted
     seconds = sum(model.step_s(step_work([row])) for _, row in history.own)
-    facts["alone_ms"], facts["model_error"] = _ms(seconds), round(error, 3)
+    facts["alone_ms"], facts["model_error"] = to_ms(seconds), round(error, 3)
     yield (
-        f"Alone, its steps would have taken about {_time(seconds)}. This is an estimate: "
+        f"Alone, its steps would have taken about {to_text(seconds)}. This is an estimate: "
         f"on the measured steps, its cost model is off by {100 * error:.0f} % at the median."
     )
 
 
-def _fit(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
+def fit_steps(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
     """A cost model of these steps and its median relative error; None where there are too few, or it is too far off."""
     measured = [(step_work(record.rows), duration_of(record)) for record in steps if record.rows]
     measured = [(work, seconds) for work, seconds in measured if seconds > 0]
@@ -263,9 +265,9 @@ def _num_tokens(record: StepRecord) -> int:
     return sum(row.num_scheduled_tokens for row in record.rows)
 
 
-def _ms(seconds: float) -> float:
+def to_ms(seconds: float) -> float:
     return round(1000 * seconds, 1)
 
 
-def _time(seconds: float) -> str:
+def to_text(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -3,50 +3,121 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from llmstack_engine_core.control_plane import build_scheduler
-from llmstack_engine_core.replay.derive import derive_decisions
+from llmstack_engine_core.protocols import Scheduler
+from llmstack_engine_core.replay.derive import Decision, derive_decisions
 from llmstack_engine_core.step_log import RecordedRun
 from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows
 from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
 from llmstack_engine_core.step_log.packing import unpack
 from llmstack_engine_core.step_log.records import Checkpoint
-from llmstack_types import RequestEvent, RequestStatus, ScheduledRequest, StepPhases, StepRecord, StepRecording
+from llmstack_types import (
+    RequestEvent,
+    RequestStatus,
+    ScheduledRequest,
+    SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
+)
 
 MAX_EVENTS = 200_000
+# A cost model is fitted to the steps before a request, too.
+STEPS_BEFORE = 512
 _NO_TIME = StepPhases(0.0, 0.0, 0.0)
 
 
-def steps_of_log(run: RecordedRun, max_steps: int) -> StepRecording:
+def steps_of_log(run: RecordedRun, max_steps: int, around: Collection[str] = ()) -> StepRecording:
     """The last `max_steps` steps of a run with rows, and the states that requests entered meanwhile.
 
-    A step lasts until its results came; a log has no times of its parts.
+    A step lasts until its results came, from its schedule or from the results before, since steps may be scheduled
+    before those; a log has no times of its parts.
+
+    `around`: The run is read no further than needed for these requests: until they have ended, and for half as many
+    steps again. The steps since they came are kept, up to `max_steps` of them, and `STEPS_BEFORE` before.
 
     Raises:
         StepLogError: The log cannot be replayed.
     """
-    steps: list[StepRecord] = []
-    statuses: list[tuple[str, RequestStatus]] = []
-    events: deque[RequestEvent] = deque(maxlen=MAX_EVENTS)
-    scheduler = build_scheduler(*run.header.configs(), lambda request_id, status: statuses.append((request_id, status)))
-    now_s = 0.0
+    reading = _Reading(max_steps, frozenset(around))
+    scheduler = build_scheduler(*run.header.configs(), reading.note_status)
     for item in derive_decisions(run.events(), scheduler):
-        if isinstance(item, Checkpoint):
-            continue
+        if not isinstance(item, Checkpoint) and not reading.take(item, scheduler):
+            break
+    return reading.kept()
+
+
+class _Reading:
+    """What is kept of a run while it is read."""
+
+    def __init__(self, max_steps: int, around: frozenset[str]) -> None:
+        self._max_steps = max_steps
+        self._around = around
+        self._steps: deque[StepRecord] = deque()
+        self._num_dropped = self._num_kept = 0
+        self._events: deque[RequestEvent] = deque(maxlen=MAX_EVENTS)
+        self._statuses: list[tuple[str, RequestStatus]] = []
+        self._under_way: deque[int | None] = deque()  # results come in the order of the steps
+        self._now_s = self._last_result_s = 0.0
+        self._come: dict[str, int] = {}
+        self._open: set[str] = set()
+        self._until: int | None = None
+
+    def note_status(self, request_id: str, status: RequestStatus) -> None:
+        """A request entered a state."""
+        self._statuses.append((request_id, status))
+
+    def take(self, item: Decision, scheduler: Scheduler) -> bool:
+        """Takes in a decision; False once no more is needed."""
+        self._now_s = item.now_us / MICROSECONDS
+        for request_id, status in self._statuses:
+            self._events.append(RequestEvent(request_id, status, self._now_s))
+            if request_id in self._around:
+                self._follow(request_id, is_over=status.value.startswith("finished"))
+        self._statuses.clear()
         kind, decided = unpack(item.packed, list)
-        now_s = item.now_us / MICROSECONDS
-        events += [RequestEvent(request_id, status, now_s) for request_id, status in statuses]
-        statuses.clear()
-        if kind == SCHEDULED and (rows := scheduled_rows(decided)):
-            scheduled = [
-                ScheduledRequest(name, computed, num_tokens, block_ids or [], draft_ids or [])
-                for name, computed, num_tokens, block_ids, draft_ids in rows
-            ]
-            steps.append(StepRecord(now_s, _NO_TIME, scheduler.stats(), scheduled))
-            if len(steps) > 2 * max_steps:
-                del steps[:max_steps]
-        elif kind == UPDATED and steps:
-            steps[-1] = steps[-1]._replace(phases=StepPhases(0.0, now_s - steps[-1].start_s, 0.0))
-    steps = steps[-max_steps:]
-    first_s = steps[0].start_s if steps else 0.0
-    return StepRecording(now_s, steps, [event for event in events if event.time_s >= first_s])
+        if kind == SCHEDULED:
+            self._schedule(scheduled_rows(decided), scheduler.stats())
+        elif kind == UPDATED and self._under_way:
+            self._update(self._under_way.popleft())
+        return self._until is None or self._num_kept < self._until
+
+    def _follow(self, request_id: str, is_over: bool) -> None:
+        first = self._come.setdefault(request_id, self._num_kept)
+        self._open.add(request_id)
+        if is_over:
+            self._open.discard(request_id)
+        self._until = None if self._open else self._num_kept + max(1, (self._num_kept - first) // 2)
+
+    def _schedule(self, rows: Sequence[tuple[Any, ...]], stats: SchedulerStats) -> None:
+        if not rows:
+            self._under_way.append(None)
+            return
+        scheduled = [
+            ScheduledRequest(name, computed, num_tokens, block_ids or [], draft_ids or [])
+            for name, computed, num_tokens, block_ids, draft_ids in rows
+        ]
+        self._under_way.append(self._num_kept)
+        self._num_kept += 1
+        self._steps.append(StepRecord(self._now_s, _NO_TIME, stats, scheduled))
+        is_before = bool(self._around) and not self._come
+        while len(self._steps) > (min(STEPS_BEFORE, self._max_steps) if is_before else self._max_steps):
+            self._steps.popleft()
+            self._num_dropped += 1
+
+    def _update(self, number: int | None) -> None:
+        if number is not None and number >= self._num_dropped:
+            record = self._steps[number - self._num_dropped]
+            start_s = max(record.start_s, self._last_result_s)
+            phases = StepPhases(0.0, self._now_s - start_s, 0.0)
+            self._steps[number - self._num_dropped] = record._replace(start_s=start_s, phases=phases)
+        self._last_result_s = self._now_s
+
+    def kept(self) -> StepRecording:
+        """The steps and events so far, without the events before the first step."""
+        steps = list(self._steps)
+        first_s = steps[0].start_s if steps else 0.0
+        return StepRecording(self._now_s, steps, [event for event in self._events if event.time_s >= first_s])

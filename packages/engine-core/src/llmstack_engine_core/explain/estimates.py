@@ -1,0 +1,124 @@
+"""Sentences on what a request would have been, beside the error of the estimate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmstack_core_scheduler import SchedulerConfig
+from llmstack_engine_core.control_plane import CacheConfig
+from llmstack_engine_core.explain.explanation import MAX_ERROR, Explanation, fit_steps, to_ms, to_text
+from llmstack_engine_core.explain.history import duration_of, end_of
+from llmstack_engine_core.explain.what_if import Change, Times, TooMuchError, changes_to_try, run_again
+from llmstack_engine_core.explain.workload import Workload
+from llmstack_engine_core.prediction.cost_model import LinearCostModel
+from llmstack_types import StepRecording
+
+# A change that saves less is not named.
+MIN_GAIN = 0.05
+_ALONE = "Alone, "
+
+
+def add_estimates(
+    made: Explanation, log: StepRecording, workload: Workload | None, scheduler: SchedulerConfig, cache: CacheConfig
+) -> None:
+    """Adds what the request would have been alone, and with each of some settings changed.
+
+    `scheduler`, `cache`: As they were in the run.
+    """
+    why_not = _estimate(made, log, workload, scheduler, cache)
+    if why_not:
+        made.facts["no_estimate"] = why_not
+        made.sentences.append(f"There is no estimate of other settings: {why_not}.")
+
+
+def _estimate(
+    made: Explanation, log: StepRecording, workload: Workload | None, scheduler: SchedulerConfig, cache: CacheConfig
+) -> str | None:
+    """Adds the estimates; otherwise says why there are none."""
+    if workload is None:
+        return "its beginning is no longer kept, or it has no token yet"
+    fitted = fit_steps(log.steps)
+    if fitted is None:
+        return "the steps are too few or too different for a cost model"
+    measured = _measured(log, workload)
+    try:
+        unchanged = run_again(workload, scheduler, cache, fitted[0])
+        alone = run_again(workload.alone(), scheduler, cache, fitted[0])
+    except TooMuchError:
+        return "too much happened while it was there"
+    error = max(_off(unchanged.ttft_s, measured.ttft_s), _off(unchanged.total_s, measured.total_s))
+    made.facts["replayed"] = facts = {
+        "measured": _facts(measured), "unchanged": _facts(unchanged), "error": round(error, 3),
+        "has_tokens": workload.has_tokens,
+    }  # fmt: skip
+    if error > MAX_ERROR:
+        return f"a replay with the settings of the run is off by {100 * error:.0f} %"
+    facts["alone"] = _facts(alone)
+    made.facts["alone_ms"] = to_ms(alone.total_s)
+    made.sentences[:] = [one for one in made.sentences if not one.startswith(_ALONE)]
+    made.sentences.append(
+        f"{_ALONE}it would have taken about {to_text(alone.total_s)}, the first token after {to_text(alone.ttft_s)}. "
+        f"This is an estimate: a replay with the settings of the run is off by {100 * error:.0f} %."
+    )
+    tried = _try_all(workload, scheduler, cache, fitted[0])
+    facts["changes"] = [{"change": change.name, **_facts(times)} for change, times in tried]
+    made.sentences.append(_advice(tried, unchanged, error))
+    return None
+
+
+def _try_all(
+    workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig, model: LinearCostModel
+) -> list[tuple[Change, Times]]:
+    tried = []
+    for change in changes_to_try(workload, scheduler, cache):
+        try:
+            tried.append((change, run_again(workload, change.scheduler, change.cache, model)))
+        except TooMuchError:
+            continue  # it makes the request much slower
+    return tried
+
+
+def _advice(tried: list[tuple[Change, Times]], unchanged: Times, error: float) -> str:
+    """The one change that would have helped most, if one is above the error."""
+    names = ", ".join(change.name for change, _ in tried)
+    helpful = [pair for pair in tried if _gain(pair[1], unchanged) > max(MIN_GAIN, error)]
+    # Seconds, since a large share of a short wait is little.
+    best = min(helpful, key=lambda pair: pair[1].ttft_s + pair[1].total_s, default=None)
+    if best is None:
+        return f"No single change of those tried would have helped by more than the estimate's error: {names}."
+    change, times = best
+    return (
+        f"With {change.name} it would have taken about {to_text(times.total_s)}, the first token after "
+        f"{to_text(times.ttft_s)}, where the same estimate says {to_text(unchanged.total_s)} and "
+        f"{to_text(unchanged.ttft_s)} without the change."
+    )
+
+
+def _gain(times: Times, unchanged: Times) -> float:
+    """The larger share that is saved: of the time to the first token, or of the whole, which must not be longer."""
+    if times.total_s > unchanged.total_s:
+        return 0.0
+    return max(1 - new / old for new, old in zip(times, unchanged, strict=True))
+
+
+def _measured(log: StepRecording, workload: Workload) -> Times:
+    own = workload.own
+    num_prompt = len(own.request.prompt_token_ids) + len(own.request.output_token_ids)
+    ends = [
+        (end_of(record), row.num_computed_tokens + row.num_scheduled_tokens - len(row.draft_token_ids))
+        for record in log.steps
+        if duration_of(record) > 0
+        for row in record.rows
+        if row.request_id == workload.request_id
+    ]
+    last_s = ends[-1][0]
+    first_s = next((end_s for end_s, num_tokens in ends if num_tokens >= num_prompt), last_s)
+    return Times(first_s - own.time_s, last_s - own.time_s)
+
+
+def _off(estimated: float, measured: float) -> float:
+    return abs(estimated - measured) / measured if measured > 0 else 1.0
+
+
+def _facts(times: Times) -> dict[str, Any]:
+    return {"ttft_ms": to_ms(times.ttft_s), "total_ms": to_ms(times.total_s)}
