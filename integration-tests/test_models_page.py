@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "make_models_page.py"
 
 
@@ -14,6 +16,7 @@ def test_the_table_is_written_from_the_code() -> None:
     assert result.returncode == 0, f"run: python tools/make_models_page.py\n{result.stdout}{result.stderr}"
 
 
+@pytest.mark.full
 def test_a_page_with_another_table_is_not_current(tmp_path: Path) -> None:
     page = TOOL.parent.parent / "docs" / "models.md"
     (tmp_path / "models.md").write_text(page.read_text(encoding="utf-8").replace("`gptq`", "`gptk`"), encoding="utf-8")
