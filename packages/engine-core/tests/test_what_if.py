@@ -18,7 +18,6 @@ from llmstack_engine_core.explain import (
     workload_of_log,
     workload_of_steps,
 )
-from llmstack_engine_core.explain import what_if as what_if_module
 from llmstack_engine_core.explain.what_if import Times, run_again
 from llmstack_engine_core.explain.workload import Workload
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, step_work
@@ -78,12 +77,12 @@ class Recorded:
         return read_step_log(self.path)
 
 
-def estimated(run: RecordedRun, name: str, knows_tokens: bool = True) -> Explanation:
+def estimated(run: RecordedRun, name: str, knows_tokens: bool = True, max_rows: int = 10_000) -> Explanation:
     scheduler, cache = run.header.configs()
     log = steps_of_log(run, 10_000)
     made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
     workload = workload_of_log(run, log, name) if knows_tokens else workload_of_steps(log, name)
-    add_estimates(made, log, workload, scheduler, cache)
+    add_estimates(made, log, workload, scheduler, cache, max_rows)
     return made
 
 
@@ -193,11 +192,8 @@ def test_a_request_that_was_aborted_ends_where_its_tokens_do(tmp_path: Path) -> 
     assert again.total_s == pytest.approx(again.ttft_s + 9 * 0.011)
 
 
-def test_too_much_work_gives_no_estimate_and_says_so(
-    behind_a_long_prompt: RecordedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(what_if_module, "MAX_ROWS", 3)
-    found = estimated(behind_a_long_prompt, "r")
+def test_too_much_work_gives_no_estimate_and_says_so(behind_a_long_prompt: RecordedRun) -> None:
+    found = estimated(behind_a_long_prompt, "r", max_rows=3)
     assert found.facts["no_estimate"] == "too much happened while it was there"
     assert found.sentences[-1].startswith("There is no estimate of other settings: ")
     assert "replayed" not in found.facts
@@ -206,7 +202,7 @@ def test_too_much_work_gives_no_estimate_and_says_so(
 def test_a_replay_that_is_far_off_gives_no_estimate(
     behind_a_long_prompt: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def far_off(workload: Workload, *_: object) -> Times:
+    def far_off(workload: Workload, *_: object, max_rows: int) -> Times:
         return Times(10.0, 20.0)
 
     monkeypatch.setattr("llmstack_engine_core.explain.estimates.run_again", far_off)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from llmstack_server.app import build_app, live_page
+from llmstack_server.app import build_app, explain_routes, live_page
 from llmstack_server.options.config import HTTPConfig
 from llmstack_server.options.secret import Secret
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.testing import READY, FakeEngineClient, call, ready_state
 from llmstack_server.web.clients import clients_of
 from llmstack_types import (
     RequestEvent,
@@ -144,3 +145,35 @@ async def test_one_of_several_answers_is_found_by_the_id_of_all() -> None:
     engine.step_log = log._replace(steps=[step._replace(rows=rows) for step in log.steps], events=[])
     answer = await call(build_app(state), "GET", "/v1/requests/mine/explanation")
     assert answer.json()["id"] == "mine-0"
+
+
+def behind_a_long_prompt(name: str) -> StepRecording:
+    """A request of 8 tokens that waited for 16 tokens of another prompt in each of 12 steps."""
+    steps, now_s = [], 10.0
+    for number in range(1, 17):
+        rows = [ScheduledRequest("long", 16 * (number - 1), 16, [number])] if number <= 12 else []
+        rows += [ScheduledRequest(name, 0, 8, [40])] if number == 13 else []
+        rows += [ScheduledRequest(name, 7 + number - 13, 1, [])] if number > 13 else []
+        duration_s = 0.01 + 0.001 * sum(row.num_scheduled_tokens for row in rows)
+        stats = SchedulerStats(number, num_running=2, num_free_blocks=5, num_blocks=64)
+        steps.append(StepRecord(now_s, StepPhases(0.0, duration_s, 0.0), stats, rows))
+        now_s += duration_s
+    events = [RequestEvent(one, RequestStatus.WAITING, 10.0) for one in ("long", name)]
+    return StepRecording(now_s, steps, events)
+
+
+async def test_an_explanation_estimates_other_settings_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ready_state(engine := FakeEngineClient(), ready=(ready := replace(READY, max_model_len=256)))
+    state.config = replace(state.config, engine=replace(state.config.engine, max_num_batched_tokens=16))
+    engine.engines = [ready]
+    engine.step_log = behind_a_long_prompt("r")
+    app = build_app(state)
+    without = (await call(app, "GET", "/v1/requests/r/explanation")).json()
+    assert "replayed" not in without["facts"]
+    found = (await call(app, "GET", "/v1/requests/r/explanation?estimates=true")).json()
+    assert found["facts"]["queue_cause"] == "token budget"
+    assert found["facts"]["replayed"]["error"] < 0.1
+    assert "With --long-prefill-token-threshold 4 it would have taken about " in found["sentences"][-1]
+    monkeypatch.setattr(explain_routes, "MAX_ESTIMATES", 0)
+    refused = await call(app, "GET", "/v1/requests/r/explanation?estimates=true")
+    assert (refused.status, refused.json()["error"]["code"]) == (503, "server_is_overloaded")

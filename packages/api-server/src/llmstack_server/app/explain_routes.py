@@ -10,31 +10,51 @@ from starlette.responses import JSONResponse, Response
 
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
-from llmstack_server.web.errors import HTTPError, request_not_found
+from llmstack_server.web.errors import HTTPError, request_not_found, server_is_overloaded
 from llmstack_server.web.openapi import error_responses
-from llmstack_types import StepRecording
+from llmstack_types import EngineReady, StepRecording
 
 if TYPE_CHECKING:
     from llmstack_engine_core.explain import Explanation
 
 
+MAX_ESTIMATES = 4
+
+
 def add_explanation_route(router: APIRouter, state: ServerState) -> None:
     """Adds the route, which needs the API key. Operators may ask for every request, others for their own."""
+    estimating, num_estimates = asyncio.Lock(), 0
 
-    @router.get("/v1/requests/{request_id}/explanation", responses=error_responses(404))
-    async def explanation(request_id: str) -> Response:
-        """Where the time of a request went, as sentences and as figures, while the server keeps its steps."""
+    @router.get("/v1/requests/{request_id}/explanation", responses=error_responses(404, 503))
+    async def explanation(request_id: str, estimates: bool = False) -> Response:
+        """Where the time of a request went, as sentences and as figures, while the server keeps its steps.
+
+        `estimates` adds what it would have been alone, and with single settings changed.
+        """
+        nonlocal num_estimates
         client = current_client.get()
         tenant = None if client.is_operator else client.tenant
-        for engine_index in range(len(state.engine.engines)):
+        for engine_index, ready in enumerate(state.engine.engines):
             log = await state.engine.recent_steps(0, engine_index)
-            found = await asyncio.to_thread(_explain, log, request_id, tenant, state)
-            if found is not None:
-                return JSONResponse({"id": found.request_id, "sentences": found.sentences, "facts": found.facts})
+            found = await asyncio.to_thread(_explain, log, request_id, tenant, state, ready)
+            if found is None:
+                continue
+            if estimates:
+                if num_estimates >= MAX_ESTIMATES:
+                    raise HTTPError(server_is_overloaded())
+                num_estimates += 1
+                try:
+                    async with estimating:  # one at a time: each takes up to about a second of a core
+                        await asyncio.to_thread(_estimate, found, log, state, ready)
+                finally:
+                    num_estimates -= 1
+            return JSONResponse({"id": found.request_id, "sentences": found.sentences, "facts": found.facts})
         raise HTTPError(request_not_found())
 
 
-def _explain(log: StepRecording, request_id: str, tenant: str | None, state: ServerState) -> Explanation | None:
+def _explain(
+    log: StepRecording, request_id: str, tenant: str | None, state: ServerState, ready: EngineReady
+) -> Explanation | None:
     """The explanation; None where the request is unknown, or of another tenant."""
     from llmstack_engine_core.explain import Limits, UnknownRequestError, explain  # late: few requests need it
 
@@ -47,8 +67,24 @@ def _explain(log: StepRecording, request_id: str, tenant: str | None, state: Ser
     if tenant is not None and not is_shown(name):
         return None
     engine = state.config.engine
-    limits = Limits(engine.max_num_seqs, engine.max_num_batched_tokens)
+    limits = Limits(engine.max_num_seqs, engine.step_tokens(ready.max_model_len))
     try:
         return explain(log, name, limits, None if tenant is None else is_shown)
     except UnknownRequestError:
         return None
+
+
+def _estimate(found: Explanation, log: StepRecording, state: ServerState, ready: EngineReady) -> None:
+    from llmstack_engine_core.explain import add_estimates_of_engine  # late: few requests need it
+
+    engine = state.config.engine
+    settings = {
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.step_tokens(ready.max_model_len),
+        "enable_chunked_prefill": engine.enable_chunked_prefill,
+        "policy": engine.scheduling_policy,
+        "fair_quantum": engine.fair_quantum,
+        "long_prefill_token_threshold": engine.long_prefill_token_threshold,
+        "max_num_partial_prefills": engine.max_num_partial_prefills,
+    }
+    add_estimates_of_engine(found, log, ready, settings, engine.enable_prefix_caching)

@@ -105,7 +105,9 @@ def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, An
         connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
         try:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
-            connection.request("GET", f"{prefix}/v1/requests/{quote(request_id, safe='')}/explanation", headers=headers)
+            connection.request(
+                "GET", f"{prefix}/v1/requests/{quote(request_id, safe='')}/explanation?estimates=true", headers=headers
+            )
             answer = json.loads(connection.getresponse().read(MAX_ANSWER_BYTES))
         finally:
             connection.close()

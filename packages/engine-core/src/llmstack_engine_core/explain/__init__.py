@@ -1,6 +1,6 @@
 """Where the time of a request went, from the steps of an engine core."""
 
-from llmstack_engine_core.explain.estimates import add_estimates
+from llmstack_engine_core.explain.estimates import add_estimates, add_estimates_of_engine
 from llmstack_engine_core.explain.explanation import Explanation, Limits, UnknownRequestError, explain
 from llmstack_engine_core.explain.workload import workload_of_log, workload_of_steps
 
@@ -9,6 +9,7 @@ __all__ = [
     "Limits",
     "UnknownRequestError",
     "add_estimates",
+    "add_estimates_of_engine",
     "explain",
     "workload_of_log",
     "workload_of_steps",

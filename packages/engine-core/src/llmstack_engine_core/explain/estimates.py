@@ -2,48 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig
-from llmstack_engine_core.explain.explanation import MAX_ERROR, Explanation, fit_steps, to_ms, to_text
+from llmstack_engine_core.explain.explanation import MAX_ERROR, Explanation, to_ms, to_text
 from llmstack_engine_core.explain.history import duration_of, end_of
-from llmstack_engine_core.explain.what_if import Change, Times, TooMuchError, changes_to_try, run_again
-from llmstack_engine_core.explain.workload import Workload
-from llmstack_engine_core.prediction.cost_model import LinearCostModel
-from llmstack_types import StepRecording
+from llmstack_engine_core.explain.what_if import MAX_ROWS, Change, Times, TooMuchError, changes_to_try, run_again
+from llmstack_engine_core.explain.workload import Workload, workload_of_steps
+from llmstack_engine_core.prediction.cost_model import LinearCostModel, StepWork, step_work
+from llmstack_engine_core.prediction.errors import SimulationError
+from llmstack_engine_core.rerun import fit_to_steps
+from llmstack_types import EngineReady, StepRecord, StepRecording
 
 # A change that saves less is not named.
 MIN_GAIN = 0.05
+# A running server computes ten replays of so many rows in about a second, beside its requests.
+MAX_LIVE_ROWS = 8_192
 _ALONE = "Alone, "
+
+Run = Callable[[Workload, SchedulerConfig, CacheConfig, LinearCostModel], Times]
 
 
 def add_estimates(
-    made: Explanation, log: StepRecording, workload: Workload | None, scheduler: SchedulerConfig, cache: CacheConfig
+    made: Explanation,
+    log: StepRecording,
+    workload: Workload | None,
+    scheduler: SchedulerConfig,
+    cache: CacheConfig,
+    max_rows: int = MAX_ROWS,
 ) -> None:
     """Adds what the request would have been alone, and with each of some settings changed.
 
     `scheduler`, `cache`: As they were in the run.
+    `max_rows`: Of each replay, of which there are about ten.
     """
-    why_not = _estimate(made, log, workload, scheduler, cache)
+    run = partial(run_again, max_rows=max_rows)
+    why_not = _estimate(made, log, workload, scheduler, cache, run)
     if why_not:
         made.facts["no_estimate"] = why_not
         made.sentences.append(f"There is no estimate of other settings: {why_not}.")
 
 
+def add_estimates_of_engine(
+    made: Explanation, log: StepRecording, ready: EngineReady, settings: Mapping[str, Any], enable_prefix_caching: bool
+) -> None:
+    """The same for a running engine core, of which the lengths of prompts are known.
+
+    `settings`: Fields of its `SchedulerConfig`.
+    """
+    scheduler = SchedulerConfig(max_model_len=ready.max_model_len, **settings)
+    cache = CacheConfig(ready.num_blocks, ready.block_size, enable_prefix_caching and ready.is_causal)
+    add_estimates(made, log, workload_of_steps(log, made.request_id), scheduler, cache, MAX_LIVE_ROWS)
+
+
 def _estimate(
-    made: Explanation, log: StepRecording, workload: Workload | None, scheduler: SchedulerConfig, cache: CacheConfig
+    made: Explanation,
+    log: StepRecording,
+    workload: Workload | None,
+    scheduler: SchedulerConfig,
+    cache: CacheConfig,
+    run: Run,
 ) -> str | None:
     """Adds the estimates; otherwise says why there are none."""
     if workload is None:
         return "its beginning is no longer kept, or it has no token yet"
-    fitted = fit_steps(log.steps)
-    if fitted is None:
-        return "the steps are too few or too different for a cost model"
+    try:
+        model = fit_to_steps(_periods(log.steps))
+    except SimulationError:
+        return "the steps are too few for a cost model"
     measured = _measured(log, workload)
     try:
-        unchanged = run_again(workload, scheduler, cache, fitted[0])
-        alone = run_again(workload.alone(), scheduler, cache, fitted[0])
+        unchanged = run(workload, scheduler, cache, model)
+        alone = run(workload.alone(), scheduler, cache, model)
     except TooMuchError:
         return "too much happened while it was there"
     error = max(_off(unchanged.ttft_s, measured.ttft_s), _off(unchanged.total_s, measured.total_s))
@@ -60,19 +94,34 @@ def _estimate(
         f"{_ALONE}it would have taken about {to_text(alone.total_s)}, the first token after {to_text(alone.ttft_s)}. "
         f"This is an estimate: a replay with the settings of the run is off by {100 * error:.0f} %."
     )
-    tried = _try_all(workload, scheduler, cache, fitted[0])
+    tried = _try_all(workload, scheduler, cache, model, run)
     facts["changes"] = [{"change": change.name, **_facts(times)} for change, times in tried]
     made.sentences.append(_advice(tried, unchanged, error))
     return None
 
 
+def _periods(steps: Sequence[StepRecord]) -> list[tuple[StepWork, float]]:
+    """Each step's work, and the seconds to the next one if a request is in both: what is between counts, too."""
+    periods = []
+    for record, following in zip_longest(steps, steps[1:]):
+        seconds = duration_of(record)
+        if seconds <= 0:
+            continue  # its results never came
+        if following is not None:
+            names = {row.request_id for row in following.rows}
+            if any(row.request_id in names for row in record.rows):
+                seconds = max(seconds, following.start_s - record.start_s)
+        periods.append((step_work(record.rows), seconds))
+    return periods
+
+
 def _try_all(
-    workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig, model: LinearCostModel
+    workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig, model: LinearCostModel, run: Run
 ) -> list[tuple[Change, Times]]:
     tried = []
     for change in changes_to_try(workload, scheduler, cache):
         try:
-            tried.append((change, run_again(workload, change.scheduler, change.cache, model)))
+            tried.append((change, run(workload, change.scheduler, change.cache, model)))
         except TooMuchError:
             continue  # it makes the request much slower
     return tried

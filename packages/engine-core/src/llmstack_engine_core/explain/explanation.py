@@ -235,7 +235,7 @@ def _taker(history: History, steps: Sequence[StepRecord]) -> str | None:
 
 def _alone(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[str]:
     """An estimate of the same steps without other requests."""
-    fitted = fit_steps(history.steps)
+    fitted = _fit(history.steps)
     if fitted is None or not history.own or history.queued_s is None:
         return
     model, error = fitted
@@ -247,7 +247,7 @@ def _alone(history: History, limits: Limits, facts: dict[str, Any]) -> Iterator[
     )
 
 
-def fit_steps(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
+def _fit(steps: Sequence[StepRecord]) -> tuple[LinearCostModel, float] | None:
     """A cost model of these steps and its median relative error; None where there are too few, or it is too far off."""
     measured = [(step_work(record.rows), duration_of(record)) for record in steps if record.rows]
     measured = [(work, seconds) for work, seconds in measured if seconds > 0]

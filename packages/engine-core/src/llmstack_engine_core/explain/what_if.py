@@ -45,14 +45,16 @@ class TooMuchError(Exception):
     """The request does not end within the work of one run."""
 
 
-def run_again(workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig, model: CostModel) -> Times:
-    """The request's times as the same requests arrive again. O(rows), of which there are `MAX_ROWS` at most.
+def run_again(
+    workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig, model: CostModel, max_rows: int = MAX_ROWS
+) -> Times:
+    """The request's times as the same requests arrive again. O(rows), of which there are `max_rows` at most.
 
     Raises:
         TooMuchError: It does not end within that.
         ValueError: A setting is not valid.
     """
-    return _Run(workload, build_scheduler(scheduler, cache), cache.block_size, model).times()
+    return _Run(workload, build_scheduler(scheduler, cache), cache.block_size, model).times(max_rows)
 
 
 def changes_to_try(workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig) -> Iterator[Change]:
@@ -116,7 +118,7 @@ class _Run:
                 self._scheduler.import_prefix([*token_ids[: num_found * size], 0], request.cache_salt)
             computed.update(keys)
 
-    def times(self) -> Times:
+    def times(self, max_rows: int) -> Times:
         """Runs until the request has ended."""
         own, first_s, num_rows, num_idle = self._workload.own, None, 0, 0
         own_id = own.request.request_id
@@ -126,7 +128,7 @@ class _Run:
             rows = scheduled.scheduled_requests
             num_rows += len(rows)
             num_idle = 0 if rows else num_idle + 1
-            if num_rows > MAX_ROWS or num_idle > MAX_IDLE_STEPS:
+            if num_rows > max_rows or num_idle > MAX_IDLE_STEPS:
                 break
             if rows:
                 self._now_s += self._model.step_s(step_work(rows))
