@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import zmq
 from engine_core_helpers.processes import is_running
 
 from llmstack_engine_core import EngineConfig
+from llmstack_engine_core import process as process_module
 from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
 from llmstack_engine_core.ipc.frames import AbortRequests, ControlCall, ControlResult, Hello
 from llmstack_engine_core.ipc.sockets import connect_client_socket
@@ -307,3 +309,19 @@ def test_a_step_that_fails_tells_the_clients_and_ends_the_process() -> None:
     assert process.describe_end() == "exit status 1"
     peer.close()
     process.stop()
+
+
+def test_a_signal_during_an_import_ends_the_process_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+
+    def import_runner(name: str) -> None:
+        process_module._exit_once()
+        imported.append(name)
+
+    monkeypatch.setattr(process_module, "load_model_runner", import_runner)
+    for name in ("_is_exiting", "_is_exit_due"):
+        monkeypatch.setattr(process_module, name, False)
+    with pytest.raises(SystemExit):
+        process_module._import_parts(["echo"])
+    assert imported == ["echo"]
+    assert gc.isenabled()

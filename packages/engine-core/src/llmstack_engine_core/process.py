@@ -45,6 +45,8 @@ PARTS = (
 )  # fmt: skip
 
 _is_exiting = False
+_is_importing = False
+_is_exit_due = False
 
 
 def main(arguments: list[str]) -> int:
@@ -82,7 +84,9 @@ def _import_parts(runners: Sequence[str]) -> dict[str, float]:
 
     No garbage collection visits it, neither now nor later. A runner that cannot be imported is reported by the start.
     """
+    global _is_importing
     gc.disable()
+    _is_importing = True
     started_s = time.monotonic()
     for module in PARTS:
         importlib.import_module(module)
@@ -92,6 +96,9 @@ def _import_parts(runners: Sequence[str]) -> dict[str, float]:
             load_model_runner(runner)
     gc.freeze()
     gc.enable()
+    _is_importing = False
+    if _is_exit_due:
+        _exit_once()
     return {"import_engine_core": imported_s - started_s, "import_runner": time.monotonic() - imported_s}
 
 
@@ -210,9 +217,14 @@ def _exit_on_signal(signum: int, frame: FrameType | None) -> None:
 
 
 def _exit_once() -> None:
-    """Ends the main thread; what is on its way out already is not interrupted again."""
-    global _is_exiting
-    if not _is_exiting:
+    """Ends the main thread, after an import: the interpreter would ignore the exception in callbacks of the import.
+
+    What is on its way out already is not interrupted again.
+    """
+    global _is_exiting, _is_exit_due
+    if _is_importing:
+        _is_exit_due = True
+    elif not _is_exiting:
         _is_exiting = True
         raise SystemExit(0)
 

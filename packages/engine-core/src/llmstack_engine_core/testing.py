@@ -117,8 +117,9 @@ class EchoModelRunner:
         self._num_steps = self._sleep_level = 0
 
     def load_model(self) -> None:
-        """Waits or fails as the options say."""
-        time.sleep(self.options.load_delay_s)
+        """Waits, in pieces since a signal just before a sleep is handled after it, or fails as the options say."""
+        for _ in range(round(self.options.load_delay_s * 100)):
+            time.sleep(0.01)
         if self.options.load_error:
             raise ValueError(self.options.load_error)
 
