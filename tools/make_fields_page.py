@@ -14,7 +14,7 @@ from llmstack_server.apis.anthropic.protocol import KNOWN, CountTokensRequest, M
 from llmstack_server.apis.openai.protocol import (
     BATCH,
     CHAT,
-    COMPLETIONS,
+    COMPLETIONS_OF_VECTORS,
     TOKENIZE,
     BatchChatRequest,
     ChatCompletionRequest,
@@ -40,7 +40,7 @@ DATA = Path(__file__).resolve().parent / "vllm_request_fields.json"
 ROUTES: Mapping[str, tuple[type[BaseModel], Mapping[str, Predicate]]] = {
     "/v1/chat/completions": (ChatCompletionRequest, CHAT),
     "/v1/chat/completions/batch": (BatchChatRequest, BATCH),
-    "/v1/completions": (CompletionRequest, COMPLETIONS),
+    "/v1/completions": (CompletionRequest, COMPLETIONS_OF_VECTORS),
     "/v1/responses": (ResponseRequest, UNSUPPORTED),
     "/v1/messages": (MessagesRequest, KNOWN),
     "/v1/messages/count_tokens": (CountTokensRequest, KNOWN),

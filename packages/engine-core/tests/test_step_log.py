@@ -280,3 +280,10 @@ def test_a_full_disk_ends_the_log_and_not_the_engine(caplog: pytest.LogCaptureFi
         log.schedule(step)
     log.close()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_of_vectors_the_log_has_that_there_were_some():
+    request = EngineCoreRequest("a", [0, 0], SamplingParams(seed=1), prompt_embeds=b"private!")
+    packed = pack_request(request)
+    assert b"private" not in packed
+    assert unpack_request(packed) == replace(request, prompt_embeds=b"")

@@ -117,6 +117,7 @@ class StepPlan:
                 eos_token_ids=arrival.eos_token_ids,
                 lora_name=arrival.lora_name,
                 pooling_params=arrival.pooling_params,
+                prompt_embeds=arrival.prompt_embeds,
             )
         )
 

@@ -174,6 +174,8 @@ class EngineConfig:
             raise ValueError(f"block_metrics_sample must lie in [0, 1], but is {self.block_metrics_sample}")
         self._check_log()
         self._check_transfer()
+        if self.model.enable_prompt_embeds and self.model.tensor_parallel_size * self.model.pipeline_parallel_size > 1:
+            raise ValueError("enable_prompt_embeds and several ranks exclude each other: no vectors are sent")
 
     def _check_log(self) -> None:
         if self.log_level not in _LOG_LEVELS:

@@ -137,7 +137,7 @@ class EngineArgs(
             "pipeline_parallel_size": self.pipeline_parallel_size, "rank_timeout_s": self.distributed_timeout_seconds,
             "enable_expert_parallel": self.enable_expert_parallel, "placement": self._placement(),
             "enable_lora": self.enable_lora, "max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank,
-            "max_lora_bytes": self.max_lora_bytes,
+            "max_lora_bytes": self.max_lora_bytes, "enable_prompt_embeds": self.enable_prompt_embeds,
             "logits_processors": [_class_name(entry) for entry in self.logits_processors or ()],
             **self._draft_limits(speculative), **limits,
         }  # fmt: skip
@@ -227,6 +227,8 @@ class EngineArgs(
             yield Problem("{warm_spare} and {device} cuda exclude each other: the weights would be there twice")
         if self.kv_events_config and self._key_file() is None:
             yield from _exposed_events(self.kv_events_config)
+        if self.enable_prompt_embeds and self.num_ranks > 1:
+            yield Problem("{enable_prompt_embeds} excludes several ranks: their steps are sent without vectors")
         if self.kv_transfer_config and self.num_ranks > 1:
             yield Problem(
                 "{kv_transfer_config} excludes several ranks ({tensor_parallel_size}, {pipeline_parallel_size}): each "

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.admission.limits import AdmissionLimits, check_prompt_chars
+from llmstack_llm.admission.prompt_embeds import PromptEmbeds, read_prompt_embeds
 from llmstack_llm.admission.rules import check_text, check_token_ids, check_truncation, check_truncation_side
 from llmstack_llm.admission.sampling import (
     NO_NAMES,
@@ -24,13 +25,7 @@ from llmstack_llm.admission.structured_outputs import ConstraintAdmission, Struc
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.pooling.admission import AdmittedPooling, admit_pooling
 from llmstack_llm.pooling.prompt import PoolingPrompt, TextPair, cut_token_ids, encode_pooling_prompt, num_chars_of
-from llmstack_llm.requests import (
-    AdmittedRequest,
-    GenerationRequest,
-    PromptInput,
-    RenderedPrompt,
-    text_and_ids_of,
-)
+from llmstack_llm.requests import AdmittedRequest, GenerationRequest, PromptInput, RenderedPrompt, text_and_ids_of
 from llmstack_llm.text.bad_words import BadWordSpelling, num_chars_of_bad_words
 from llmstack_llm.text.gate import TextGate
 from llmstack_llm.text.tokenizer import MAX_CHARS_ON_LOOP, Tokenizer
@@ -48,10 +43,13 @@ class _Draft:
     prompt: str | None
     token_ids: list[int]
     values: dict[str, Any]
+    embeds: PromptEmbeds | None = None
 
     def finish(self) -> AdmittedRequest:
         """The request with its parameters."""
-        return AdmittedRequest(self.prompt, self.token_ids, SamplingParams(**self.values), self.param)
+        return AdmittedRequest(
+            self.prompt, self.token_ids, SamplingParams(**self.values), self.param, embeds=self.embeds
+        )
 
 
 class InputProcessor:
@@ -103,6 +101,8 @@ class InputProcessor:
             is_generative=ready.is_generative,
             is_causal=ready.is_causal,
             num_labels=ready.num_labels,
+            prompt_embeds_size=ready.prompt_embeds_size,
+            dtype=ready.dtype,
         )
         self._check_defaults()
 
@@ -243,15 +243,9 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         """The engine request of a prompt to pool."""
         return EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=list(admitted.prompt_token_ids),
-            sampling_params=_NO_TOKENS,
-            arrival_time_s=self._clock(),
-            priority=priority,
-            cache_salt=cache_salt,
-            pooling_params=admitted.pooling_params,
-            tenant=tenant,
-        )
+            request_id, list(admitted.prompt_token_ids), _NO_TOKENS, arrival_time_s=self._clock(), priority=priority,
+            cache_salt=cache_salt, pooling_params=admitted.pooling_params, tenant=tenant,
+        )  # fmt: skip
 
     def process_inputs(self, request_id: str, admitted: AdmittedRequest, **fields: Any) -> list[EngineCoreRequest]:
         """The request's completions, one engine request each; `fields` are further fields of these.
@@ -259,6 +253,8 @@ class InputProcessor:
         Several have the ids `{index}_{request_id}` and are forks of the first.
         """
         params = admitted.sampling_params
+        if admitted.embeds is not None:
+            fields = {**fields, **admitted.embeds.fields()}
         first = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=list(admitted.prompt_token_ids),  # in one process the engine core would share it
@@ -288,7 +284,8 @@ class InputProcessor:
             raise request_errors.unsupported_value(
                 name, "what ends this model's reasoning is not known here (--reasoning-parser)"
             )
-        text, token_ids = self._text_and_ids(prompt, param)
+        embeds = read_prompt_embeds(prompt, sampling, self.limits)
+        text, token_ids = self._text_and_ids(prompt, param) if embeds is None else (None, embeds.token_ids)
         if values.get("truncate_prompt_tokens") is not None:
             text, token_ids = self._cut(text, token_ids, sampling, param, add_special_tokens)
         if token_ids is None:
@@ -301,7 +298,7 @@ class InputProcessor:
             sampling, len(token_ids), self.limits, param=param, default_max_tokens=default_max_tokens
         )
         seed = values.get("seed")
-        draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens})
+        draft = _Draft(param, text, token_ids, {**values, "max_tokens": max_tokens}, embeds)
         draft.values["seed"] = self._draw() if seed is None else seed
         draft.values.pop("truncate_prompt_tokens", None)  # done, and nothing that the engine core reads
         draft.values.pop("truncation_side", None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.prompt_embeds import PromptEmbeds
 from llmstack_llm.admission.sampling import NO_SAMPLING, CheckedSampling, GivenSampling
 from llmstack_types import KVTransferParams, SamplingParams
 
@@ -47,9 +48,9 @@ class RenderedPrompt:
 
 
 PromptInput = str | Sequence[int] | Mapping[str, Any] | RenderedPrompt
-"""Text, token ids, a rendered conversation, or vLLM's dict with `prompt` or `prompt_token_ids`.
+"""Text, token ids, a rendered conversation, or vLLM's dict with `prompt`, `prompt_token_ids` or `prompt_embeds`.
 
-With both keys the token ids count, and the text is only shown.
+With both of the first two keys the token ids count, and the text is only shown.
 """
 
 
@@ -119,6 +120,7 @@ class AdmittedRequest:
         sampling_params: With `max_tokens` and `seed`; `max_tokens` 0 means that nothing is generated.
         param: The request's name of the prompt.
         adapter: The LoRA adapter to use, if any.
+        embeds: The vectors that the prompt has in place of tokens, if any.
     """
 
     prompt: str | None
@@ -126,6 +128,7 @@ class AdmittedRequest:
     sampling_params: SamplingParams
     param: str = field(default="prompt", compare=False)
     adapter: Adapter | None = None
+    embeds: PromptEmbeds | None = None
 
 
 def text_and_ids_of(prompt: Mapping[str, Any], param: str) -> tuple[str | None, list[int] | None]:

@@ -201,7 +201,8 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         groups = group_stage_layers(model.kv_spec, config.max_model_len)
         self._kv_cache_note = describe_groups(groups, is_enabled=config.enable_hybrid_kv_cache)
         groups = groups if config.enable_hybrid_kv_cache else ()
-        self._spec = make_kv_cache_spec(model, model_config, dtype, config.block_size, self._device, kv_dtype, groups)
+        shape = (model, model_config, dtype, config.block_size, self._device, kv_dtype, groups)
+        self._spec = make_kv_cache_spec(*shape, config.enable_prompt_embeds)
         self._adapters = make_store(model, layers, config, dtype, self._device)
         self._model = model
 
@@ -281,9 +282,8 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
             storage = allocate_storage(spec, num_device_blocks, self._device)
         self._kv_caches = self._reporting(by_layer(storage, spec))
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)
-        processors = LogitsProcessors(
-            [make(config.max_num_seqs, spec.vocab_size, self._device) for make in self._logits_processor_types]
-        )
+        size = (config.max_num_seqs, spec.vocab_size, self._device)
+        processors = LogitsProcessors([make(*size) for make in self._logits_processor_types])
         self._batch = InputBatch(
             config.max_num_seqs, config.max_model_len, spec.block_size, num_blocks, spec.vocab_size, processors,
             spec.groups, self._adapters,
@@ -396,5 +396,5 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         return HostSteps(
             model, batch, kv_caches, self._sampler, self._device, self.timing, label_head=self._label_head,
             max_num_captured_blocks=-(-config.max_model_len // config.block_size) if is_capturing else 0,
-            sharding=self._sharding, adapters=self._adapters,
+            sharding=self._sharding, adapters=self._adapters, takes_vectors=config.enable_prompt_embeds,
         )  # fmt: skip

@@ -101,3 +101,15 @@ def test_a_row_without_penalties_is_left_alone_after_one_that_had_some() -> None
     penalties.set_row(0, SamplingParams(), np.array([1]), 1)
     penalties.count_tokens(np.array([0]), np.array([3]))
     assert penalties.gather(np.array([0]), np.array([2])) is None
+
+
+def test_placeholders_of_a_prompt_are_not_counted() -> None:
+    token_ids = np.zeros((1, MAX_NUM_TOKENS), dtype=np.int32)
+    token_ids[0, 3] = 7
+    penalties = PenaltyRows(token_ids, VOCAB_SIZE)
+    known = np.array([0, 0, 0, 7], dtype=np.int64)
+    penalties.set_row(0, params_of((2.0, 1.0, 1.0)), known, 3, num_skipped=3)
+    penalty = (2.0, 1.0, 1.0)
+    assert_penalised(penalties, [0], [4], [([], [7], penalty)])
+    penalties.count_tokens(np.array([0]), np.array([9]))
+    assert_penalised(penalties, [0], [5], [([], [7, 9], penalty)])

@@ -133,3 +133,16 @@ def test_a_request_twice_in_a_step_is_refused() -> None:
     rows = [ScheduledRequest("a", 0, 1, [1]), ScheduledRequest("a", 1, 1, [])]
     with pytest.raises(InputBatchError, match="twice"):
         batch.update(SchedulerOutput(1, [], rows))
+
+
+def test_vectors_of_a_prompt_are_kept_with_their_row_and_its_placeholders_not_penalised() -> None:
+    batch = make_batch()
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
+    for request_id, embeds in (("ids", None), ("vectors", bytes(8))):
+        batch.add(new(request_id, prompt_embeds=embeds, sampling_params=params))
+    assert batch.prompt_embeds == {1: bytes(8)}
+    metadata = batch.sampling.metadata(np.array([0, 1]), np.array([0, 0]))
+    assert metadata.penalties is not None
+    assert metadata.penalties.entries.rows.tolist() == [0] * 5
+    batch.remove("vectors")
+    assert not batch.prompt_embeds

@@ -69,6 +69,7 @@ class ModelRunnerConfig:
         digest_weight_content: The digest of the weights is one of their content, which hosts can compare; otherwise of
             sizes, times and headers, which takes no time.
         pack_cache: Packed weights are kept in files of the user's cache folder, and found there by later starts.
+        enable_prompt_embeds: Prompts may be vectors in place of tokens.
         enable_lora: Requests may name LoRA adapters.
         max_loras: Upper bound of adapters in one step.
         max_lora_rank: Upper bound of an adapter's rank.
@@ -105,6 +106,7 @@ class ModelRunnerConfig:
     rank_timeout_s: float = 60.0
     digest_weight_content: bool = False
     pack_cache: bool = False
+    enable_prompt_embeds: bool = False
     enable_lora: bool = False
     max_loras: int = 1
     max_lora_rank: int = 16
@@ -153,6 +155,7 @@ class KVCacheSpec:
         is_generative: False for a model without logits: it computes pooling requests only.
         is_causal: False where each token attends to the whole prompt, so that it is computed in one step.
         num_labels: What the model tells prompts apart by; 0 for a model that is no classifier.
+        prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
         groups: Groups of layers with block tables of their own, which share the storage; empty where all layers share
             one table. Lists of block ids then have the id of every group for each block of tokens, group after group,
             and block 0 is the null block: it stands where a window has passed, and belongs to no request.
@@ -172,3 +175,4 @@ class KVCacheSpec:
     num_labels: int = 0
     kv_cache_dtype: str = ""
     groups: tuple[KVCacheGroupSpec, ...] = ()
+    prompt_embeds_size: int = 0

@@ -23,6 +23,7 @@ class NewRequest:
         eos_token_ids: Masked by the sampler until `min_tokens` is reached, as are `stop_token_ids`.
         lora_name: Identity of the adapter to use, which is loaded; None is the base model.
         pooling_params: The row that completes the prompt returns a vector and samples nothing; None for a completion.
+        prompt_embeds: Vectors in place of the prompt's tokens; see `EngineCoreRequest`.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class NewRequest:
     eos_token_ids: tuple[int, ...] = ()
     lora_name: str | None = None
     pooling_params: PoolingParams | None = None
+    prompt_embeds: bytes | None = None
 
 
 class ScheduledRequest(NamedTuple):

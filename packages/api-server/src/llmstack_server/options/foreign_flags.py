@@ -82,7 +82,6 @@ REFUSED_FLAGS: Mapping[str, ForeignFlag] = {
     "--enable-mm-embeds": _MEDIA,
     "--enable-moe-shared-loras": _ADAPTERS,
     "--enable-nccl-comm-suspend": _SLEEP,
-    "--enable-prompt-embeds": ForeignFlag("prompts are text or token ids, not embeddings", _OFF),
     "--enable-prompt-tokens-details": ForeignFlag("cached tokens are always reported", _ALWAYS, is_switch=True),
     "--enable-reasoning": ForeignFlag("use --reasoning-parser alone", _OFF),
     "--enable-request-id-headers": ForeignFlag("answers always carry X-Request-Id", _ALWAYS, is_switch=True),

@@ -25,7 +25,15 @@ from llmstack_types import EngineReady, EngineStartError
 
 logger = logging.getLogger(__name__)
 
-_ALWAYS_EQUAL = ("vocab_size", "block_size", "is_generative", "is_causal", "embedding_size", "num_labels")
+_ALWAYS_EQUAL = (
+    "vocab_size",
+    "block_size",
+    "is_generative",
+    "is_causal",
+    "embedding_size",
+    "num_labels",
+    "prompt_embeds_size",
+)
 
 
 # Found by name: the package is above this one.

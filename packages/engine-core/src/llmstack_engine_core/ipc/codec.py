@@ -194,6 +194,7 @@ _READY_SCALARS: Final[dict[str, fields.Check]] = {
     "embedding_size": fields.integer(), "is_generative": fields.boolean, "is_causal": fields.boolean,
     "num_labels": fields.integer(), "model_path": fields.text(4096), "kv_cache_dtype": fields.text(64),
     "async_scheduling": fields.boolean, "num_kv_tokens": fields.integer(), "numeric_contract_id": fields.text(64),
+    "prompt_embeds_size": fields.integer(),
 }  # fmt: skip
 _READY_MAPPINGS: Final[dict[str, fields.Check]] = {
     "phases_s": fields.number(0.0), "backends": fields.text(1024), "versions": fields.text(256),
@@ -222,7 +223,7 @@ _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage
     Tag.HELLO: (0, lambda _: Hello()),
     Tag.GOODBYE: (0, lambda _: Goodbye()),
     Tag.FOLLOW_CACHE: (0, lambda _: FollowCache()),
-    Tag.ADD_REQUEST: (15, decode_request),
+    Tag.ADD_REQUEST: (16, decode_request),
     Tag.ABORT_REQUESTS: (1, lambda values: AbortRequests(tuple(_REQUEST_IDS(values[0], "request_ids")))),
     Tag.CONTROL_CALL: (3, decode_control_call),
 }

@@ -68,6 +68,7 @@ def encode_request(request: EngineCoreRequest) -> list[Any]:
         request.lora_path,
         request.deadline_s,
         encode_kv_transfer(request.kv_transfer),
+        request.prompt_embeds,
     ]
 
 
@@ -94,9 +95,16 @@ def decode_request(values: list[Any]) -> EngineCoreRequest:
             _LORA_PATH(values[12], "lora_path"),
             _DEADLINE(values[13], "deadline_s"),
             decode_kv_transfer(values[14], "kv_transfer"),
+            _prompt_embeds(values[15]),
         )
     except CodecError as error:
         raise CodecError(str(error), request_id) from error
+
+
+def _prompt_embeds(value: Any) -> bytes | None:
+    if value is not None and type(value) is not bytes:
+        raise CodecError("prompt_embeds must be bytes")
+    return value
 
 
 def _eos_token_ids(value: Any) -> tuple[int, ...]:

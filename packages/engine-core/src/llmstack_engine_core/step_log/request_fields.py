@@ -32,6 +32,7 @@ _NOT_RECORDED: Final = frozenset(
 )  # fmt: skip
 _PARAMS: Final = "sampling_params"
 _POOLING: Final = "pooling_params"
+_EMBEDS: Final = "prompt_embeds"
 _STRUCTURED: Final = "structured_outputs"
 _REPETITION: Final = "repetition_detection"
 _NESTED: Final = frozenset({_PARAMS, _POOLING, _STRUCTURED, _REPETITION})
@@ -102,7 +103,8 @@ def _changed(data: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
     for name, default in defaults.items():
         value = getattr(data, name)
         if name not in _NESTED and (default is MISSING or value != default):
-            changed[name] = _packable(value)
+            # Of vectors only that there were any: no decision depends on them, and they may be large.
+            changed[name] = b"" if name == _EMBEDS else _packable(value)
     return changed
 
 

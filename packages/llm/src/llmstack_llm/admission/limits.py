@@ -28,6 +28,8 @@ class AdmissionLimits:
         num_labels: Labels of a classifier; 0 for any other model.
         num_token_types: 2 for a model that distinguishes the two texts of a pair.
         max_logprobs: Most likely tokens that may be requested at each position.
+        prompt_embeds_size: Width of the vectors that a prompt may have in place of tokens; 0 where it may not.
+        dtype: What the model computes in, and such vectors have.
         max_request_tokens: The longest request that can ever run, in tokens; follows from the others.
     """
 
@@ -41,6 +43,8 @@ class AdmissionLimits:
     num_labels: int = 0
     num_token_types: int = 1
     max_logprobs: int = MAX_LOGPROBS
+    prompt_embeds_size: int = 0
+    dtype: str = ""
     max_request_tokens: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

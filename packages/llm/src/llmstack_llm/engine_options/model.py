@@ -192,6 +192,9 @@ class UseOptions(OptionGroup):
         help="default pooling, in place of the model's",
         example='{"pooling_type": "MEAN", "normalize": true}',
     )
+    enable_prompt_embeds: bool = option(
+        False, flag="--enable-prompt-embeds", help="prompts of completions may be vectors in place of tokens"
+    )
     device: Device = option("auto", help="'auto' is a GPU where there is one, else the CPU")
 
     def conflicts(self) -> Iterator[Problem]:

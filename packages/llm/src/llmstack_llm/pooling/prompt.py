@@ -80,5 +80,5 @@ def num_chars_of(prompt: PromptInput | TextPair) -> int:
     if isinstance(prompt, TextPair):
         return len(prompt.first) + len(prompt.second)
     if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
-    return len(prompt) if isinstance(prompt, str) else 0
+        prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or prompt.get("prompt_embeds") or ""
+    return len(prompt) if isinstance(prompt, str | bytes) else 0

@@ -20,6 +20,9 @@ class Embedding:
 
     The checkpoint's first `num_unused_rows` rows are skipped: id 0 is the row after them. Where several ranks share the
     vocabulary, each has a run of the rows.
+
+    Attributes:
+        replaced: Places in the ids of the next calls and the vectors that these have there; None for none.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Embedding:
         self._dtype = dtype
         self._device = device
         self._weight: torch.Tensor | None = None  # [num_rows, size]
+        self.replaced: tuple[torch.Tensor, torch.Tensor] | None = None
         self._adapted = None if is_head or num_unused_rows else adapted_layers()
         self._adapted_number = 0
         if self._adapted is not None:
@@ -74,6 +78,11 @@ class Embedding:
         return self._weight is None or torch.equal(own.to(self._weight), self._weight)
 
     @property
+    def size(self) -> int:
+        """The width of the vectors."""
+        return self._shape[1]
+
+    @property
     def weight(self) -> torch.Tensor:
         if self._weight is None:
             raise RuntimeError(f"{self._name} has no weights yet")
@@ -91,6 +100,8 @@ class Embedding:
             vectors = self._sharding.all_reduce(embedding_part(ids, self.weight, self._part.start, self._scale))
         if self._adapted is not None and self._adapted.is_active:
             self._adapted.update_embedding(vectors, self._adapted_number, ids, self._shape[0])
+        if self.replaced is not None:
+            vectors.index_copy_(0, *self.replaced)
         return vectors
 
     def _load(self, tensor: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ def make_kv_cache_spec(
     device: torch.device,
     kv_cache_dtype: torch.dtype | None = None,
     groups: tuple[KVCacheGroupSpec, ...] = (),
+    takes_vectors: bool = False,
 ) -> KVCacheSpec:
     """Shape of the KV storage, and what the model can do.
 
@@ -32,6 +33,10 @@ def make_kv_cache_spec(
         device: Where it computes.
         kv_cache_dtype: Data type of keys and values; None means `dtype`.
         groups: Layers with block tables of their own, from `group_layers`; none if all layers share one.
+        takes_vectors: Prompts may be vectors in place of tokens.
+
+    Raises:
+        ValueError: This model or device takes no vectors.
     """
     spec = model.kv_spec
     stored_as = dtype if kv_cache_dtype is None else kv_cache_dtype
@@ -53,4 +58,12 @@ def make_kv_cache_spec(
         num_labels=model.num_labels if isinstance(model, Classifier) else 0,
         kv_cache_dtype=dtype_name(stored_as),
         groups=groups,
+        prompt_embeds_size=_vector_size(model, device) if takes_vectors else 0,
     )
+
+
+def _vector_size(model: Model, device: torch.device) -> int:
+    table = model.token_table() if isinstance(model, CausalLM) and device.type == "cpu" else None
+    if table is None:
+        raise ValueError("--enable-prompt-embeds: the code of this model, or of this device, takes token ids only")
+    return table.size

@@ -12,6 +12,7 @@ import torch
 
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
+from llmstack_model_runner.layers.embedding import Embedding
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightSlot
 
@@ -87,6 +88,10 @@ class Model(ABC):
     @abstractmethod
     def slots(self) -> dict[str, WeightSlot]:
         """Slots of all tensors that the model needs, by their names in the checkpoint."""
+
+    def token_table(self) -> Embedding | None:
+        """What turns token ids into vectors; None where other code does."""
+        return None
 
     def optional_slots(self) -> dict[str, WeightSlot]:
         """Slots of tensors that only some checkpoints have."""

@@ -133,6 +133,9 @@ class LayerNormDecoder(CausalLM):
     def read_settings(cls, config: Mapping[str, Any]) -> DecoderSettings:
         """Reads and checks a parsed config.json; a ValueError names the field at fault."""
 
+    def token_table(self) -> Embedding | None:
+        return self._tokens
+
     def slots(self) -> dict[str, WeightSlot]:
         before = [self._tokens, self._positions, self._project_in, self._embedding_norm]
         behind = [self._norm, self._project_out, self._head]

@@ -98,6 +98,9 @@ class Llama(CausalLM):
             has_mlp_bias=read_bool(config, "mlp_bias", False),
         )
 
+    def token_table(self) -> Embedding | None:
+        return self._tokens
+
     def slots(self) -> dict[str, WeightSlot]:
         own, layers = self._sharding, self._layers
         return stage_slots(own, [self._tokens], layers, [self._norm, self._head], is_tied=self._is_tied)

@@ -23,15 +23,20 @@ class PenaltyRows:
         self._num_counted = np.zeros(max_num_rows, dtype=np.int64)
         self._sizes = np.zeros((3, max_num_rows), dtype=np.float32)
 
-    def set_row(self, row: int, params: SamplingParams, token_ids: IntArray, num_prompt_tokens: int) -> None:
-        """Sets a row to a request; `token_ids` are its prompt and its generated tokens so far."""
+    def set_row(
+        self, row: int, params: SamplingParams, token_ids: IntArray, num_prompt_tokens: int, num_skipped: int = 0
+    ) -> None:
+        """Sets a row to a request; `token_ids` are its prompt and its generated tokens so far.
+
+        The first `num_skipped` tokens of the prompt are placeholders, which are not counted.
+        """
         sizes = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._is_penalised[row] = sizes != (1.0, 0.0, 0.0)
         if not self._is_penalised[row]:
             return
         if self._counts is None:
             self._counts = TokenCounts(len(self._all_token_ids), self._vocab_size, self._all_token_ids.shape[1])
-        self._counts.set_row(row, token_ids, num_prompt_tokens)
+        self._counts.set_row(row, token_ids[num_skipped:], num_prompt_tokens - num_skipped)
         self._num_counted[row] = len(token_ids)
         self._sizes[:, row] = sizes
 

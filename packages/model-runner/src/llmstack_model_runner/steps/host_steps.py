@@ -28,6 +28,7 @@ from llmstack_model_runner.steps.cpu_graphs import DecodeOutput, GraphRunner
 from llmstack_model_runner.steps.input_batch import InputBatch, StepRows
 from llmstack_model_runner.steps.output import PendingOutput, PendingStep
 from llmstack_model_runner.steps.prepare_inputs import ModelInputs, prepare_inputs
+from llmstack_model_runner.steps.prompt_embeds import Replaced, find_vectors, replacing
 from llmstack_model_runner.steps.timing import StepTiming
 from llmstack_types import SchedulerOutput
 
@@ -57,11 +58,13 @@ class HostSteps:
         max_num_captured_blocks: int = 0,
         sharding: Sharding | None = None,
         adapters: AdapterStore | None = None,
+        takes_vectors: bool = False,
     ) -> None:
         """`max_num_captured_blocks`: Longest block table of captured steps; 0 disables graph capture.
 
         `sharding`: Which part of the model it is; a stage without the head samples nothing.
         `adapters`: Those that rows of the batch may have; None without any.
+        `takes_vectors`: Rows of the batch may have vectors in place of tokens.
         """
         self._has_head = has_head = sharding is None or sharding.is_last_stage
         self._unsampled: deque[_UnsampledStep] = deque()
@@ -73,6 +76,7 @@ class HostSteps:
         self._device = device
         self._label_head = label_head
         self._adapters = adapters
+        self._token_table = model.token_table() if takes_vectors else None
         self._unread: PendingOutput | None = None
         self._graphs: GraphRunner | None = None
         if max_num_captured_blocks and isinstance(model, CausalLM):
@@ -98,8 +102,9 @@ class HostSteps:
             is_adapted = adapters is not None and adapters.begin_step(
                 batch.adapter_numbers[step.rows], step.num_scheduled_tokens
             )
-        with self._timing.phase("forward"):
-            decoded = self._repeat_decode(inputs, is_adapted)
+            vectors = self._find_vectors(decodes or step, inputs)
+        with self._timing.phase("forward"), replacing(self._token_table, vectors):
+            decoded = None if vectors is not None else self._repeat_decode(inputs, is_adapted)
             if decodes is not None:
                 inputs = self._join_drafts(step, inputs, is_computed=decoded is not None)
             if decoded is not None:
@@ -155,6 +160,13 @@ class HostSteps:
         if not is_computed:
             return prepare_inputs(self._batch, step, self._device)
         return replace(inputs, sampling_indices=np.arange(len(step.rows)))
+
+    def _find_vectors(self, step: StepRows, inputs: ModelInputs) -> Replaced | None:
+        """What replaces tokens of the step; None where none has to be."""
+        table = self._token_table
+        if table is None or not self._batch.prompt_embeds:
+            return None
+        return find_vectors(self._batch, step, inputs.query_start_loc, table.size, table.weight.dtype)
 
     def _repeat_decode(self, inputs: ModelInputs, is_adapted: bool) -> DecodeOutput | None:
         """Results of a replayed decode step; None for steps that cannot be replayed."""

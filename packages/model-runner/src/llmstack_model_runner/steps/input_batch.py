@@ -76,6 +76,7 @@ class InputBatch:
         num_tokens: Number of prompt and output tokens, including those with a reserved place.
         adapter_numbers: Number of each row's adapter, or `NO_ADAPTER`.
         generations: Incremented when a row gets another request.
+        prompt_embeds: Row to the vectors that it has in place of its prompt's tokens.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class InputBatch:
         self.adapter_numbers = np.full(max_num_rows, NO_ADAPTER, dtype=np.int64)
         self.row_to_params: dict[int, tuple[SamplingParams, tuple[int, ...]]] = {}  # with end-of-sequence tokens
         self.num_prompt_logprobs: dict[int, int] = {}
+        self.prompt_embeds: dict[int, bytearray] = {}
         self.sampling = SamplingRows(self.token_ids, vocab_size, logits_processors)
         self.pooling = PoolingRows(max_num_rows)
         self._adapters = adapters
@@ -154,9 +156,14 @@ class InputBatch:
         self.row_to_params[row] = (request.sampling_params, request.eos_token_ids)
         if request.pooling_params is not None:
             self.pooling.set_row(row, request.pooling_params)
+        if request.prompt_embeds is not None:
+            self.prompt_embeds[row] = bytearray(request.prompt_embeds)
         if request.sampling_params.prompt_logprobs is not None:
             self.num_prompt_logprobs[row] = request.sampling_params.prompt_logprobs
-        self.sampling.set_row(row, request.sampling_params, token_ids, request.num_prompt_tokens, request.eos_token_ids)
+        self.sampling.set_row(
+            row, request.sampling_params, token_ids, request.num_prompt_tokens, request.eos_token_ids,
+            has_prompt_tokens=request.prompt_embeds is None,
+        )  # fmt: skip
 
     def remove(self, request_id: str) -> None:
         """Frees a request's row.
@@ -172,6 +179,7 @@ class InputBatch:
         self.generations[row] += 1
         del self.row_to_params[row]
         self.num_prompt_logprobs.pop(row, None)
+        self.prompt_embeds.pop(row, None)
         self._free_rows.append(row)
 
     def append_tokens(self, rows: IntArray, token_ids: IntArray, num_appended: IntArray | None = None) -> None:

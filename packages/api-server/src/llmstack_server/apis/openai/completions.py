@@ -9,7 +9,8 @@ from llmstack_llm import GenerationRequest, GivenSampling, request_errors
 from llmstack_server.apis.openai.answer import OpenAIAnswer
 from llmstack_server.apis.openai.chunks import ChunkEncoder
 from llmstack_server.apis.openai.infilling import check_echo, with_suffix
-from llmstack_server.apis.openai.protocol import COMPLETIONS, CompletionRequest
+from llmstack_server.apis.openai.protocol import COMPLETIONS, COMPLETIONS_OF_VECTORS, CompletionRequest
+from llmstack_server.apis.openai.vectors import has_vectors, vectors_of
 from llmstack_server.chat.logprobs import CompletionLogprobs, Position, prompt_logprobs_object
 from llmstack_server.chat.reasoning import thinking_tags_after
 from llmstack_server.protocols import AdmittedPrompt, Completion, OutputStream, PromptOutput, TextCodec
@@ -36,8 +37,11 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
         ServerOverloadedError: Too many requests are waiting.
     """
     fields = parse(CompletionRequest, body)
-    values, is_list = parse_prompts(fields.prompt, body)
-    check_fields(state, body, fields, COMPLETIONS)
+    takes_vectors = state.config.engine.enable_prompt_embeds
+    is_vectors = has_vectors(body)
+    values, is_list = ([], False) if is_vectors else parse_prompts(fields.prompt, body)
+    check_fields(state, body, fields, COMPLETIONS_OF_VECTORS if takes_vectors else COMPLETIONS)
+    vectors = [vectors_of(fields)] if is_vectors else []
     kv_transfer = read_kv_transfer(state, fields.kv_transfer_params, fields, len(values))
     check_echo(fields.suffix, fields.echo)
     ids = answer_ids("cmpl", fields.request_id)
@@ -60,7 +64,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             f"{ids.engine}-{index}",
             value,
             sampling,
-            param=f"prompt[{index}]" if is_list else "prompt",
+            param="prompt_embeds" if is_vectors else f"prompt[{index}]" if is_list else "prompt",
             priority=fields.priority or 0,
             cache_salt=client.cache_salt(fields.cache_salt),
             tenant=client.tenant,
@@ -71,7 +75,7 @@ async def prepare_completion(state: ServerState, body: dict[str, Any]) -> Comple
             add_special_tokens=fields.add_special_tokens is not False,
             kv_transfer=kv_transfer,
         )
-        for index, value in enumerate(values)
+        for index, value in enumerate(vectors or values)
     ]
     outputs = await state.engine.submit(*requests)
     note_submitted(state, outputs)

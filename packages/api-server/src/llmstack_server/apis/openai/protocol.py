@@ -26,6 +26,7 @@ class CompletionRequest(AnswerFields):
     """Body of `POST /v1/completions`."""
 
     prompt: Any = Field(None, description="a string, strings, token ids, or lists of token ids")
+    prompt_embeds: Any = Field(None, description="with --enable-prompt-embeds: a safetensors file in base64")
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = Field(None, description="text after what is generated, for fill-in-the-middle models")
@@ -89,6 +90,7 @@ _NEVER = one_of()
 # Field to the values that have no effect.
 _ANSWERS: Mapping[str, Predicate] = {name: test for name, test in COMMON.items() if name != "kv_transfer_params"}
 COMPLETIONS: Mapping[str, Predicate] = {**_ANSWERS, "prompt_embeds": one_of([])}
+COMPLETIONS_OF_VECTORS: Mapping[str, Predicate] = _ANSWERS
 CHAT: Mapping[str, Predicate] = {
     **_ANSWERS,
     "add_special_tokens": one_of(False),
