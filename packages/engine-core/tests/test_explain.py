@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
 from llmstack_engine_core.commands.explain import ExplainCommand
 from llmstack_engine_core.explain import Explanation, Limits, UnknownRequestError, explain
 from llmstack_engine_core.explain.explanation import FOREIGN
+from llmstack_engine_core.step_log import RecordedRun
+from llmstack_engine_core.step_log.decisions import DecisionHash
+from llmstack_engine_core.step_log.encoding import encode_header, put_checkpoint
+from llmstack_engine_core.step_log.records import Checkpoint
 from llmstack_types import (
     EngineCoreRequest,
     ModelRunnerConfig,
@@ -203,3 +208,48 @@ def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_server_that_is_not_there_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("r", "--url", url) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def recorded_log(path: Path) -> Path:
+    config = EngineConfig(
+        ModelRunnerConfig("echo", block_size=4, **LIMITS), runner="echo", scheduler=SchedulerConfig(**LIMITS),
+        num_blocks=64, record_steps=str(path),
+    )  # fmt: skip
+    core = build_engine_core(config)
+    for number in range(8):
+        add(core, f"r{number}", 8, max_tokens=40, first=number + 50)
+        run(core)
+    core.shutdown()
+    return path
+
+
+def test_a_damaged_log_is_used_up_to_its_last_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = recorded_log(tmp_path / "steps.log")
+    data = bytearray(log.read_bytes())
+    data[-len(data) // 3] ^= 1
+    log.write_bytes(data)
+    assert command("r0", "--log", str(log), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found["facts"]["damaged_at"] < len(data)
+    assert f"damaged after byte {found['facts']['damaged_at']}" in " ".join(found["sentences"])
+    assert command("r7", "--log", str(log)) == 1
+    assert "has no request 'r7'" in capsys.readouterr().err
+
+
+def test_a_log_that_other_packages_decided_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = recorded_log(tmp_path / "steps.log")
+    data = log.read_bytes()
+    run = RecordedRun(data)
+    header = encode_header(replace(run.header, scheduler={**run.header.scheduler, "max_num_batched_tokens": 7}))
+    old_header = encode_header(run.header)
+    assert data.startswith(bytes(old_header))
+    first = Checkpoint(0, DecisionHash().digest())
+    put_checkpoint(old_header, first)
+    put_checkpoint(header, first)
+    assert data.startswith(bytes(old_header))
+    log.write_bytes(bytes(header) + data[len(old_header) :])
+    assert command("r0", "--log", str(log)) == 1
+    error = capsys.readouterr().err
+    assert "step" in error
+    assert "; it was made by " in error
+    assert f"llmstack-engine-core {run.header.versions['llmstack-engine-core']}" in error

@@ -68,6 +68,7 @@ def _from_log(path: Path, request_id: str) -> Explanation:
         Limits,
         UnknownRequestError,
         add_estimates,
+        add_prefix_match,
         explain,
         workload_of_log,
     )
@@ -76,7 +77,7 @@ def _from_log(path: Path, request_id: str) -> Explanation:
 
     names = (request_id, f"{request_id}-0")
     try:
-        run = read_step_log(path)
+        run = read_step_log(path, up_to_damage=True)
         scheduler, cache = run.header.configs()
         log = steps_of_log(run, MAX_STEPS, names)
         for name in names:
@@ -84,6 +85,12 @@ def _from_log(path: Path, request_id: str) -> Explanation:
                 made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
             except UnknownRequestError:
                 continue
+            if run.truncated_at is not None:
+                made.facts["damaged_at"] = run.truncated_at
+                made.sentences.append(
+                    f"The log is truncated or damaged after byte {run.truncated_at}: this is of before."
+                )
+            add_prefix_match(made, run, log, cache)
             add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
             return made
     except StepLogError as error:

@@ -2,6 +2,7 @@
 
 from llmstack_engine_core.explain.estimates import add_estimates, add_estimates_of_engine
 from llmstack_engine_core.explain.explanation import Explanation, Limits, UnknownRequestError, explain
+from llmstack_engine_core.explain.prefixes import add_prefix_match
 from llmstack_engine_core.explain.workload import workload_of_log, workload_of_steps
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "UnknownRequestError",
     "add_estimates",
     "add_estimates_of_engine",
+    "add_prefix_match",
     "explain",
     "workload_of_log",
     "workload_of_steps",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from llmstack_engine_core.control_plane import build_scheduler
 from llmstack_engine_core.protocols import Scheduler
-from llmstack_engine_core.replay.derive import Decision, derive_decisions
+from llmstack_engine_core.replay.derive import Decision, DecisionsDifferError, derive_decisions
 from llmstack_engine_core.step_log import RecordedRun
-from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows
+from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, DecisionHash, scheduled_rows
 from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
 from llmstack_engine_core.step_log.packing import unpack
 from llmstack_engine_core.step_log.records import Checkpoint
@@ -40,14 +40,30 @@ def steps_of_log(run: RecordedRun, max_steps: int, around: Collection[str] = ())
     steps again. The steps since they came are kept, up to `max_steps` of them, and `STEPS_BEFORE` before.
 
     Raises:
+        DecisionsDifferError: These packages decide otherwise than those of the run, which the text names.
         StepLogError: The log cannot be replayed.
     """
     reading = _Reading(max_steps, frozenset(around))
     scheduler = build_scheduler(*run.header.configs(), reading.note_status)
-    for item in derive_decisions(run.events(), scheduler):
-        if not isinstance(item, Checkpoint) and not reading.take(item, scheduler):
-            break
+    try:
+        for item in _proven(derive_decisions(run.events(), scheduler)):
+            if not reading.take(item, scheduler):
+                break
+    except DecisionsDifferError as error:
+        made_by = ", ".join(f"{name} {version}" for name, version in sorted(run.header.versions.items()))
+        raise DecisionsDifferError(f"{error}; it was made by {made_by or 'packages that it does not name'}") from error
     return reading.kept()
+
+
+def _proven(items: Iterable[Decision | Checkpoint]) -> Iterator[Decision]:
+    """The decisions, whose running hash has to be that of each checkpoint."""
+    decided = DecisionHash()
+    for item in items:
+        if not isinstance(item, Checkpoint):
+            decided.add(item.packed)
+            yield item
+        elif item.digest != decided.digest():
+            raise DecisionsDifferError(f"these packages decide otherwise before step {item.num_steps}")
 
 
 class _Reading:

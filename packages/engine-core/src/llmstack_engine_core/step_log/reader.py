@@ -28,8 +28,8 @@ class RecordedRun:
         truncated_at: Where the last segment begins that is not whole; None where all are.
     """
 
-    def __init__(self, data: bytes) -> None:
-        """Checks `data`.
+    def __init__(self, data: bytes, *, up_to_damage: bool = False) -> None:
+        """Checks `data`. `up_to_damage`: Uses what comes before a damaged segment, as before one that is not whole.
 
         Raises:
             StepLogError: It is no log of this version, or damaged.
@@ -41,6 +41,7 @@ class RecordedRun:
         if data[len(MAGIC)] != FORMAT_VERSION:
             raise StepLogError(f"has format version {data[len(MAGIC)]}, and these packages read {FORMAT_VERSION}")
         self._data = data
+        self._up_to_damage = up_to_damage
         self._start, packed_header = self._read_header()
         self.last, self._end = self._check_segments()
         self.truncated_at = None if self._end == len(data) else self._end
@@ -93,7 +94,12 @@ class RecordedRun:
         segment_start, last = 0, None
         for record_start, tag, start, end in self._records():
             if tag == Tag.CHECKPOINT:
-                last = self._end_segment(segment_start, record_start, self._data[start:end])
+                try:
+                    last = self._end_segment(segment_start, record_start, self._data[start:end])
+                except StepLogError:
+                    if last is None or not self._up_to_damage:
+                        raise
+                    break
                 segment_start = end
         if last is None:
             raise StepLogError(_NO_HEADER)
@@ -106,8 +112,8 @@ class RecordedRun:
             raise StepLogError(f"is damaged between byte {start} and byte {end}") from error
 
 
-def read_step_log(path: str | Path) -> RecordedRun:
-    """Reads and checks a whole file.
+def read_step_log(path: str | Path, *, up_to_damage: bool = False) -> RecordedRun:
+    """Reads and checks a whole file; `up_to_damage` as in `RecordedRun`.
 
     Raises:
         StepLogError: It cannot be read, is no log, or is damaged; the text follows the file's name.
@@ -116,4 +122,4 @@ def read_step_log(path: str | Path) -> RecordedRun:
         data = Path(path).read_bytes()
     except OSError as error:
         raise StepLogError(f"cannot be read: {error.strerror}") from error
-    return RecordedRun(data)
+    return RecordedRun(data, up_to_damage=up_to_damage)

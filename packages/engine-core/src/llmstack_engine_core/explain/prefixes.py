@@ -1,0 +1,131 @@
+"""Where the match of a prompt with the prefix cache ended, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from llmstack_engine_core.control_plane import CacheConfig
+from llmstack_engine_core.explain.explanation import Explanation, to_ms, to_text
+from llmstack_engine_core.step_log import RecordedRun
+from llmstack_engine_core.step_log.records import RequestAdded, RequestForked
+from llmstack_types import EngineCoreRequest, StepRecord, StepRecording
+
+_PREFIX_CACHE = "The prefix cache held "
+
+
+class _Shared(NamedTuple):
+    """The earlier request whose prompt begins most like another one."""
+
+    request_id: str
+    num_tokens: int
+
+
+def add_prefix_match(made: Explanation, run: RecordedRun, log: StepRecording, cache: CacheConfig) -> None:
+    """Adds where the match ended: where prompts part, or at a block that another request got when it was evicted.
+
+    It names requests and positions, and no tokens. `log`: The steps of the run that are kept.
+    """
+    own_rows = [(record, row) for record in log.steps for row in record.rows if row.request_id == made.request_id]
+    if not own_rows or "cached_tokens" not in made.facts or not cache.enable_prefix_caching:
+        return
+    request, shared = _most_alike(run, made.request_id)
+    if request is None:
+        return
+    num_cached, size = made.facts["cached_tokens"], cache.block_size
+    num_prompt = len(request.prompt_token_ids)
+    if num_cached >= (num_prompt - 1) // size * size:
+        return  # all that the cache can hold: it has whole blocks, and never the last token
+    if shared is None or shared.num_tokens < size:
+        sentence = f"No earlier prompt has the same first {min(size, num_prompt)} tokens, which are one block."
+    elif shared.num_tokens // size * size <= num_cached:
+        made.facts["parts_at"], made.facts["parted_from"] = shared.num_tokens, shared.request_id
+        sentence = (
+            f"The match ended where its prompt parts from that of {shared.request_id}, at token {shared.num_tokens}."
+        )
+    else:
+        sentence = _lost(made.facts, log.steps, shared, num_cached, own_rows[0][0], cache)
+    position = next((i for i, one in enumerate(made.sentences) if one.startswith(_PREFIX_CACHE)), len(made.sentences))
+    made.sentences.insert(position + 1, sentence)
+
+
+def _most_alike(run: RecordedRun, request_id: str) -> tuple[EngineCoreRequest | None, _Shared | None]:
+    """The request, and the earlier one with the longest common beginning of their prompts; the later of equal ones."""
+    request = next((one for one in _requests(run) if one.request_id == request_id), None)
+    if request is None:
+        return None, None
+    best: _Shared | None = None
+    for other in _requests(run):
+        if other.request_id == request_id:
+            break
+        if (other.cache_salt, other.lora_name) != (request.cache_salt, request.lora_name):
+            continue
+        num_tokens = _num_common(other.prompt_token_ids, request.prompt_token_ids)
+        if num_tokens and (best is None or num_tokens >= best.num_tokens):
+            best = _Shared(other.request_id, num_tokens)
+    return request, best
+
+
+def _requests(run: RecordedRun) -> Iterator[EngineCoreRequest]:
+    return (event.request for event in run.events() if isinstance(event, RequestAdded | RequestForked))
+
+
+def _num_common(ones: Sequence[int], others: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ones, others, strict=False)))
+
+
+def _lost(
+    facts: dict[str, Any],
+    steps: Sequence[StepRecord],
+    shared: _Shared,
+    num_cached: int,
+    began: StepRecord,
+    cache: CacheConfig,
+) -> str:
+    """What became of the block at which the match ended, though an earlier prompt goes on alike."""
+    name, size = shared.request_id, cache.block_size
+    facts["shared_with"], facts["shared_tokens"] = name, shared.num_tokens
+    alike = f"Its first {shared.num_tokens} tokens are also those of {name}"
+    index = num_cached // size
+    before = [record for record in steps if record.start_s <= began.start_s]  # the last one is its own first
+    number = _computed_in(before, name, (index + 1) * size)
+    if number is None or cache.sliding_windows:
+        has_begun = any(row.request_id == name for record in before for row in record.rows)
+        return (
+            f"{alike}, which had not computed the next block yet." if has_begun else f"{alike}, whose blocks were gone."
+        )
+    table = [block_id for record in before[: number + 1] for row in record.rows if row.request_id == name
+             for block_id in row.new_block_ids]  # fmt: skip
+    taken = _next_owner(before[:-1], number, table[index], size) if index < len(table) else None
+    if taken is None:
+        return f"{alike}, whose next block was no longer cached."
+    record, taker = taken
+    facts["evicted_for"], facts["evicted_ms_before"] = taker, to_ms(began.start_s - record.start_s)
+    ago = to_text(began.start_s - record.start_s)
+    return f"{alike}: the next block of these was evicted {ago} before it began, for {taker}."
+
+
+def _computed_in(steps: Sequence[StepRecord], request_id: str, num_tokens: int) -> int | None:
+    """The position of the step that computed so many tokens of a request."""
+    for number, record in enumerate(steps):
+        for row in record.rows:
+            if row.request_id == request_id and row.num_computed_tokens + row.num_scheduled_tokens >= num_tokens:
+                return number
+    return None
+
+
+def _next_owner(
+    steps: Sequence[StepRecord], number: int, block_id: int, block_size: int
+) -> tuple[StepRecord, str] | None:
+    """The first row after step `number` that got the block to write to, and did not find it in the cache."""
+    ends: dict[str, int] = {}
+    for position, record in enumerate(steps):
+        for row in record.rows:
+            request_id, num_computed, num_scheduled, block_ids, _ = row
+            # A request that begins, or goes on after a preemption, gets a whole table: found blocks come first.
+            num_found = num_computed // block_size if num_computed != ends.get(request_id) else 0
+            ends[request_id] = num_computed + num_scheduled
+            if position > number and block_id in block_ids[num_found:]:
+                return record, request_id
+    return None
