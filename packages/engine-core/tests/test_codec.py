@@ -33,6 +33,7 @@ from llmstack_types import (
     FinishReason,
     Operation,
     SamplingParams,
+    ShadowReport,
     StructuredOutputsParams,
     TokenLogprobs,
 )
@@ -62,6 +63,13 @@ def test_what_an_engine_core_sends_arrives_unchanged(message: Any) -> None:
 def test_a_control_result_of_another_type_is_refused(fields: list[Any]) -> None:
     with pytest.raises(CodecError):
         decode_engine_message(msgpack.packb([PROTOCOL_VERSION, Tag.CONTROL_RESULT, 0, *fields]))
+
+
+@pytest.mark.parametrize("change", [{"lag_s": -1.0}, {"cpu_s": float("nan")}, {"num_shed": True}, {"real": [1.0]}])
+def test_a_shadow_report_with_other_values_is_refused(change: dict[str, Any]) -> None:
+    message = encode(EngineCoreOutputs([], shadow=ShadowReport("fair")._replace(**change)))
+    with pytest.raises(CodecError):
+        decode_engine_message(message)
 
 
 def test_every_control_operation_can_be_carried_and_has_a_number_of_its_own() -> None:

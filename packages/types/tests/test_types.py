@@ -27,6 +27,8 @@ from llmstack_types import (
     ScheduledRequest,
     SchedulerOutput,
     SchedulerStats,
+    ShadowFigures,
+    ShadowReport,
     StepPhases,
     StepRecord,
     StepRecording,
@@ -38,7 +40,7 @@ PUBLIC = {name: getattr(llmstack_types, name) for name in llmstack_types.__all__
 DATACLASSES = [value for value in PUBLIC.values() if is_dataclass(value)]
 NAMED_TUPLES = [
     BlockEviction, EngineCoreOutput, EngineCoreOutputs, KVTransferParams, LoRAIdentity, RequestEvent, ScheduledRequest,
-    SchedulerStats, StepPhases, StepRecord, StepRecording, TokenLogprobs,
+    SchedulerStats, ShadowFigures, ShadowReport, StepPhases, StepRecord, StepRecording, TokenLogprobs,
 ]  # fmt: skip
 
 # https://docs.vllm.ai: `SamplingParams`. Two fields differ in type only: our tuples are immutable.

@@ -19,6 +19,7 @@ from llmstack_types import (
     RequestStatus,
     ScheduledRequest,
     SchedulerStats,
+    ShadowReport,
     StepPhases,
     StepRecord,
     StepRecording,
@@ -100,13 +101,23 @@ async def test_the_stream_has_steps_runs_and_events() -> None:
     assert [event[0] for event in part["events"]] == ["mine", "other"]  # type: ignore[attr-defined]
 
 
+async def test_operators_alone_see_what_a_shadow_has_found() -> None:
+    state = ready_state(FakeEngineClient())
+    state.metrics.shadows.record(0, ShadowReport("policy=fair"))
+    part = await read_once(state)
+    assert part["shadow"]["name"] == "policy=fair"  # type: ignore[index]
+    assert (await read_once(ready_state(FakeEngineClient())))["shadow"] is None
+
+
 async def test_a_key_sees_its_own_requests_and_no_blocks() -> None:
     state = ready_state(engine := FakeEngineClient(), HTTPConfig(api_keys=KEYS))
     engine.step_log = kept_steps(state)
+    state.metrics.shadows.record(0, ShadowReport("policy=fair"))
     part = await read_once(state, key="first-key")
     assert {run[0] for run in part["runs"]} == {"mine"}  # type: ignore[attr-defined]
     assert {event[0] for event in part["events"]} == {"mine"}  # type: ignore[attr-defined]
     assert {step[5] for step in part["steps"]} == {None}  # type: ignore[attr-defined]
+    assert "shadow" not in part
 
 
 async def test_it_goes_on_after_a_step() -> None:

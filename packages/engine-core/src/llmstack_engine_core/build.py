@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.block_residency import BlockResidency
@@ -29,6 +29,9 @@ from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
+
+if TYPE_CHECKING:
+    from llmstack_engine_core.shadow.feed import ShadowFeed
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +107,8 @@ def _build_with_runner(
         kv_cache = build_cache(cache)
         scheduler = build_scheduler(scheduler_config, cache, events.on_status, kv_cache)
         header = LogHeader.of(scheduler_config, cache, _versions())
-        step_log = open_step_log(config, header)
+        shadow = make_shadow(config, header)
+        step_log = open_step_log(config, header, shadow)
     ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends())
     ready = replace(ready, versions=header.versions)
     logger.info(
@@ -129,6 +133,7 @@ def _build_with_runner(
         max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
         transfer=make_transfer(config, runner, spec, ready),
         profiles=profiles,
+        shadow=shadow,
     )
 
 
@@ -260,16 +265,33 @@ def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: 
     return EventBus([*hooks, *event_hooks], time.monotonic)
 
 
-def open_step_log(config: EngineConfig, header: LogHeader) -> StepLog | None:
-    """The log of steps as configured: in a file, or the last of it in memory, or none.
+def make_shadow(config: EngineConfig, header: LogHeader) -> ShadowFeed | None:
+    """Another control plane on the same inputs, where that is asked for.
+
+    Raises:
+        EngineStartError: There is none of that name, or no process can be started.
+    """
+    if config.shadow_scheduler is None:
+        return None
+    from llmstack_engine_core.shadow.feed import start_shadow
+
+    try:
+        return start_shadow(config.shadow_scheduler, header)
+    except (ValueError, OSError) as error:
+        raise EngineStartError(f"--shadow-scheduler: {error}") from error
+
+
+def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowFeed | None = None) -> StepLog | None:
+    """The log of steps as configured: in a file, or the last of it in memory, or none. `follower` receives it too.
 
     Raises:
         EngineStartError: The file cannot be written.
     """
     if config.record_steps is None:
-        return StepLog(header, RingSink(config.step_log_bytes)) if config.step_log_bytes else None
+        is_needed = config.step_log_bytes or follower is not None
+        return StepLog(header, RingSink(config.step_log_bytes), follower) if is_needed else None
     try:
-        return StepLog(header, FileSink(config.record_steps))
+        return StepLog(header, FileSink(config.record_steps), follower)
     except OSError as error:
         raise EngineStartError(f"cannot write --record-steps {config.record_steps}: {error.strerror}") from error
 

@@ -96,6 +96,7 @@ class EngineConfig:
         kv_events: Where the events of the prefix cache are published; None for nowhere.
         kv_transfer: How KV blocks of requests are exchanged with other engine cores; None for not at all.
         profiler: Where profiles are written; None records none.
+        shadow_scheduler: Another control plane, which a process of its own runs on the same inputs without effect.
         constraint_backend: What compiles and follows them, as `module:Class`.
         log_level: Of the engine core's process.
         log_format: Of its lines: `text` or `json`.
@@ -145,6 +146,7 @@ class EngineConfig:
     kv_events: KVEventsConfig | None = None
     kv_transfer: KVTransferConfig | None = None
     profiler: ProfilerConfig | None = None
+    shadow_scheduler: str | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
 
     def __post_init__(self) -> None:

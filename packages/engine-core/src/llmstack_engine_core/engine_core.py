@@ -15,7 +15,7 @@ from llmstack_engine_core.cache_news import CacheNews
 from llmstack_engine_core.events import EventBus, StepRecorder
 from llmstack_engine_core.kv_transfer.request_transfers import RequestTransfers, TransferParts
 from llmstack_engine_core.profiles import NOT_ENABLED, StepProfiles
-from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput, Scheduler
+from llmstack_engine_core.protocols import ConstraintBackend, ModelRunner, PendingOutput, Scheduler, ShadowSource
 from llmstack_engine_core.step_log import LoggedScheduler, StepLog
 from llmstack_engine_core.structured_output import ConstrainedRows, GrammarGate, LazyBackend
 from llmstack_types import (
@@ -28,6 +28,7 @@ from llmstack_types import (
     Operation,
     SchedulerOutput,
     SchedulerStats,
+    ShadowReport,
     StepPhases,
     StepRecord,
     StepRecording,
@@ -73,16 +74,17 @@ class EngineCore:
         max_cpu_loras: int = 0,
         transfer: TransferParts | None = None,
         profiles: StepProfiles | None = None,
+        shadow: ShadowSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connects the stages.
 
         `constraints` makes the backend of constrained requests; None refuses them. `step_log` logs the calls of the
         scheduler, those of the beam searches included. `num_steps_under_way` steps are started before the first of them
-        has to have results. `events` is what the scheduler reports states to; `recorder` and
-        `residency` are among its hooks. `max_cpu_loras` adapters are kept in memory; 0 refuses requests that name one.
-        `transfer` is what carries KV blocks of requests; None refuses those that ask for it.
-        `profiles` records what the runner computes; None refuses that.
+        has to have results. `events` is what the scheduler reports states to; `recorder` and `residency` are among its
+        hooks. `max_cpu_loras` adapters are kept in memory; 0 refuses requests that name one. `transfer` is what carries
+        KV blocks of requests; None refuses those that ask for it. `profiles` records what the runner computes; None
+        refuses that. `shadow` follows `step_log`, and reports.
         """
         self.ready = ready
         self.step_log = step_log
@@ -99,7 +101,7 @@ class EngineCore:
         self._adapter_gate = make_adapter_gate(runner, max_cpu_loras, num_steps_under_way, self._events.on_status)
         self._beam_searches = BeamSearches(self._scheduler)
         self._transfers = None if transfer is None else RequestTransfers(transfer, self._scheduler, clock)
-        self._profiles = profiles
+        self._profiles, self._shadow = profiles, shadow
         self._log_stats = log_stats
         self._max_num_queued_requests = max_num_queued_requests
         self._num_steps_under_way = num_steps_under_way
@@ -293,8 +295,17 @@ class EngineCore:
             return EngineCoreOutputs(outputs, timestamp_s)
         evictions = () if self._residency is None else self._residency.take()
         return EngineCoreOutputs(
-            outputs, timestamp_s, step_outputs.scheduler_stats, events, phases, evictions=evictions
-        )
+            outputs, timestamp_s, step_outputs.scheduler_stats, events, phases, evictions=evictions,
+            shadow=self.take_shadow_report(),
+        )  # fmt: skip
+
+    def now_s(self) -> float:
+        """The time on the clock of the steps."""
+        return self._clock()
+
+    def take_shadow_report(self) -> ShadowReport | None:
+        """What the shadow scheduler has reported since the last call; None for nothing."""
+        return None if self._shadow is None else self._shadow.take_report()
 
     def _forget(self, request_ids: Collection[str]) -> None:
         self._request_ids.difference_update(request_ids)
@@ -364,6 +375,8 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Closes the log and releases the device. Idempotent."""
+        if self._shadow is not None:
+            self._shadow.close()
         if self.step_log is not None:
             self.step_log.close()
         if self.cache_news is not None:

@@ -84,8 +84,12 @@ class EngineLoop(ABC):
             if self._followers:
                 self._send_cache_update(step.timestamp_s)
             self._send_outputs(step)
-        elif self._followers:
-            self._send_cache_update()
+        else:
+            if self._followers:
+                self._send_cache_update()
+            report = self._core.take_shadow_report()
+            if report is not None:
+                self._broadcast(EngineCoreOutputs([], self._core.now_s(), shadow=report))
 
     @abstractmethod
     def _receive(self, wait_ms: int) -> bool:
@@ -172,7 +176,7 @@ class EngineLoop(ABC):
     def _send_outputs(self, step: EngineCoreOutputs) -> None:
         if len(self._clients) == 1:
             (client,) = self._clients
-            if step.outputs or step.scheduler_stats is not None:
+            if step.outputs or step.scheduler_stats is not None or step.shadow is not None:
                 self._send(client, step)
             self._forget_finished(step.outputs)
             return
@@ -185,7 +189,10 @@ class EngineLoop(ABC):
             stats, phases = (step.scheduler_stats, step.phases) if client in informed else (None, None)
             outputs, events = outputs_of.get(client, []), events_of.get(client, [])
             evictions = step.evictions if client == first else ()
-            message = EngineCoreOutputs(outputs, step.timestamp_s, stats, events, phases, evictions=evictions)
+            shadow = step.shadow if client in informed else None
+            message = EngineCoreOutputs(
+                outputs, step.timestamp_s, stats, events, phases, evictions=evictions, shadow=shadow
+            )
             self._send(client, message)
 
     def _follow_cache(self, client: bytes) -> None:

@@ -13,6 +13,7 @@ from llmstack_types import (
     RequestEvent,
     SchedulerOutput,
     SchedulerStats,
+    ShadowReport,
     StepRecord,
     StructuredOutputsParams,
     TokenMasks,
@@ -145,6 +146,18 @@ class ModelRunner(Protocol):
 
     def shutdown(self) -> None:
         """Releases the device. Idempotent."""
+        ...
+
+
+class ShadowSource(Protocol):
+    """What reports of a shadow scheduler. Nothing of it waits, or raises."""
+
+    def take_report(self) -> ShadowReport | None:
+        """The last report, once; None where there is no new one."""
+        ...
+
+    def close(self) -> None:
+        """Ends the shadow and what belongs to it. Idempotent."""
         ...
 
 

@@ -163,7 +163,7 @@ class EngineArgs(
             "tokenizer_path": None if model_config.tokenizer_path is None else str(model_config.tokenizer_path),
             "warm_spare": self.warm_spare, "max_cpu_loras": self.max_cpu_loras or self.max_loras,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
-            "key_file": self._key_file(), "hosts": self._hosts(),
+            "key_file": self._key_file(), "hosts": self._hosts(), "shadow_scheduler": self.shadow_scheduler,
             "kv_events": self.kv_events_config, "step_log_bytes": self.step_log_bytes,
             "kv_transfer": self.kv_transfer_config, "profiler": self.profiler_config,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),

@@ -308,6 +308,7 @@ class EngineFrontEnd:
                     await self._client.abort_requests(processed.request_ids_to_abort)
                 processed.iteration_stats.engine_index = outputs.engine_index
                 processed.iteration_stats.block_evictions = outputs.evictions
+                processed.iteration_stats.shadow = outputs.shadow
                 record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)
         except EngineDeadError as error:
             self._die(error)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ThinkingTags,
     )
     from llmstack_types.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
+    from llmstack_types.shadow import ShadowFigures, ShadowReport
     from llmstack_types.stats import SchedulerStats
     from llmstack_types.structured_outputs_params import StructuredOutputsParams
     from llmstack_types.token_masks import TokenMasks
@@ -92,6 +93,8 @@ _MODULES = {
     "SchedulerOutput": "scheduler_output",
     "SchedulerStats": "stats",
     "ServerOverloadedError": "errors",
+    "ShadowFigures": "shadow",
+    "ShadowReport": "shadow",
     "StepPhases": "events",
     "StepRecord": "events",
     "StepRecording": "events",
@@ -139,6 +142,8 @@ __all__ = [
     "SchedulerOutput",
     "SchedulerStats",
     "ServerOverloadedError",
+    "ShadowFigures",
+    "ShadowReport",
     "StepPhases",
     "StepRecord",
     "StepRecording",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from llmstack_types.events import BlockEviction, RequestEvent, StepPhases
 from llmstack_types.pooling_params import PoolingParams
 from llmstack_types.sampling_params import SamplingParams
+from llmstack_types.shadow import ShadowReport
 from llmstack_types.stats import SchedulerStats
 
 
@@ -147,6 +148,7 @@ class EngineCoreOutputs(NamedTuple):
         phases: What took the step's time; None where statistics are off.
         engine_index: Which of several engine cores it was.
         evictions: Blocks of the sample that have lost what they held.
+        shadow: What the shadow scheduler reports; None where it has nothing new.
     """
 
     outputs: list[EngineCoreOutput]
@@ -156,6 +158,7 @@ class EngineCoreOutputs(NamedTuple):
     phases: StepPhases | None = None
     engine_index: int = 0
     evictions: Sequence[BlockEviction] = ()
+    shadow: ShadowReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

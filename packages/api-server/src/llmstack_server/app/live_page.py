@@ -70,7 +70,10 @@ async def _events(state: ServerState, engine_index: int, after_step: int, tenant
         now_s = time.monotonic()
         if log.steps or sent_s is None or now_s - sent_s >= KEEP_ALIVE_S:
             after_step, sent_s = log.steps[-1].stats.step if log.steps else after_step, now_s
-            yield sse.frame(sse.encode_json(_part(log, tenant, len(state.engine.engines))))
+            part = _part(log, tenant, len(state.engine.engines))
+            if tenant is None:
+                part["shadow"] = state.metrics.shadows.live_part(engine_index)
+            yield sse.frame(sse.encode_json(part))
         await asyncio.sleep(INTERVAL_S)
 
 

@@ -29,7 +29,7 @@ from llmstack_server.options.named_objects import load_named
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.queue_wait import predict_wait
 from llmstack_server.state.server_state import ServerState
-from llmstack_server.web.clients import check_operator
+from llmstack_server.web.clients import check_operator, current_client
 from llmstack_server.web.errors import HTTPError, engine_unavailable
 from llmstack_server.web.middleware import health_body
 from llmstack_server.web.openapi import error_responses
@@ -140,7 +140,8 @@ def _add_server_routes(router: APIRouter, state: ServerState) -> None:
             state.metrics.set_adapter_use(state.config.engine.max_loras, *state.opened_engine.adapter_use())
         queue = state.queue.state()
         state.metrics.set_queue(predict_wait(replace(queue, quantum=0), 0, ""), queue.tokens_per_s)
-        return Response(state.metrics.render(await state.ask_peers("metrics")), media_type=CONTENT_TYPE)
+        peers, is_operator = await state.ask_peers("metrics"), current_client.get().is_operator
+        return Response(state.metrics.render(peers, is_operator=is_operator), media_type=CONTENT_TYPE)
 
     @router.head("/load", include_in_schema=False)
     @router.get("/load")

@@ -13,6 +13,7 @@ from llmstack_server.observability.engine_metrics import EngineFamilies, EngineM
 from llmstack_server.observability.histograms import HistogramFamily
 from llmstack_server.observability.metric_aliases import PREFIX, render
 from llmstack_server.observability.metrics_merge import Merged, Snapshot, snapshot_of
+from llmstack_server.observability.shadow_metrics import ShadowMetrics, WithoutShadow
 from llmstack_types import EngineReady, SchedulerStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -38,7 +39,11 @@ _QUEUE_GAUGES = (
 
 
 class ServerMetrics:
-    """The metrics of one server in its own registry; a `StatLogger` of the engine front end."""
+    """The metrics of one server in its own registry; a `StatLogger` of the engine front end.
+
+    Attributes:
+        shadows: Those of shadow schedulers.
+    """
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class ServerMetrics:
         self._cache_facts = cache_facts or {}
         self._families = EngineFamilies(self._registry if has_engine_families else CollectorRegistry())
         self._engines: dict[int, EngineMetrics] = {}
+        self.shadows = ShadowMetrics(self._registry, model_name)
         self.engine(0)
         self._make_server_metrics()
         self._make_prediction_metrics()
@@ -146,6 +152,8 @@ class ServerMetrics:
         """Adds the figures of one step."""
         engine = self._engines.get(iteration_stats.engine_index) or self.engine(iteration_stats.engine_index)
         engine.record(scheduler_stats, iteration_stats)
+        if iteration_stats.shadow is not None:
+            self.shadows.record(iteration_stats.engine_index, iteration_stats.shadow)
 
     def count_http(self, method: str, route: str, status: int, duration_s: float) -> None:
         """Counts an answered request."""
@@ -217,7 +225,10 @@ class ServerMetrics:
         """The values that another process of this server needs to render the metrics of both."""
         return snapshot_of(self._registry)
 
-    def render(self, peers: Sequence[Snapshot] = ()) -> bytes:
-        """The text format; `peers` are the snapshots of the server's other processes."""
+    def render(self, peers: Sequence[Snapshot] = (), *, is_operator: bool = True) -> bytes:
+        """The text format; `peers` are the snapshots of the server's other processes.
+
+        `is_operator`: Whether the reader may see what shadow schedulers have found.
+        """
         source = Merged(self._registry, peers) if peers else self._registry
-        return render(source, has_aliases=self._has_aliases)
+        return render(source if is_operator else WithoutShadow(source), has_aliases=self._has_aliases)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from prometheus_client.metrics_core import Metric
 
 from llmstack_server.observability.metric_aliases import PREFIX
+from llmstack_server.observability.shadow_metrics import NAMES as SHADOW_NAMES
 
 Snapshot = list[list[Any]]
 """Families as name, text, type, unit and samples, each a name, labels and a value: plain data that travels as JSON."""
@@ -23,7 +24,7 @@ _SENT_TO_ALL = frozenset(
         "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
         "spec_decode_num_accepted_tokens_per_pos", "step_phase_seconds", "iteration_tokens_total",
     )
-)  # fmt: skip
+) | SHADOW_NAMES  # fmt: skip
 _SUMMED_GAUGES = frozenset({f"{PREFIX}num_requests_stuck"})
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 _Rule = Callable[[float, float], float]

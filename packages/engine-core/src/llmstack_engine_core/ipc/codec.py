@@ -231,7 +231,7 @@ _CLIENT_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], ClientMessage
 _ENGINE_DECODERS: Final[dict[int, tuple[int, Callable[[list[Any]], EngineMessage]]]] = {
     Tag.READY: (len(_READY_SCALARS) + len(_READY_MAPPINGS), _decode_ready),
     Tag.START_FAILED: (1, lambda values: StartFailed(_LINE(values[0], "reason"))),
-    Tag.OUTPUTS: (16, decode_outputs),
+    Tag.OUTPUTS: (17, decode_outputs),
     Tag.CONTROL_RESULT: (3, decode_control_result),
     Tag.ENGINE_FAILED: (1, lambda values: EngineFailed(_LINE(values[0], "reason"))),
     Tag.SLEEP_CHANGED: (1, lambda values: SleepChanged(_SLEEP_LEVEL(values[0], "level"))),

@@ -14,6 +14,7 @@ from llmstack_engine_core.ipc import fields
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_engine_core.ipc.kv_transfer_codec import decode_kv_transfers, encode_kv_transfer
 from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
+from llmstack_engine_core.ipc.shadow_codec import decode_shadow, encode_shadow
 from llmstack_types import (
     BlockEviction,
     EngineCoreOutput,
@@ -89,6 +90,7 @@ def encode_outputs(message: EngineCoreOutputs) -> list[Any]:
         encode_events(message.events) if message.events else None,
         message.phases,
         _encode_evictions(message.evictions) if message.evictions else None,
+        None if message.shadow is None else encode_shadow(message.shadow),
     ]
 
 
@@ -186,8 +188,9 @@ def decode_outputs(values: list[Any]) -> EngineCoreOutputs:
     events = () if values[13] is None else decode_events(values[13])
     phases = None if values[14] is None else decode_phases(values[14])
     evictions = () if values[15] is None else _decode_evictions(values[15])
+    shadow = None if values[16] is None else decode_shadow(values[16])
     timestamp_s = _TIMESTAMP(values[0], "timestamp_s")
-    return EngineCoreOutputs(outputs, timestamp_s, stats, events, phases, evictions=evictions)
+    return EngineCoreOutputs(outputs, timestamp_s, stats, events, phases, evictions=evictions, shadow=shadow)
 
 
 def _decode_token_ids(packed_counts: Any, packed_ids: Any, num_rows: int) -> list[list[int]]:

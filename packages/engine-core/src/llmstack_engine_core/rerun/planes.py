@@ -50,10 +50,10 @@ def recorded_plane(scheduler: SchedulerConfig, cache: CacheConfig) -> ControlPla
     return ControlPlane(scheduler, cache)
 
 
-def changed_plane(plane: ControlPlane, text: str) -> ControlPlane:
+def changed_plane(plane: ControlPlane, text: str, *, imports: bool = True) -> ControlPlane:
     """Another control plane: a policy, settings such as `max_num_batched_tokens=512,num_blocks=100`, or `module:Class`.
 
-    Settings may be separated by `,` or `|`.
+    Settings may be separated by `,` or `|`. `imports`: Whether a class is imported; without, it is left away.
 
     Raises:
         PlaneError: There is no such setting or class, or its value is not valid.
@@ -65,10 +65,10 @@ def changed_plane(plane: ControlPlane, text: str) -> ControlPlane:
     for part in (part.strip() for part in text.replace("|", ",").split(",")):
         if part in POLICIES:
             settings.append(f"policy={part}")
-        elif "=" in part:
+        elif "=" in part.partition(":")[0]:
             settings.append(part)
         elif ":" in part:
-            factory = _load_factory(part)
+            factory = _load_factory(part) if imports else factory
         else:
             raise PlaneError(
                 f"{part[:64]!r} is no policy ({', '.join(POLICIES)}), no setting such as max_num_batched_tokens=512, "

@@ -87,6 +87,7 @@ class RunCollector:
         now_s: The time of the last event that has one.
         num_left_out: Beams.
         num_refused: Requests that the scheduler refused.
+        num_unknown_rows: Rows of the last step whose requests came before the first event; beams apart.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class RunCollector:
         """`on_end` receives each request that has ended, `on_step` each measured step and its seconds."""
         self.live: dict[str, RecordedRequest] = {}
         self.now_s = 0.0
-        self.num_left_out = self.num_refused = 0
+        self.num_left_out = self.num_refused = self.num_unknown_rows = 0
         self._on_end = on_end
         self._on_step = on_step
         self._unseen: list[RecordedRequest] = []  # added since the last step: their time is not known yet
@@ -161,9 +162,12 @@ class RunCollector:
             if request_id in self.live:  # it has not ended
                 self.live[request_id].outcome.num_preemptions += 1
         rows = scheduled_rows(decided)
+        self.num_unknown_rows = 0
         for request_id, *_ in rows:
             recorded = self.live.get(request_id)
-            if recorded is not None and recorded.outcome.queue_s is None:
+            if recorded is None:
+                self.num_unknown_rows += BEAM_MARK not in request_id
+            elif recorded.outcome.queue_s is None:
                 recorded.outcome.queue_s = self.now_s - recorded.arrival_s
         self._under_way.append((self.now_s, step_work(rows)))
 

@@ -86,7 +86,7 @@ class Rerun:
         self._arrivals: list[tuple[float, int, RecordedRequest]] = []  # a heap
         self._departures: list[tuple[float, str]] = []  # a heap
         self._running: dict[str, _Running] = {}
-        self._ended: list[tuple[RecordedRequest, Outcome]] = []
+        self._ended: list[tuple[RecordedRequest, Outcome | None]] = []
         self._num_idle_steps = 0
 
     @property
@@ -98,8 +98,8 @@ class Rerun:
         """Takes a request, which comes at its time."""
         heapq.heappush(self._arrivals, (recorded.arrival_s, recorded.number, recorded))
 
-    def take_ended(self) -> list[tuple[RecordedRequest, Outcome]]:
-        """The requests that have ended since the last call, each with what it got."""
+    def take_ended(self) -> list[tuple[RecordedRequest, Outcome | None]]:
+        """The requests that have ended since the last call, each with what it got; None for a refused one."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -129,6 +129,7 @@ class Rerun:
                 self._scheduler.add_request(recorded.request)
             except InvalidRequestError:
                 self.num_refused += 1
+                self._ended.append((recorded, None))
                 continue
             self._running[request_id] = _Running(recorded)
             if recorded.is_cut and not recorded.token_ids:

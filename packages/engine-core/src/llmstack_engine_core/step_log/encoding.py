@@ -140,8 +140,9 @@ def encode_updated(
 class EventDecoder:
     """Payloads to events, in the order of the log: times are differences."""
 
-    def __init__(self) -> None:
-        self._last_us = 0
+    def __init__(self, last_us: int = 0) -> None:
+        """`last_us`: The time of the last event before the first one to decode."""
+        self._last_us = last_us
         self._decoders: Mapping[int, Callable[[bytes], Event]] = MappingProxyType(
             {
                 Tag.ADD: lambda payload: RequestAdded(unpack_request(payload)),

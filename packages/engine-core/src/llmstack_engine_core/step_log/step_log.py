@@ -6,6 +6,7 @@ Inputs of the scheduler as they come, and the hash of its decisions at checkpoin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from llmstack_engine_core.step_log.decisions import DecisionHash
 from llmstack_engine_core.step_log.encoding import (
@@ -36,6 +37,29 @@ STEPS_PER_CHECKPOINT = 64
 MAX_SEGMENT_BYTES = 1 << 16
 
 
+class Follower(Protocol):
+    """Receives a log while it is written."""
+
+    def take(self, segment: bytes, decisions: list[bytes], start_us: int) -> None:
+        """A segment, what was decided in it, and the time of the last event before it. Returns at once."""
+        ...
+
+
+class _KeptDecisions(DecisionHash):
+    """A running hash that also keeps what it takes in, up to the next checkpoint."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[bytes] = []
+
+    def add(self, packed: bytes) -> None:
+        """Takes in one decision."""
+        super().add(packed)
+        self.kept.append(packed)
+
+
 class StepLog:
     """One run's log. Used by one thread, the engine core's.
 
@@ -45,14 +69,18 @@ class StepLog:
         decisions: The hash of what the scheduler decides.
     """
 
-    def __init__(self, header: LogHeader, sink: Sink) -> None:
+    def __init__(self, header: LogHeader, sink: Sink, follower: Follower | None = None) -> None:
+        """`follower`: Receives the log too, without its header."""
         self.sink = sink
-        self.decisions = DecisionHash()
+        self.decisions = DecisionHash() if follower is None else _KeptDecisions()
+        self._follower: Follower | None = None  # not of the header
+        self._start_us = 0
         self._segment = encode_header(header)
         self._num_steps = 0
         self._last_us = 0
         self._is_closed = False
         self.checkpoint()
+        self._follower = follower
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Logs a new request."""
@@ -97,7 +125,12 @@ class StepLog:
         """Ends a segment and hands it over."""
         checkpoint = Checkpoint(self._num_steps, self.decisions.digest(), is_closed)
         put_checkpoint(self._segment, checkpoint)
-        self.sink.write(bytes(self._segment), checkpoint)
+        segment = bytes(self._segment)
+        self.sink.write(segment, checkpoint)
+        if self._follower is not None and isinstance(self.decisions, _KeptDecisions):
+            decided, self.decisions.kept = self.decisions.kept, []
+            self._follower.take(segment, decided, self._start_us)
+        self._start_us = self._last_us
         self._segment.clear()
 
     def _put(self, tag: Tag, payload: bytes | bytearray) -> None:

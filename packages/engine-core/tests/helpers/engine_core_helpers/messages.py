@@ -37,6 +37,8 @@ from llmstack_types import (
     SamplingParams,
     ScheduledRequest,
     SchedulerStats,
+    ShadowFigures,
+    ShadowReport,
     StepPhases,
     StepRecord,
     StepRecording,
@@ -236,6 +238,11 @@ CONTROL_RESULTS = st.one_of(
     [st.builds(ControlResult, COUNT, st.just(operation), values) for operation, values in RESULTS.items()]
 )
 KEYS = st.binary(max_size=3).map(lambda chunk: 8 * chunk)
+SUMS = st.builds(ShadowFigures, *[st.floats(0, 1e9)] * 3, st.integers(0, 2**40))
+SHADOW_REPORTS = st.builds(
+    ShadowReport, st.text(max_size=9), st.text(max_size=9), st.integers(0, 2**40), st.integers(0, 2**40),
+    st.floats(0, 1e9), st.floats(0, 1e9), st.integers(0, 256), *[SUMS] * 6,
+)  # fmt: skip
 ENGINE_MESSAGES = (
     st.builds(
         EngineCoreOutputs,
@@ -246,6 +253,7 @@ ENGINE_MESSAGES = (
         optional(PHASES),
         st.just(0),  # a client's own, which does not travel
         evictions=st.just(()) | EVICTIONS,
+        shadow=optional(SHADOW_REPORTS),
     )
     | READY
     | st.builds(StartFailed, TEXT)

@@ -194,6 +194,14 @@ class SchedulingOptions(OptionGroup):
         metavar="N",
         help="memory for the log of the last steps, without --record-steps; 0 keeps none",
     )
+    shadow_scheduler: str | None = option(
+        None,
+        flag="--shadow-scheduler",
+        metavar="CHANGES",
+        help="compare with another scheduler, which runs on the same requests without effect: settings separated by "
+        "commas, a policy, or module:Class",
+        example="max_num_batched_tokens=512,policy=fair",
+    )
     profiler_config: Mapping[str, Any] | None = option(
         None,
         flag="--profiler-config",

@@ -223,6 +223,7 @@ class LLMEngine:
             outputs.outputs, outputs.timestamp_s, outputs.events, outputs.phases
         )
         processed.iteration_stats.block_evictions = outputs.evictions
+        processed.iteration_stats.shadow = outputs.shadow
         if processed.request_ids_to_abort:
             self.client.abort_requests(processed.request_ids_to_abort)
         record_all(self._stat_loggers, outputs.scheduler_stats, processed.iteration_stats)

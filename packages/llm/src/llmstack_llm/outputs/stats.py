@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmstack_types import BlockEviction, EngineReady, SchedulerStats, StepPhases
+from llmstack_types import BlockEviction, EngineReady, SchedulerStats, ShadowReport, StepPhases
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class IterationStats:
         num_corrupted: Those of them without usable numbers from the model.
         phases: What took the step's time; None where the engine core keeps no statistics.
         block_evictions: KV blocks of the sample that have lost what they held.
+        shadow: What the shadow scheduler reports; None where it has nothing new.
     """
 
     timestamp_s: float = 0.0
@@ -80,6 +81,7 @@ class IterationStats:
     phases: StepPhases | None = None
     engine_index: int = 0
     block_evictions: Sequence[BlockEviction] = ()
+    shadow: ShadowReport | None = None
 
 
 class StatLogger(Protocol):

@@ -260,6 +260,7 @@ async function read(answer, isWanted) {
       offerEngines(part.num_engines);
       if (part.steps.length && part.steps[part.steps.length - 1][0] < data.lastStep) data = emptyData(); // it started again
       add(part);
+      showShadow(part.shadow);
       show();
     }
   }
@@ -270,6 +271,18 @@ function offerEngines(count) {
   if (list.options.length === count) return;
   list.replaceChildren(...Array.from({ length: count }, (_, index) => new Option(index, index)));
   byId("engine-field").hidden = count < 2;
+}
+
+// What another scheduler would have done with the same requests, in the server's sentences.
+function showShadow(shadow) {
+  byId("shadow").hidden = !shadow;
+  if (!shadow) return;
+  byId("shadow-title").textContent = `Shadow scheduler ${shadow.name}`;
+  byId("shadow-sentences").replaceChildren(...shadow.sentences.map((sentence) => {
+    const item = document.createElement("li");
+    item.textContent = sentence;
+    return item;
+  }));
 }
 
 // A file that shows the same without a server.

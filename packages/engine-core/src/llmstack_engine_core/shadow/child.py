@@ -1,0 +1,129 @@
+"""The process of a shadow scheduler.
+
+It runs as `python -m llmstack_engine_core.shadow.child`, reads the step log from
+standard input, and writes reports to standard output.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any, BinaryIO, Final
+
+from llmstack_engine_core.ipc.shadow_codec import encode_shadow
+from llmstack_engine_core.rerun import changed_plane, recorded_plane
+from llmstack_engine_core.shadow.shadow import Shadow
+from llmstack_engine_core.shadow.wire import read_message, write_message
+from llmstack_engine_core.step_log import LogHeader
+from llmstack_engine_core.step_log.step_log import STEPS_PER_CHECKPOINT
+from llmstack_types import ShadowReport
+
+REPORT_INTERVAL_S: Final = 1.0
+IDLE_WAIT_S: Final = 0.25
+# The log is written at the latest when the engine core is idle, so what came before that has arrived by then.
+IDLE_AGE_S: Final = 2.0
+CHUNK_S: Final = 0.02
+NICENESS: Final = 19
+
+
+class Budget:
+    """Processor time: a share of a core, of which a little may be saved."""
+
+    def __init__(self, share: float = 0.04, saved_s: float = 1.0, max_debt_s: float = 1.0) -> None:
+        self._share, self._saved_s, self._max_debt_s = share, saved_s, max_debt_s
+        self._credit_s = saved_s
+        self._wall_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    def update(self) -> None:
+        """Adds what has been earned since the last call, less what was spent."""
+        wall_s, cpu_s = time.monotonic(), time.process_time()
+        self._credit_s += (wall_s - self._wall_s) * self._share - (cpu_s - self._cpu_s)
+        self._credit_s = min(self._credit_s, self._saved_s)
+        self._wall_s, self._cpu_s = wall_s, cpu_s
+
+    @property
+    def has_time(self) -> bool:
+        """Whether anything may be simulated."""
+        return self._credit_s > 0
+
+    @property
+    def must_shed(self) -> bool:
+        """Whether even reading the log takes too much."""
+        return self._credit_s < -self._max_debt_s
+
+
+class Timer:
+    """A stretch of time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end_s = time.monotonic() + seconds
+
+    def is_left(self) -> bool:
+        """Whether it is not over."""
+        return time.monotonic() < self._end_s
+
+
+def main() -> int:
+    """Follows the log to its end; 1 with a last report where something fails."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends first, and with it the log
+    os.nice(NICENESS)
+    stream = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - a buffer hides from `select`
+    out = sys.stdout.buffer
+    sys.stdout = sys.stderr  # a scheduler that prints must not spoil the reports
+    name = "-"
+    try:
+        first = read_message(stream)
+        if first is None:
+            return 0
+        _, packed, name = first
+        scheduler, cache = LogHeader.unpack(packed).configs()
+        plane = recorded_plane(scheduler, cache)
+        shadow = Shadow(name, plane, changed_plane(plane, name))
+        gc.freeze()
+        _follow(stream, out, shadow)
+    except OSError:
+        return 0  # the engine core is gone
+    except Exception as error:  # noqa: BLE001 - whatever another scheduler raises ends the shadow alone, with a sentence
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        write_message(out, encode_shadow(ShadowReport(name, problem, cpu_s=time.process_time())))
+        return 1
+    return 0
+
+
+def _follow(stream: BinaryIO, out: BinaryIO, shadow: Shadow) -> None:
+    budget, reported_s, last = Budget(), 0.0, None
+    num_skipped, is_busy = 0, False
+    while True:
+        budget.update()
+        if select.select([stream], [], [], 0.0 if is_busy and budget.has_time else IDLE_WAIT_S)[0]:
+            message = read_message(stream)
+            if message is None:
+                return
+            num_skipped = _take(message, shadow, num_skipped, budget)
+        if budget.has_time and not num_skipped:
+            is_busy = shadow.work(Timer(CHUNK_S).is_left, time.monotonic() - IDLE_AGE_S)
+        now_s = time.monotonic()
+        if now_s - reported_s >= REPORT_INTERVAL_S:
+            report = shadow.report(time.process_time())
+            if last is None or report[:4] != last[:4] or now_s - reported_s >= 10 * REPORT_INTERVAL_S:
+                write_message(out, encode_shadow(report))
+                last, reported_s = report, now_s
+
+
+def _take(message: list[Any], shadow: Shadow, num_skipped: int, budget: Budget) -> int:
+    """Follows a segment, or skips it where time is short; how many segments are skipped in a row."""
+    _, segment, decisions, start_us, num_lost_steps = message
+    if budget.must_shed or (num_skipped and not budget.has_time):
+        return num_skipped + 1
+    if num_skipped or num_lost_steps:
+        shadow.skip(num_skipped * STEPS_PER_CHECKPOINT + num_lost_steps)
+    shadow.take(segment, decisions, start_us)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
