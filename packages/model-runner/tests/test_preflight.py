@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from llmstack_model_runner import preflight
 from llmstack_model_runner.device.host_limits import memory_limit_bytes
-from llmstack_model_runner.preflight import find_problems
+from llmstack_model_runner.preflight import PACKING_SHARE, PROCESS_BYTES, find_problems, find_room_problem
 from llmstack_types import ModelRunnerConfig
 
 LLAMA = {
@@ -189,3 +189,16 @@ def test_a_model_of_another_kind_is_called_that_before_anything_starts(
     (found,) = problems(write_model(tmp_path / "m", **config), write_limit(tmp_path / "root", 1 << 40))
     assert f"{config['architectures'][0]} is {kind}" in found
     assert "LlamaForCausalLM" in found
+
+
+def test_a_second_process_needs_room_in_the_memory_that_is_free_now(tmp_path: Path) -> None:
+    config = ModelRunnerConfig(write_model(tmp_path / "m"))
+    needed = PROCESS_BYTES + WEIGHT_BYTES + WEIGHT_BYTES // PACKING_SHARE + 64 * 16 * TOKEN_BYTES
+    kilobytes = -(-needed // 1024)
+    (tmp_path / "proc").mkdir()
+    for num_free, is_enough in ((kilobytes, True), (kilobytes - 1, False)):
+        (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1000000000 kB\nMemAvailable: {num_free} kB\n")
+        problem = find_room_problem(config, num_blocks=64, root=tmp_path)
+        assert (problem == "") is is_enough
+        assert is_enough or "GiB are free" in problem
+    assert find_room_problem(config, num_blocks=64, root=tmp_path / "empty") == ""

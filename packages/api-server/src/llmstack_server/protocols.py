@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from llmstack_llm import (
     ChatPrompt,
     CheckedSampling,
+    EngineArgs,
     GenerationRequest,
     GivenSampling,
     RenderedPrompt,
@@ -352,4 +353,24 @@ class EngineClient(Protocol):
 
     async def shutdown(self) -> None:
         """Stops the engine and frees its resources; a second call has no effect."""
+        ...
+
+
+@runtime_checkable
+class ReloadableEngine(Protocol):
+    """An engine front end that can exchange its engine core while requests run."""
+
+    async def reload(
+        self, args: EngineArgs | None = None, adapters: Sequence[tuple[str, str]] | None = None
+    ) -> EngineReady:
+        """Lets another engine core take new requests; None for `args` changes the adapters alone.
+
+        Raises:
+            ReloadError: Nothing has changed; the text says why.
+        """
+        ...
+
+    @property
+    def num_finishing_requests(self) -> int:
+        """Requests that finish in the engine core before this one."""
         ...

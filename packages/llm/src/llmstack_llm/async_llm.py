@@ -27,6 +27,7 @@ from llmstack_llm.outputs.stats import StatLogger
 from llmstack_llm.outputs.stream import GenerationStream
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
+from llmstack_llm.reloading import reload_engine, reloadable_client
 from llmstack_llm.requests import (
     AdmittedRequest,
     ChatPrompt,
@@ -36,7 +37,7 @@ from llmstack_llm.requests import (
     adapter_fields,
 )
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
-from llmstack_types import EngineCoreRequest, InvalidRequestError, PoolingParams, SamplingParams
+from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
     from llmstack_llm.outputs.collector import RequestOutputCollector
@@ -122,7 +123,9 @@ class AsyncLLM(EngineFrontEnd):
         chat_template = load_chat_template(model_config, tokenizer, args.chat_template)
         engine = cls(
             model_config,
-            make_engine_client(engine_config, multiprocess, client_addresses, client_index, args.routing),
+            make_engine_client(
+                engine_config, multiprocess, client_addresses, client_index, args.routing, can_reload=args.can_reload
+            ),
             tokenizer,
             stat_loggers=stat_loggers,
             chat_template=chat_template,
@@ -135,6 +138,21 @@ class AsyncLLM(EngineFrontEnd):
         )
         engine.load_tokenizer_s = load_tokenizer_s
         return engine
+
+    async def reload(
+        self, args: EngineArgs | None = None, adapters: Sequence[tuple[str, str]] | None = None
+    ) -> EngineReady:
+        """Lets another engine core take new requests; see `reload_engine`.
+
+        Raises:
+            ReloadError: Nothing has changed; the text says why.
+        """
+        return await reload_engine(self, reloadable_client(self._client), args, adapters)
+
+    @property
+    def num_finishing_requests(self) -> int:
+        """Requests that finish in the engine core before this one, after a reload."""
+        return int(getattr(self._client, "num_finishing", 0))
 
     def check_sampling(
         self, given: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES, *, is_echo: bool = False

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def make_engine_client(
-    config: EngineConfig, multiprocess: bool, addresses: Sequence[str], client_index: int, routing: RoutingPolicyName
+    config: EngineConfig,
+    multiprocess: bool,
+    addresses: Sequence[str],
+    client_index: int,
+    routing: RoutingPolicyName,
+    *,
+    can_reload: bool = False,
 ) -> AsyncEngineCoreClient:
     """The client that the options ask for; returns without waiting for the engine cores.
 
@@ -39,7 +45,7 @@ def make_engine_client(
             routing=policy,
         )
     try:
-        return make_async_client(config, multiprocess=multiprocess, routing=policy)
+        return make_async_client(config, multiprocess=multiprocess, routing=policy, can_reload=can_reload)
     except ValueError as error:
         raise EngineArgsError(str(error)) from error
 

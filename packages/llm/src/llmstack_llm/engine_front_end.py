@@ -206,10 +206,7 @@ class EngineFrontEnd:
         self.adapters.check(name, path)
         adapter = await asyncio.to_thread(self.adapters.identify, name, path, base_model_name)
 
-        async def load(identity: str, path: str) -> str:
-            return await self._client.call(Control.LOAD_ADAPTER, identity, path)
-
-        await self.adapters.wait_until_loaded(adapter, load)
+        await self.adapters.wait_until_loaded(adapter, self.load_adapter_files)
         before = self.adapters.add(adapter)
         if on_change is not None:
             await on_change()
@@ -229,6 +226,19 @@ class EngineFrontEnd:
             await on_change()
         await self._client.call(Control.UNLOAD_ADAPTER, adapter.identity)
         return True
+
+    async def load_adapter_files(self, identity: str, path: str) -> str:
+        """Lets the engine core read an adapter, and returns how far that is; no name is changed."""
+        return await self._client.call(Control.LOAD_ADAPTER, identity, path)
+
+    async def set_adapters(self, wanted: Sequence[Adapter]) -> None:
+        """Makes these, which are loaded, the adapters that requests can name, in place of all others."""
+        names = {adapter.name for adapter in wanted}
+        gone = [self.adapters.remove(known.name) for known in self.adapters.adapters if known.name not in names]
+        gone += [self.adapters.add(adapter) for adapter in wanted if self.adapters.find(adapter.name) != adapter]
+        for adapter in gone:
+            if adapter is not None:
+                await self._client.call(Control.UNLOAD_ADAPTER, adapter.identity)
 
     def adapter_use(self) -> tuple[list[str], list[str]]:
         """Names of the adapters of requests that run, and of those that wait; sorted."""
@@ -335,6 +345,15 @@ class EngineFrontEnd:
         for engine in self._client.engines:
             for stat_logger in self._stat_loggers:
                 stat_logger.log_engine_initialized(engine)
+
+    def follow_reload(self, model_config: ModelConfig, started: EngineReady) -> EngineReady:
+        """Takes the limits and defaults of the engine core that takes new requests from now on."""
+        self.model_config = model_config
+        self.ready = model_config.use.restrict(started)
+        self.input_processor.set_model(model_config, self.ready)
+        for stat_logger in self._stat_loggers:
+            stat_logger.log_engine_initialized(started)
+        return self.ready
 
     def _has_failed_to_start(self) -> bool:
         task = self._starting

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmstack_llm import request_errors
-from llmstack_llm.admission.limits import AdmissionLimits, check_prompt_chars
+from llmstack_llm.admission.limits import check_prompt_chars, limits_of
 from llmstack_llm.admission.prompt_embeds import PromptEmbeds, read_prompt_embeds
 from llmstack_llm.admission.rules import check_text, check_token_ids, check_truncation, check_truncation_side
 from llmstack_llm.admission.sampling import (
@@ -73,12 +73,7 @@ class InputProcessor:
     ) -> None:
         self.tokenizer = tokenizer
         self.gate = TextGate()
-        self.limits = AdmissionLimits(
-            model_config.max_model_len,
-            model_config.vocab_size,
-            num_token_types=model_config.num_token_types,
-            max_logprobs=model_config.max_logprobs,
-        )
+        self.limits = limits_of(model_config)
         self.eos_token_ids = _eos_token_ids(model_config, tokenizer)
         self.constraints = ConstraintAdmission(model_config.tokenizer_path, self.eos_token_ids, structured_outputs)
         self._start_token_id = _start_token_id(model_config, tokenizer)
@@ -89,6 +84,12 @@ class InputProcessor:
         self._check_defaults()
         self._draw = draw
         self._clock = clock
+
+    def set_model(self, model_config: ModelConfig, ready: EngineReady) -> None:
+        """Applies the limits and defaults of another model with the same tokenizer and use."""
+        self.limits = limits_of(model_config)
+        self._default_sampling = model_config.default_sampling
+        self.set_ready(ready)
 
     def set_ready(self, ready: EngineReady) -> None:
         """Applies the engine core's limits."""

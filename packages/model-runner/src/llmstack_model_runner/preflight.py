@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from llmstack_gguf import CLASS_NAMES as GGUF_CLASS_NAMES
 from llmstack_model_files import (
@@ -21,7 +21,7 @@ from llmstack_model_files import (
 )
 from llmstack_model_runner.architectures import ARCHITECTURES, POOLING_DECODERS, supported_architectures
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
-from llmstack_model_runner.device.host_limits import memory_limit_bytes
+from llmstack_model_runner.device.host_limits import available_memory_bytes, memory_limit_bytes
 from llmstack_model_runner.unsupported_kinds import unsupported_kind
 from llmstack_types import ModelRunnerConfig
 from llmstack_types.vocabulary import DTYPE_ALIASES, KV_CACHE_DTYPE_ALIASES, CheckpointQuantization, words_of
@@ -34,6 +34,9 @@ _DTYPE_TO_BITS: Mapping[str, int] = {"float32": 32, "bfloat16": 16, "float16": 1
 _LEAST_KV_BITS = 16
 _GIB = 1 << 30
 _ENDS = ("embedding", "head")
+# What a process takes besides weights and KV cache, and the share of the weights that packing takes for a moment.
+PROCESS_BYTES: Final = 192 << 20
+PACKING_SHARE: Final = 4
 
 
 def find_problems(
@@ -69,6 +72,32 @@ def find_problems(
         num_tokens, num_blocks = min(num_tokens, config.block_size), 1  # layers may hold less than the whole request
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or num_tokens * token_bytes
     return [*problems, *_memory_problems(weight_bytes, kv_bytes, config.device, root)]
+
+
+def find_room_problem(
+    config: ModelRunnerConfig,
+    *,
+    num_blocks: int | None = None,
+    kv_cache_bytes: int | None = None,
+    root: Path = Path("/"),
+) -> str:
+    """Why a second process with such a model does not fit into the memory that is free now; empty where it may.
+
+    Raises:
+        ModelFilesError: Files of the model cannot be read.
+    """
+    room = available_memory_bytes(root)
+    if room is None:
+        return ""
+    folder = Path(config.model_path)
+    model_config = overridden(read_json(folder, "config.json"), json.loads(config.hf_overrides or "{}"))
+    weight_bytes = 0 if config.load_format == "dummy" else _least_weight_bytes(folder, config)
+    token_bytes = _least_token_bytes(model_config, config.kv_cache_dtype)
+    kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or config.block_size * token_bytes
+    needed = PROCESS_BYTES + weight_bytes + weight_bytes // PACKING_SHARE + kv_bytes
+    if needed <= room:
+        return ""
+    return f"a second engine core needs about {needed / _GIB:.1f} GiB, and {room / _GIB:.1f} GiB are free"
 
 
 def readable_formats(architecture: str, model_impl: str = "auto") -> tuple[str, ...]:

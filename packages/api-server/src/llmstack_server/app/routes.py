@@ -20,6 +20,7 @@ from llmstack_server.app.invocations import add_invocations_route
 from llmstack_server.app.live_page import add_live_page
 from llmstack_server.app.pause_routes import add_pause_routes
 from llmstack_server.app.profile_routes import add_profile_routes
+from llmstack_server.app.reload_routes import add_reload_routes
 from llmstack_server.app.server_info import server_info
 from llmstack_server.app.sleep_routes import add_sleep_routes
 from llmstack_server.app.steps import add_steps_routes
@@ -77,6 +78,7 @@ def build_router(state: ServerState) -> APIRouter:
             add_profile_routes(control, state)
         if state.config.adapters.root is not None:
             add_adapter_routes(control, state, state.config.adapters.root)
+        add_reload_routes(control, state)
         router.include_router(control)
     return router
 

@@ -29,6 +29,7 @@ from llmstack_server.options.http_options import (
 )
 from llmstack_server.options.observability import ObservabilityConfig
 from llmstack_server.options.process_options import ProcessConfig
+from llmstack_server.options.reload_options import ReloadOptions
 from llmstack_server.options.server_options import (
     AccessOptions,
     HubOptions,
@@ -41,7 +42,7 @@ _GROUPS: Sequence[type[Any]] = (
     EngineArgs, NameOptions, HubOptions, ChatOptions, AnswerConfig,
     SourceOptions, HTTPConfig, AccessOptions, TLSConfig, CORSConfig, RequestLogConfig, RateLimits, ResponseStoreConfig,
     BatchConfig,
-    ObservabilityConfig, ProcessConfig, AdapterNames,
+    ObservabilityConfig, ProcessConfig, AdapterNames, ReloadOptions,
 )  # fmt: skip
 SERVE_OPTIONS: Sequence[Option] = tuple(
     option for group in _GROUPS for option in options_of(group) if option.declared.flag

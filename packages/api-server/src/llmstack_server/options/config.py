@@ -24,6 +24,7 @@ from llmstack_server.options.http_options import (
 )
 from llmstack_server.options.observability import ObservabilityConfig
 from llmstack_server.options.process_options import ProcessConfig
+from llmstack_server.options.reload_options import ReloadOptions
 from llmstack_server.options.secret import Secret
 from llmstack_server.options.server_options import (
     AccessOptions,
@@ -88,6 +89,7 @@ class ServeConfig:
         warnings: Lines for the log once it is set up.
         processes: How the server is distributed over processes.
         adapters: LoRA adapters from the start, and where others may be loaded from.
+        reload: What operators may load while the server runs.
         settings: The effective options, from which another process makes this configuration again.
         deployment_secret: What the ids of API keys derive from, in all processes of the server.
     """
@@ -101,6 +103,7 @@ class ServeConfig:
     warnings: tuple[str, ...] = ()
     processes: ProcessConfig = field(default_factory=ProcessConfig)
     adapters: AdapterNames = field(default_factory=AdapterNames)
+    reload: ReloadOptions = field(default_factory=ReloadOptions)
     settings: Settings = field(default_factory=partial(Settings, ()), repr=False)  # API keys are among them
     deployment_secret: bytes = field(default_factory=partial(os.urandom, 32), repr=False, compare=False)
 
@@ -126,11 +129,12 @@ def config_from(settings: Settings) -> ServeConfig:
         EngineArgs,
         model=settings["model"] or DEMO_MODEL_NAME,
         digests_weight_content=settings["receipts"] is not None,
+        can_reload=bool(settings["reload_models"]),
     )
     observability = settings.build(ObservabilityConfig, has_trace_lines=settings["trace"])
     processes, chat = settings.build(ProcessConfig), settings.build(ChatOptions)
     http = _http_config(settings, keys, operator_keys)
-    adapters = settings.build(AdapterNames)
+    adapters, reload = settings.build(AdapterNames), settings.build(ReloadOptions)
     settings.build(AccessOptions)
     settings.build(SourceOptions)
     if engine is not None and processes is not None and observability is not None:
@@ -138,6 +142,8 @@ def config_from(settings: Settings) -> ServeConfig:
         settings.add_problems(processes.conflicts_with_hosts(engine))
         settings.add_problems(_statistics_conflicts(engine, observability))
         settings.add_problems(_adapter_conflicts(settings))
+        settings.add_problems(() if reload is None else reload.conflicts_with(engine, processes))
+        settings.add_problems(_receipt_conflicts(settings))
     if (
         settings.problems
         or engine is None
@@ -146,6 +152,7 @@ def config_from(settings: Settings) -> ServeConfig:
         or processes is None
         or observability is None
         or adapters is None
+        or reload is None
     ):
         raise ServeError("\n".join(settings.problems), exit_code=2)
     model = settings["model"]
@@ -161,6 +168,7 @@ def config_from(settings: Settings) -> ServeConfig:
         warnings=(*_warnings(settings, http), *settings.warnings),
         processes=processes,
         adapters=adapters,
+        reload=reload,
         settings=settings,
     )
 
@@ -169,6 +177,13 @@ def _adapter_conflicts(settings: Settings) -> Iterator[Problem]:
     for name in ("lora_modules", "lora_root"):
         if settings[name] and not settings["enable_lora"]:
             yield Problem(f"--{name.replace('_', '-')} needs --enable-lora")
+
+
+def _receipt_conflicts(settings: Settings) -> Iterator[Problem]:
+    if settings["reload_models"] and settings["receipts"] is not None:
+        yield Problem(
+            "{reload_models} and {receipt_key_file} exclude each other: a receipt names the weights of the whole server"
+        )
 
 
 def _max_num_queued_reqs(settings: Settings) -> int:
@@ -252,6 +267,8 @@ def _warnings(settings: Settings, http: HTTPConfig) -> Iterator[str]:
         yield "--enable-sleep-mode opens no routes without --enable-control-routes or --uds"
     if settings["profiler_config"] and not http.enable_control_routes:
         yield "--profiler-config opens no routes without --enable-control-routes or --uds"
+    if settings["reload_models"] and not http.enable_control_routes:
+        yield "--reload-models opens no route without --enable-control-routes or --uds"
     if settings["engine_address"] and not settings["headless"]:
         yield "attached to running engine cores: options of the engine have no effect there"
 

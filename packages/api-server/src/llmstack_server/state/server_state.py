@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from llmstack_server.observability.metrics import ServerMetrics
     from llmstack_server.observability.telemetry.open import Telemetry
     from llmstack_server.state.peers import Answers, Peers
+
+
+MAX_PREVIOUS_WEIGHTS = 8
 
 
 class Signer(Protocol):
@@ -74,6 +78,10 @@ class ServerState:
         adapters: What keeps the adapters of all API processes equal.
         streams: The answers that outlive their connections.
         receipts: Signs what has computed an answer; None where answers carry no receipt.
+        weights_name: The name of the weights that answer new requests.
+        previous_weights: Those before, the last ones first.
+        start_model_path: The folder of the model that the server has begun with, once another one was loaded.
+        reloaded: What distinguishes the engine core from the one of the start.
         application: Answers requests of the server itself, such as those of a batch; None before it is built.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
     """
@@ -101,6 +109,29 @@ class ServerState:
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
     receipts: Signer | None = None
     application: ASGIApp | None = None
+    weights_name: str = "start"
+    previous_weights: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_PREVIOUS_WEIGHTS))
+    start_model_path: str = ""
+    reloaded: str = ""
+
+    def weights_object(self) -> dict[str, Any]:
+        """The weights that answer new requests: their name in the list of `--reload-models`, and what they are."""
+        ready = self.ready
+        return {
+            "name": self.weights_name,
+            "digest": None if ready is None else ready.backends.get("weights"),
+            "numeric_contract_id": None if ready is None else ready.numeric_contract_id or None,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+    def follow_reload(self, name: str, ready: EngineReady, *, is_start: bool) -> None:
+        """Notes that other weights answer new requests; their answers have another fingerprint."""
+        if self.ready is not None and not self.start_model_path:
+            self.start_model_path = self.ready.model_path
+        self.previous_weights.appendleft(self.weights_object())
+        self.weights_name, self.ready = name, ready
+        self.reloaded = "" if is_start else f"{name} {ready.backends.get('weights')} {ready.numeric_contract_id}"
+        self.__dict__.pop("system_fingerprint", None)
 
     @property
     def engine(self) -> EngineClient:
@@ -130,6 +161,7 @@ class ServerState:
             self.config.engine.dtype,
             ready and ready.dtype,
             ready and sorted(ready.versions.items()),
+            *((self.reloaded,) if self.reloaded else ()),
         )
         return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
 

@@ -164,6 +164,13 @@ KINDS = (
         varying_headers=("retry-after", "retry-after-ms"),
     ),
     ErrorKind(
+        "reload_failed",
+        409,
+        INVALID_REQUEST,
+        "`/v1/reload` cannot load what was named, or has no memory for it; the engine core before serves on",
+        headers=_DO_NOT_RETRY,
+    ),
+    ErrorKind(
         "storage_unavailable",
         503,
         UNAVAILABLE,

@@ -206,6 +206,11 @@ def engine_unavailable(reason: str) -> ErrorAnswer:
     return error_answer("engine_unavailable", reason)
 
 
+def reload_failed(reason: str) -> ErrorAnswer:
+    """409 `reload_failed`: nothing has changed."""
+    return error_answer("reload_failed", f"The server goes on as it was: {reason}")
+
+
 def storage_unavailable() -> ErrorAnswer:
     """503 `storage_unavailable`, while the folder of `--state-dir` cannot be written."""
     message = "Responses cannot be stored at the moment. Please retry later, or send 'store': false."

@@ -6,6 +6,7 @@ from llmstack_engine_core.client.balanced import BalancedClient
 from llmstack_engine_core.client.factory import attach_async_client, engine_configs, make_async_client, make_client
 from llmstack_engine_core.client.inproc import InprocClient
 from llmstack_engine_core.client.recovering import RecoveringClient
+from llmstack_engine_core.client.reloading import ReloadingClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "BalancedClient",
     "InprocClient",
     "RecoveringClient",
+    "ReloadingClient",
     "SyncMPClient",
     "attach_async_client",
     "engine_configs",

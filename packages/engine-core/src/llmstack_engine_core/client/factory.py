@@ -12,6 +12,7 @@ from llmstack_engine_core.client.balanced import BalancedClient
 from llmstack_engine_core.client.hosts import HostsClient
 from llmstack_engine_core.client.inproc import InprocClient
 from llmstack_engine_core.client.recovering import RecoveringClient
+from llmstack_engine_core.client.reloading import ReloadingClient
 from llmstack_engine_core.client.sync_mp import SyncMPClient
 from llmstack_engine_core.config import EngineConfig
 from llmstack_engine_core.ipc.link import Link
@@ -19,7 +20,9 @@ from llmstack_engine_core.launcher import make_spares
 from llmstack_engine_core.routing import RoutingPolicy
 from llmstack_engine_core.spare import Spares
 
-AnyAsyncClient = AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | RecoveringClient | BalancedClient
+AnyAsyncClient = (
+    AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | RecoveringClient | BalancedClient | ReloadingClient
+)
 
 
 def make_client(config: EngineConfig, *, multiprocess: bool = False) -> InprocClient | SyncMPClient:
@@ -28,17 +31,26 @@ def make_client(config: EngineConfig, *, multiprocess: bool = False) -> InprocCl
 
 
 def make_async_client(
-    config: EngineConfig, *, multiprocess: bool = True, routing: RoutingPolicy = RoutingPolicy.EXACT
+    config: EngineConfig,
+    *,
+    multiprocess: bool = True,
+    routing: RoutingPolicy = RoutingPolicy.EXACT,
+    can_reload: bool = False,
 ) -> AnyAsyncClient:
     """A client for an event loop, with as many engine cores of its own as the configuration says.
 
     `routing`: How one of several engine cores is chosen for a request.
+    `can_reload`: Whether the engine core can be exchanged for another one.
 
     Raises:
         EngineStartError: A process cannot be started.
-        ValueError: Several engine cores were asked for in this process.
+        ValueError: Several engine cores were asked for in this process, or what cannot be exchanged is to be.
     """
     configs = engine_configs(config)
+    if can_reload:
+        if not multiprocess or len(configs) > 1 or config.hosts is not None:
+            raise ValueError("a reload needs one engine core in a process of its own")
+        return ReloadingClient(config, _start_reloadable)
     if not multiprocess:
         if len(configs) > 1:
             raise ValueError("one process holds one engine core; several need processes of their own")
@@ -55,6 +67,14 @@ def make_async_client(
 def _start(config: EngineConfig, spares: Spares | None) -> AsyncMPClient | RecoveringClient:
     if not config.max_restarts:
         return AsyncMPClient(config)
+    return _recovering(config, spares)
+
+
+def _start_reloadable(config: EngineConfig) -> RecoveringClient:
+    return _recovering(config, make_spares(config))
+
+
+def _recovering(config: EngineConfig, spares: Spares | None) -> RecoveringClient:
     return RecoveringClient(partial(AsyncMPClient, config, spares), config.max_restarts, spares=spares)
 
 

@@ -206,11 +206,15 @@ class RecoveringClient(ResumingClient):
         """Those of the engine core that there is now."""
         return self._client.take_cache_updates()
 
+    def drop_spares(self) -> None:
+        """Ends the engine cores in reserve; after a crash another one is started."""
+        if self._spares is not None:
+            self._spares.close()
+
     async def shutdown(self) -> None:
         """Stops the engine core, or the attempt to start one. Idempotent."""
         self._give_up("the engine core has been shut down", is_asked=True)
-        if self._spares is not None:
-            self._spares.close()
+        self.drop_spares()
         if self._recovery is not None and self._recovery is not asyncio.current_task():
             self._recovery.cancel()
             await asyncio.gather(self._recovery, return_exceptions=True)

@@ -58,7 +58,7 @@ class ResumingClient(ABC):
 
     def _take_own(self) -> EngineCoreOutputs | None:
         """What comes from no engine core: errors, and statistics of one that is gone."""
-        if not self._own_outputs and self._own_stats is None:
+        if not self.has_own_outputs:
             return None
         own, self._own_outputs = list(self._own_outputs), deque()
         stats, self._own_stats = self._own_stats, None
@@ -68,6 +68,15 @@ class ResumingClient(ABC):
     def num_requests(self) -> int:
         """The number of requests in flight."""
         return len(self._journal)
+
+    @property
+    def has_own_outputs(self) -> bool:
+        """Whether errors or statistics that come from no engine core are still to be taken."""
+        return bool(self._own_outputs) or self._own_stats is not None
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the request is in flight here."""
+        return request_id in self._journal
 
     def share(self, move: MoveRequests) -> None:
         """From now on, what was in an engine core that died goes on in another one that takes it.

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from llmstack_llm import request_errors
+
+if TYPE_CHECKING:
+    from llmstack_llm.model.config import ModelConfig
 
 MAX_LOGPROBS = 20
 ASSUMED_CHARS_PER_TOKEN = 128
@@ -50,6 +54,16 @@ class AdmissionLimits:
     def __post_init__(self) -> None:
         longest = self.max_model_len if self.num_kv_tokens is None else min(self.max_model_len, self.num_kv_tokens)
         object.__setattr__(self, "max_request_tokens", longest)
+
+
+def limits_of(model_config: ModelConfig) -> AdmissionLimits:
+    """The limits of a model, before an engine core says its own."""
+    return AdmissionLimits(
+        model_config.max_model_len,
+        model_config.vocab_size,
+        num_token_types=model_config.num_token_types,
+        max_logprobs=model_config.max_logprobs,
+    )
 
 
 def check_fan_out(num_prompts: int, n: int, limits: AdmissionLimits, *, param: str = "prompt") -> None:

@@ -15,6 +15,7 @@ class EngineProcessOptions(OptionGroup):
 
     Attributes:
         digests_weight_content: The digest of the weights is that of their content, which other machines can compare.
+        can_reload: The engine core can be exchanged for another one while requests run.
     """
 
     title = "Processes"
@@ -202,6 +203,7 @@ class EngineProcessOptions(OptionGroup):
     )
 
     digests_weight_content: bool = False
+    can_reload: bool = False
 
     @property
     def num_ranks(self) -> int:

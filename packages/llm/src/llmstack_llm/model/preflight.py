@@ -35,3 +35,18 @@ def check_model_runs(config: EngineConfig) -> None:
     )
     if problems:
         raise ModelConfigError("\n".join(problems))
+
+
+def find_memory_problem(config: EngineConfig) -> str:
+    """Why another engine core does not fit into the memory that is free now; empty where it may.
+
+    Only our own runners say what a model needs.
+    """
+    if config.runner not in _CHECKED_RUNNERS:
+        return ""
+    try:
+        checks = importlib.import_module(_RUNNER_CHECKS)
+    except ImportError:
+        return ""
+    found = checks.find_room_problem(config.model, num_blocks=config.num_blocks, kv_cache_bytes=config.kv_cache_bytes)
+    return str(found)

@@ -77,7 +77,7 @@ class OpenAIAnswer:
             "choices": sorted(choices, key=lambda choice: choice["index"]),
             "usage": self.usage.as_object(),
             "service_tier": "default",
-            "system_fingerprint": self._state.system_fingerprint,
+            **self.fingerprint_fields,
             **self._timing_fields(),
             **self.receipt_fields(),
         }

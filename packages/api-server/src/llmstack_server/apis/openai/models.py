@@ -21,7 +21,15 @@ def model_object(state: ServerState, name: str) -> dict[str, Any]:
         "parent": None if adapter is None else adapter.base_model_name or state.served_model_name,
         "max_model_len": None if state.ready is None else state.ready.max_model_len,
         "permission": [_permission(state, name)],
+        **_weight_fields(state),
     }
+
+
+def _weight_fields(state: ServerState) -> dict[str, Any]:
+    """Which weights answer, and which have answered before, where a reload may exchange them."""
+    if not state.config.reload.reload_models:
+        return {}
+    return {"weights": state.weights_object(), "previous_weights": list(state.previous_weights)}
 
 
 def _permission(state: ServerState, name: str) -> dict[str, Any]:

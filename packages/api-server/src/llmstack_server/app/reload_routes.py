@@ -1,0 +1,118 @@
+"""Control route that exchanges weights, settings or adapters while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, StrictStr
+from starlette.responses import JSONResponse, Response
+
+from llmstack_llm import EngineArgs, request_errors
+from llmstack_llm.reloading import ReloadError
+from llmstack_model_files import ModelFilesError, resolve_model
+from llmstack_server.options.reload_options import START_NAME, ReloadEntry
+from llmstack_server.protocols import ReloadableEngine
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.web.body import BodyLimits, read_json_object
+from llmstack_server.web.errors import HTTPError, reload_failed
+from llmstack_server.web.fields import parse
+from llmstack_server.web.openapi import error_responses, request_body
+from llmstack_types import LLMStackError
+
+logger = logging.getLogger(__name__)
+
+
+class ReloadRequest(BaseModel):
+    """The fields of `/v1/reload`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: StrictStr
+    running: StrictStr = "finish"
+
+
+def add_reload_routes(router: APIRouter, state: ServerState) -> None:
+    """Adds `/v1/reload` where entries are configured."""
+    if not state.config.reload.reload_models:
+        return
+    reloads = _Reloads(state)
+
+    @router.post("/v1/reload", responses=error_responses(400, 409), openapi_extra=request_body(ReloadRequest))
+    async def reload(request: Request) -> Response:
+        """Loads configured weights, settings or adapters; running requests finish with those they began with."""
+        limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
+        fields = parse(ReloadRequest, await read_json_object(request.headers, request.receive, limits, state.decoding))
+        entries = state.config.reload.entries
+        if fields.name not in entries:
+            raise request_errors.invalid_value("name", f"expected one of {', '.join(entries)}")
+        if fields.running != "finish":
+            raise request_errors.invalid_value("running", "expected finish")
+        return JSONResponse(await reloads.run(entries[fields.name]))
+
+
+class _Reloads:
+    """One reload at a time, which its client's connection does not end."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._task: asyncio.Task[dict[str, Any]] | None = None
+
+    async def run(self, entry: ReloadEntry) -> dict[str, Any]:
+        """The answer, when the new engine core takes requests.
+
+        Raises:
+            HTTPError: 409; nothing has changed.
+        """
+        if self._task is not None and not self._task.done():
+            raise HTTPError(reload_failed("another reload is running"))
+        self._task = asyncio.create_task(self._reload(entry))
+        return await asyncio.shield(self._task)
+
+    async def _reload(self, entry: ReloadEntry) -> dict[str, Any]:
+        state = self._state
+        engine = state.engine
+        try:
+            if not isinstance(engine, ReloadableEngine):
+                raise ReloadError("this engine cannot exchange its engine core")
+            for name, _ in entry.adapters or ():
+                if name in state.config.served_model_names:
+                    raise ReloadError(f"adapter {name} has the name of the served model")
+            args = None if entry.changes_adapters_alone else await asyncio.to_thread(_engine_args, state, entry)
+            ready = await engine.reload(args, entry.adapters)
+        except LLMStackError as error:
+            logger.error("no reload of %s: %s", entry.name, error)
+            raise HTTPError(reload_failed(str(error))) from None
+        if args is not None:
+            state.follow_reload(entry.name, ready, is_start=entry.name == START_NAME)
+        num_finishing = engine.num_finishing_requests
+        logger.info("reloaded %s: %d requests finish in the engine core before", entry.name, num_finishing)
+        return {
+            "object": "reload",
+            "name": entry.name,
+            "weights": state.weights_object(),
+            "num_finishing_requests": num_finishing,
+        }
+
+
+def _engine_args(state: ServerState, entry: ReloadEntry) -> EngineArgs:
+    """The options of the engine core to start.
+
+    Raises:
+        ReloadError: The model cannot be found.
+        EngineArgsError: Its settings contradict each other.
+    """
+    changes = dict(entry.settings)
+    if entry.model is None:
+        first = "" if state.ready is None else state.ready.model_path
+        changes["model"] = state.start_model_path or first
+    else:
+        revision = changes.get("revision", state.config.engine.revision)
+        try:
+            changes["model"] = str(resolve_model(entry.model, revision))
+        except ModelFilesError as error:
+            raise ReloadError(str(error)) from error
+    return dataclasses.replace(state.config.engine, **changes)

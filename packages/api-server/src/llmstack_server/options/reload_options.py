@@ -1,0 +1,134 @@
+"""Options of the weights, settings and adapters that a reload may choose."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.problem import Problem
+
+if TYPE_CHECKING:
+    from llmstack_llm import EngineArgs
+    from llmstack_server.options.process_options import ProcessConfig
+
+# What the server has begun with.
+START_NAME: Final = "start"
+MAX_NUM_ENTRIES: Final = 64
+SETTINGS: Final = (
+    "dtype", "enable_prefix_caching", "generation_config", "hf_overrides", "kv_cache_dtype",
+    "kv_cache_memory_bytes", "max_model_len", "num_host_blocks", "num_kv_blocks", "override_generation_config",
+    "quantization", "revision", "seed",
+)  # fmt: skip
+"""Options of an engine that an entry may change; the others are known to more than the engine core."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class ReloadEntry:
+    """What a reload by this name changes, of what the server has begun with.
+
+    Attributes:
+        model: Folder or repository id; None for that of the start.
+        settings: Keyword of an engine's option to its value.
+        adapters: Names and paths of the adapters; None keeps those that there are.
+    """
+
+    name: str
+    model: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def changes_adapters_alone(self) -> bool:
+        """Whether the engine core can stay."""
+        return self.model is None and not self.settings and self.adapters is not None
+
+
+def check_entries(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Each is `name=model`, or a JSON object, and no name comes twice."""
+    if len(texts) > MAX_NUM_ENTRIES:
+        raise ValueError(f"{len(texts)} are given, and {MAX_NUM_ENTRIES} is the limit")
+    names = [read_entry(text).name for text in texts]
+    if len({*names, START_NAME}) != len(names) + 1:
+        raise ValueError(f"a name is given twice, or it is {START_NAME!r}, which names what the server begins with")
+    return texts
+
+
+def read_entry(text: str) -> ReloadEntry:
+    """What `name=model` or `{"name": ..., "model": ..., "lora_modules": {...}, ...}` describes.
+
+    Raises:
+        ValueError: It has another form.
+    """
+    if not text.startswith("{"):
+        name, _, model = text.partition("=")
+        if not (_NAME.fullmatch(name) and model):
+            raise ValueError(f"{text[:64]!r} is neither name=model nor a JSON object with a name")
+        return ReloadEntry(name, model)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{text[:64]!r} is not valid JSON") from None
+    name, model, adapters = (values.pop(key, None) for key in ("name", "model", "lora_modules"))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{text[:64]!r} has no name of 1 to 64 letters, digits, dots, dashes or underscores")
+    if model is not None and not (isinstance(model, str) and model):
+        raise ValueError(f"the model of {name} must be a text")
+    if unknown := sorted({*values} - {*SETTINGS}):
+        raise ValueError(f"{name} has {unknown[0][:64]!r}, which needs a restart; it may have {', '.join(SETTINGS)}")
+    if adapters is None:
+        return ReloadEntry(name, model, values)
+    if not isinstance(adapters, dict) or not all(isinstance(path, str) and path for path in adapters.values()):
+        raise ValueError(f"lora_modules of {name} must be an object of names and paths")
+    return ReloadEntry(name, model, values, tuple(adapters.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReloadOptions(OptionGroup):
+    """What operators may load while the server runs."""
+
+    title = "Reload"
+
+    reload_models: tuple[str, ...] = option(
+        (),
+        flag="--reload-models",
+        check=check_entries,
+        metavar="NAME=MODEL",
+        help="weights, settings and adapters that POST /v1/reload may choose by their names: name=model, or JSON with "
+        "name, model, lora_modules and options of the engine",
+        example='{"name": "next", "model": "/models/next", "max_model_len": 2048}',
+    )
+
+    @property
+    def entries(self) -> Mapping[str, ReloadEntry]:
+        """Name to entry, with that of the start."""
+        found = [ReloadEntry(START_NAME), *map(read_entry, self.reload_models)]
+        return {entry.name: entry for entry in found} if self.reload_models else {}
+
+    def conflicts_with(self, engine: EngineArgs, processes: ProcessConfig) -> Iterator[Problem]:
+        """What a second engine core beside the first one excludes."""
+        if not self.reload_models:
+            return
+        flag = "{reload_models}"
+        for name, is_given, reason in (
+            ("num_api_servers", processes.num_api_servers > 1, "one process has to know when requests have ended"),
+            ("engine_addresses", processes.is_attached, "another program runs the engine cores"),
+            ("is_headless", processes.is_headless, "headless serves no HTTP"),
+            ("is_multiprocess", not processes.is_multiprocess, "the engine core has no process of its own"),
+            ("data_parallel_size", engine.data_parallel_size > 1, "one engine core can be exchanged, not several"),
+            ("tensor_parallel_size", engine.tensor_parallel_size > 1, "its ranks would be there twice"),
+            ("pipeline_parallel_size", engine.pipeline_parallel_size > 1, "its ranks would be there twice"),
+            ("record_steps", engine.record_steps is not None, "two processes would write one file"),
+            ("kv_events_config", bool(engine.kv_events_config), "two processes would publish at one port"),
+            ("kv_transfer_config", bool(engine.kv_transfer_config), "two processes would have one name"),
+        ):
+            if is_given:
+                yield Problem(f"{flag} and {{{name}}} exclude each other: {reason}")
+        if not engine.max_engine_restarts:
+            yield Problem(f"{flag} needs {{max_engine_restarts}} of at least 1: the journal of requests comes with it")
+        if any(read_entry(text).adapters is not None for text in self.reload_models) and not engine.enable_lora:
+            yield Problem(f"{flag} with lora_modules needs {{enable_lora}}")

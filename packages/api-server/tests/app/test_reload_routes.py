@@ -1,0 +1,150 @@
+"""Weights are exchanged over HTTP while requests run, with real engine cores that echo."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_helpers.waiting import wait_until
+
+from llmstack_llm import AsyncLLM, EngineArgs, RequestObserver, RequestOutput
+from llmstack_llm.testing import byte_tokenizer, write_model_folder
+from llmstack_server.app import build_app
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.reload_options import ReloadOptions
+from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.testing.adapters import write_adapter
+
+RUNNER = "llmstack_engine_core.testing:EchoModelRunner"
+
+
+class Seen(RequestObserver):
+    """Requests of which tokens have come."""
+
+    def __init__(self) -> None:
+        self.request_ids: set[str] = set()
+
+    def on_output(self, output: RequestOutput) -> None:
+        self.request_ids.add(output.request_id)
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, *texts: str) -> AsyncIterator[tuple[Any, AsyncLLM]]:
+    args = EngineArgs(
+        str(folder),
+        runner=RUNNER,
+        num_kv_blocks=32,
+        max_engine_restarts=3,
+        log_level="critical",
+        can_reload=True,
+        enable_lora=True,
+    )
+    llm = AsyncLLM.from_engine_args(args)
+    try:
+        ready = await llm.wait_until_ready()
+        state = ready_state(llm, HTTPConfig(enable_control_routes=True), ready=ready)  # type: ignore[arg-type]
+        state.config = dataclasses.replace(state.config, engine=args, reload=ReloadOptions(reload_models=texts))
+        yield build_app(state), llm
+    finally:
+        await llm.shutdown()
+
+
+async def test_a_stream_ends_with_the_old_weights_and_the_next_answer_has_the_new_ones(tmp_path: Path) -> None:
+    # The options of the runner that echoes are in the name of its folder.
+    first = write_model_folder(tmp_path / "m?step_delay_s=0.02")
+    other = write_model_folder(tmp_path / "other", generation_config={"max_new_tokens": 5})
+    stranger = write_model_folder(tmp_path / "stranger", tokenizer=byte_tokenizer(("<|endoftext|>", "<new>")))
+    failing = write_model_folder(tmp_path / "m?load_error=no such weights")
+    texts = (f"next={other}", f"stranger={stranger}", f"failing={failing}", f"gone={tmp_path / 'gone'}")
+    async with serving(first, *texts) as (app, llm):
+        llm.add_observer(seen := Seen())
+        body = {"prompt": "Hello", "max_tokens": 100, "stream": True}
+        running = asyncio.create_task(call(app, "POST", "/v1/completions", body))
+        await wait_until(lambda: seen.request_ids)
+        first_pid = llm.engines[0].pid
+        os.kill(first_pid, signal.SIGSTOP)  # its request ends after all that follows
+        for name, text in (("stranger", "tokenizer"), ("failing", "no such weights"), ("gone", "gone")):
+            refused = await call(app, "POST", "/v1/reload", {"name": name})
+            error = refused.json()["error"]
+            assert (refused.status, error["code"]) == (409, "reload_failed"), error
+            assert refused.headers["x-should-retry"] == "false"
+            assert text in error["message"]
+        before = (await call(app, "GET", "/v1/models")).json()["data"][0]
+        assert (before["weights"]["name"], before["previous_weights"]) == ("start", [])
+
+        answer = await call(app, "POST", "/v1/reload", {"name": "next"})
+        assert (answer.status, answer.json()["num_finishing_requests"]) == (200, 1)
+        assert not running.done()
+        again = await call(app, "POST", "/v1/reload", {"name": "start"})
+        assert (again.status, "still run" in again.json()["error"]["message"]) == (409, True)
+        new = (await call(app, "POST", "/v1/completions", {"prompt": "Hello"})).json()
+        assert new["choices"][0]["text"] == "Hello", "the next model's own default is five tokens"
+        os.kill(first_pid, signal.SIGCONT)
+        chunks = [event for event in (await running).events() if isinstance(event, dict)]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == "Hello" * 20
+        after = (await call(app, "GET", "/v1/models")).json()["data"][0]
+        assert after["weights"] == answer.json()["weights"]
+        assert after["previous_weights"] == [before["weights"]]
+        old = {chunk["system_fingerprint"] for chunk in chunks if "system_fingerprint" in chunk}
+        assert old == {before["weights"]["system_fingerprint"]}
+        assert new["system_fingerprint"] == after["weights"]["system_fingerprint"]
+        assert new["system_fingerprint"] not in old
+
+
+async def test_memory_is_checked_before_another_engine_core_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model_folder(tmp_path / "m")
+    # Not even an engine core that cannot start is tried.
+    other = write_model_folder(tmp_path / "m?load_error=was started")
+    monkeypatch.setattr("llmstack_llm.reloading.find_memory_problem", lambda config: "no room")
+    write_adapter(tmp_path / "style")
+    adapters = {"name": "styled", "lora_modules": {"style": str(tmp_path / "style")}}
+    broken = {"name": "broken", "lora_modules": {"tone": str(tmp_path)}}
+    async with serving(folder, f"next={other}", json.dumps(adapters), json.dumps(broken)) as (app, llm):
+        pid = llm.engines[0].pid
+        refused = await call(app, "POST", "/v1/reload", {"name": "next"})
+        assert (refused.status, "no room" in refused.json()["error"]["message"]) == (409, True)
+
+        # A set of adapters needs no second engine core.
+        assert (await call(app, "POST", "/v1/reload", {"name": "styled"})).status == 200
+        assert [one["id"] for one in (await call(app, "GET", "/v1/models")).json()["data"]] == ["fake", "style"]
+        # The runner that echoes does so backwards for an adapter.
+        styled = await call(app, "POST", "/v1/completions", {"model": "style", "prompt": "Hi", "max_tokens": 2})
+        assert styled.json()["choices"][0]["text"] == "iH"
+        refused = await call(app, "POST", "/v1/reload", {"name": "broken"})
+        assert (refused.status, "adapter tone" in refused.json()["error"]["message"]) == (409, True)
+        assert [one.name for one in llm.adapters.adapters] == ["style"]
+        assert llm.engines[0].pid == pid
+
+        # The next engine core has the adapters, too.
+        monkeypatch.setattr("llmstack_llm.reloading.find_memory_problem", lambda config: "")
+        assert (await call(app, "POST", "/v1/reload", {"name": "start"})).status == 200
+        assert llm.engines[0].pid != pid
+        again = await call(app, "POST", "/v1/completions", {"model": "style", "prompt": "Hi", "max_tokens": 2})
+        assert again.json()["choices"][0]["text"] == "iH"
+
+
+async def test_bodies_name_an_entry_of_the_list_and_never_a_path(tmp_path: Path) -> None:
+    state = ready_state(FakeEngineClient(), HTTPConfig(enable_control_routes=True))
+    state.config = dataclasses.replace(state.config, reload=ReloadOptions(reload_models=(f"next={tmp_path}",)))
+    app = build_app(state)
+    for body, param in (
+        ({"name": str(tmp_path)}, "name"),
+        ({"name": "next", "model": str(tmp_path)}, "model"),
+        ({"name": "next", "running": "abort"}, "running"),
+    ):
+        answer = await call(app, "POST", "/v1/reload", body)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+    cannot = await call(app, "POST", "/v1/reload", {"name": "next"})
+    assert (cannot.status, cannot.json()["error"]["code"]) == (409, "reload_failed")
+    state.config = dataclasses.replace(state.config, reload=ReloadOptions())
+    assert (await call(build_app(state), "POST", "/v1/reload", {"name": "next"})).status == 404

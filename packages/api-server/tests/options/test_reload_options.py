@@ -1,0 +1,72 @@
+"""What a reload may choose is a list of names, and what excludes a second engine core is refused by name."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from llmstack_server.options.command_line import add_serve_arguments, settings_from
+from llmstack_server.options.config import ServeConfig, config_from
+from llmstack_server.options.errors import ServeError
+from llmstack_server.options.reload_options import ReloadEntry, ReloadOptions
+
+
+def config(*line: str) -> ServeConfig:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return config_from(settings_from(parser.parse_args(["m", "--reload-models", "next=/models/next", *line]), {}))
+
+
+def test_an_entry_is_a_model_or_an_object_with_settings_and_adapters() -> None:
+    found = config(
+        '{"name": "small", "max_model_len": 64}', '{"name": "styled", "lora_modules": {"s": "/s"}}', "--enable-lora"
+    )
+    assert found.engine.can_reload
+    assert dict(found.reload.entries) == {
+        "start": ReloadEntry("start"),
+        "next": ReloadEntry("next", "/models/next"),
+        "small": ReloadEntry("small", settings={"max_model_len": 64}),
+        "styled": ReloadEntry("styled", adapters=(("s", "/s"),)),
+    }
+    assert any("--reload-models opens no route" in line for line in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        (["--api-server-count", "2"], "--api-server-count"),
+        (["--engine-address", "ipc:///a"], "--engine-address"),
+        (["--headless"], "--headless"),
+        (["--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing"),
+        (["-dp", "2"], "--data-parallel-size"),
+        (["-tp", "2"], "--tensor-parallel-size"),
+        (["-pp", "2"], "--pipeline-parallel-size"),
+        (["--record-steps", "f"], "--record-steps"),
+        (["--receipts", "key.pem"], "--receipts"),
+        (["--max-engine-restarts", "0"], "--max-engine-restarts"),
+        (['{"name": "styled", "lora_modules": {"s": "/s"}}'], "--enable-lora"),
+    ],
+)
+def test_what_excludes_a_second_engine_core_is_refused_by_name(line: list[str], flag: str) -> None:
+    with pytest.raises(ServeError) as caught:
+        config(*line)
+    assert flag in str(caught.value)
+    assert "--reload-models" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["next"], "neither name=model"),
+        (["a=/m", "a=/n"], "given twice"),
+        (["start=/m"], "given twice"),
+        (['{"name": "a", "max_num_seqs": 4}'], "needs a restart"),
+        (['{"name": "a", "lora_modules": ["b"]}'], "must be an object"),
+        (['{"name": "a/b"}'], "has no name"),
+        (["{"], "not valid JSON"),
+    ],
+)
+def test_a_list_that_no_reload_could_use_is_refused_at_the_start(texts: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        ReloadOptions(reload_models=tuple(texts))

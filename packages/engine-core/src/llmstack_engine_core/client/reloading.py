@@ -1,0 +1,246 @@
+"""Client that exchanges its engine core for another one while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from llmstack_engine_core.adapter_gate import LOADED, LOADING
+from llmstack_engine_core.client.recovering import RecoveringClient
+from llmstack_engine_core.config import EngineConfig
+from llmstack_types import (
+    Control,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineDeadError,
+    EngineReady,
+    EngineStartError,
+    Operation,
+)
+from llmstack_types.control import ArgumentTs, ResultT
+
+LOAD_POLL_S: Final = 0.01
+
+StartCore = Callable[[EngineConfig], RecoveringClient]
+"""Starts an engine core, and returns without waiting for it."""
+
+
+class ReloadingClient:
+    """One client over the engine core that takes requests, and at most one before it that finishes its own.
+
+    A reload has two calls. `prepare` starts the next engine core beside the one that serves; where that fails, nothing
+    has changed. `switch` sends all new requests there, at once. Both engine cores are replaced after a crash, each by
+    one with its own weights.
+    """
+
+    def __init__(self, config: EngineConfig, start: StartCore) -> None:
+        """Starts the first engine core.
+
+        Raises:
+            EngineStartError: A process cannot be started.
+        """
+        self._start = start
+        self._current = start(config)
+        self._old: RecoveringClient | None = None
+        self._next: RecoveringClient | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._num_past_restarts = 0
+        self._has_news = asyncio.Event()
+        self._is_listening = False
+        self._is_shut_down = False
+
+    @property
+    def is_dead(self) -> bool:
+        """True once there will be no engine core for new requests."""
+        return self._current.is_dead
+
+    @property
+    def is_recovering(self) -> bool:
+        """True while new requests wait for an engine core."""
+        return self._current.is_recovering
+
+    @property
+    def num_restarts(self) -> int:
+        """How often an engine core has been replaced after a crash."""
+        return self._num_past_restarts + sum(client.num_restarts for client in self._clients())
+
+    @property
+    def engines(self) -> list[EngineReady]:
+        """What the engine core that takes requests said when it was ready."""
+        return self._current.engines
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while the engine core that takes requests is awake."""
+        return self._current.sleep_level
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight, in all engine cores."""
+        return sum(client.num_requests for client in self._clients())
+
+    @property
+    def num_finishing(self) -> int:
+        """Requests that finish in the engine core before this one."""
+        return 0 if self._old is None else self._old.num_requests
+
+    @property
+    def is_reloading(self) -> bool:
+        """True while there are two engine cores: another one is not started then."""
+        return self._next is not None or self._old is not None or self._ending is not None
+
+    async def wait_until_ready(self) -> EngineReady:
+        """Waits for the first engine core.
+
+        Raises:
+            EngineStartError: It could not start; the text says why.
+        """
+        return await self._current.wait_until_ready()
+
+    async def prepare(self, config: EngineConfig, adapters: Callable[[], Sequence[tuple[str, str]]]) -> EngineReady:
+        """Starts the next engine core, which gets no request before `switch`.
+
+        `adapters`: The identities and paths of those that it has to have.
+
+        Raises:
+            EngineStartError: It could not start, there are two already, or the client is shut down meanwhile.
+            EngineDeadError: It died.
+        """
+        if self.is_reloading or self._is_shut_down:
+            raise EngineStartError("another engine core is being started, or has not ended yet")
+        client = self._next = self._start(config)
+        try:
+            ready = await client.wait_until_ready()
+            await _load_adapters(client, adapters)
+        except BaseException:  # also a cancellation
+            self._next = None
+            await client.shutdown()
+            raise
+        return ready
+
+    async def drop(self) -> None:
+        """Ends the engine core that `prepare` has started."""
+        client, self._next = self._next, None
+        if client is not None:
+            await client.shutdown()
+
+    def switch(self) -> None:
+        """Sends new requests to the prepared engine core; the one before it finishes its own and ends then.
+
+        Raises:
+            EngineStartError: There is no prepared engine core, or it has died.
+        """
+        client, self._next = self._next, None
+        if client is None or client.is_dead:
+            raise EngineStartError("the next engine core has ended")
+        old, self._current = self._current, client
+        self._old = old
+        # Where it dies for good, its requests end with an error each, and the server goes on.
+        old.share(lambda _: False)
+        old.drop_spares()
+        if self._is_listening:
+            client.listen(self._has_news.set)
+        self._has_news.set()
+        self._end_if_idle()
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Sends one request; a fork follows its parent.
+
+        Raises:
+            EngineDeadError: There will be no engine core for it.
+            InvalidRequestError: The id is in use.
+        """
+        old = self._old
+        if old is not None and request.fork_of and old.has_request(request.fork_of):
+            await old.add_request(request)
+            return
+        await self._current.add_request(request)
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Ends requests; unknown ones are ignored."""
+        for client in self._clients():
+            await client.abort_requests(request_ids)
+        self._end_if_idle()
+
+    async def get_outputs(self) -> EngineCoreOutputs:
+        """Waits for the outputs of the next step of any engine core.
+
+        Raises:
+            EngineDeadError: There will be no engine core for new requests.
+        """
+        if not self._is_listening:
+            self._is_listening = True
+            self._current.listen(self._has_news.set)
+        while True:
+            self._has_news.clear()
+            outputs = self._take_old()
+            if outputs is None:
+                outputs = self._current.get_outputs_nowait()
+            if outputs is not None:
+                return outputs
+            await self._has_news.wait()
+
+    async def call(
+        self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None
+    ) -> ResultT:
+        """Asks the engine core that takes requests; it does not sleep while there is another one.
+
+        Raises:
+            EngineDeadError: There will be none.
+        """
+        if operation == Control.SLEEP and self.is_reloading:
+            return cast("ResultT", False)
+        return await self._current.call(operation, *arguments)
+
+    async def shutdown(self) -> None:
+        """Stops all engine cores. Idempotent."""
+        self._is_shut_down = True
+        clients = [client for client in (self._next, *self._clients()) if client is not None]
+        await asyncio.gather(*(client.shutdown() for client in clients))
+        if self._ending is not None:
+            await self._ending
+
+    def _clients(self) -> list[RecoveringClient]:
+        return [self._current] if self._old is None else [self._old, self._current]
+
+    def _take_old(self) -> EngineCoreOutputs | None:
+        """Outputs of the engine core that finishes; its statistics would replace those of the current one."""
+        while self._old is not None:
+            try:
+                outputs = self._old.get_outputs_nowait()
+            except EngineDeadError:
+                outputs = None
+            if outputs is None:
+                self._end_if_idle()
+                return None
+            if outputs.outputs:
+                return outputs._replace(scheduler_stats=None)
+        return None
+
+    def _end_if_idle(self) -> None:
+        """Ends the engine core before this one once no request is in it, and its user has all of its outputs."""
+        old = self._old
+        if old is None or old.num_requests or old.has_own_outputs:
+            return
+        self._old = None
+        self._num_past_restarts += old.num_restarts
+        self._ending = asyncio.get_running_loop().create_task(self._end(old))
+
+    async def _end(self, old: RecoveringClient) -> None:
+        try:
+            await old.shutdown()
+        finally:
+            self._ending = None
+
+
+async def _load_adapters(client: RecoveringClient, adapters: Callable[[], Sequence[tuple[str, str]]]) -> None:
+    """Loads adapters until none has been added meanwhile."""
+    loaded: set[str] = set()
+    while missing := [one for one in adapters() if one[0] not in loaded]:
+        for identity, path in missing:
+            while (state := await client.call(Control.LOAD_ADAPTER, identity, path)) == LOADING:  # noqa: ASYNC110 - it only answers
+                await asyncio.sleep(LOAD_POLL_S)
+            if state != LOADED:
+                raise EngineStartError(f"an adapter cannot be loaded: {state}")
+            loaded.add(identity)

@@ -1,0 +1,130 @@
+"""An engine core is exchanged for another one while requests run; none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from llmstack_engine_core import EngineConfig
+from llmstack_engine_core.client import ReloadingClient, make_async_client
+from llmstack_types import (
+    Control,
+    EngineCoreRequest,
+    EngineStartError,
+    FinishReason,
+    ModelRunnerConfig,
+    SamplingParams,
+)
+
+PROMPT = (5, 6, 7)
+
+
+def config(options: str, **changes: Any) -> EngineConfig:
+    values = {"runner": "echo", "log_level": "CRITICAL", "shutdown_grace_s": 3.0, "max_restarts": 3, **changes}
+    return EngineConfig(ModelRunnerConfig(f"echo?{options}"), **values)
+
+
+def reloading(options: str) -> ReloadingClient:
+    client = make_async_client(config(options), can_reload=True)
+    assert isinstance(client, ReloadingClient)
+    return client
+
+
+def request(request_id: str, max_tokens: int, fork_of: str = "") -> EngineCoreRequest:
+    params = SamplingParams(max_tokens=max_tokens, seed=0)
+    return EngineCoreRequest(request_id, list(PROMPT), params, fork_of=fork_of)
+
+
+def echo(num_tokens: int) -> list[int]:
+    return [PROMPT[index % len(PROMPT)] for index in range(num_tokens)]
+
+
+def no_adapters() -> list[tuple[str, str]]:
+    return []
+
+
+class Reader:
+    """The tokens and ends that came, by request."""
+
+    def __init__(self, client: ReloadingClient) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishReason] = {}
+        self._client = client
+
+    async def read_until(self, is_over: Any) -> None:
+        async with asyncio.timeout(60):
+            while not is_over():
+                for output in (await self._client.get_outputs()).outputs:
+                    self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+                    if output.finish_reason is not None:
+                        assert output.request_id not in self.ends
+                        self.ends[output.request_id] = output.finish_reason
+
+
+async def wait_for_one(client: ReloadingClient) -> None:
+    """Returns when there is one engine core again; a server reads outputs at all times."""
+    reading = asyncio.create_task(client.get_outputs())
+    async with asyncio.timeout(30):
+        while client.is_reloading:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+    reading.cancel()
+
+
+async def test_requests_finish_in_the_old_engine_core_and_new_ones_go_to_the_next() -> None:
+    client = reloading("step_delay_s=0.01&vocab_size=100")
+    reader = Reader(client)
+    try:
+        first_pid = (await client.wait_until_ready()).pid
+        await client.add_request(request("old", 200))
+        await reader.read_until(lambda: reader.tokens.get("old"))
+        assert (await client.prepare(config("vocab_size=200"), no_adapters)).vocab_size == 200
+        await client.add_request(request("between", 200))
+        os.kill(first_pid, signal.SIGSTOP)  # its requests end after all others
+        client.switch()
+        assert client.engines[0].vocab_size == 200
+        await client.add_request(request("new", 30))
+        await client.add_request(request("fork", 30, fork_of="between"))
+        assert client.num_finishing == 3
+        await reader.read_until(lambda: reader.ends)
+        assert list(reader.ends) == ["new"]
+        os.kill(first_pid, signal.SIGCONT)
+        await reader.read_until(lambda: len(reader.ends) == 4)
+        lengths = {"old": 200, "between": 200, "new": 30, "fork": 30}
+        assert reader.tokens == {name: echo(length) for name, length in lengths.items()}
+        await wait_for_one(client)
+        with pytest.raises(ProcessLookupError):
+            os.kill(first_pid, 0)
+        assert (client.num_requests, client.num_restarts) == (0, 0)
+    finally:
+        await client.shutdown()
+
+
+async def test_a_crash_of_the_old_engine_core_after_a_reload_loses_no_request() -> None:
+    client = reloading("step_delay_s=0.02")
+    reader = Reader(client)
+    try:
+        first_pid = (await client.wait_until_ready()).pid
+        await client.add_request(request("old", 100))
+        await reader.read_until(lambda: reader.tokens.get("old"))
+        os.kill(first_pid, signal.SIGSTOP)
+        await client.prepare(config(""), no_adapters)
+        client.switch()
+        assert client.num_finishing == 1
+        assert not await client.call(Control.SLEEP, 1)
+        with pytest.raises(EngineStartError, match="has ended"):
+            client.switch()
+        with pytest.raises(EngineStartError, match="has not ended yet"):
+            await client.prepare(config(""), no_adapters)
+        os.kill(first_pid, signal.SIGKILL)
+        await reader.read_until(lambda: reader.ends)
+        assert reader.tokens == {"old": echo(100)}
+        await wait_for_one(client)
+        assert client.num_restarts == 1
+    finally:
+        await client.shutdown()
+    with pytest.raises(EngineStartError):
+        await client.prepare(config(""), no_adapters)

@@ -1,0 +1,173 @@
+"""Exchange of a front end's engine core for another one while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.engine_clients import check_model
+from llmstack_llm.engine_front_end import EngineFrontEnd
+from llmstack_llm.model.config import ModelConfig
+from llmstack_llm.model.preflight import check_model_runs, find_memory_problem
+from llmstack_llm.requests import Adapter
+from llmstack_model_files import ModelFilesError
+from llmstack_types import EngineReady, InvalidRequestError, LLMStackError, LoRAIdentity
+
+if TYPE_CHECKING:
+    from llmstack_engine_core import EngineConfig
+    from llmstack_engine_core.client import ReloadingClient
+    from llmstack_llm.protocols import AsyncEngineCoreClient
+
+# What a front end has read at its start: texts, ids and conversations mean the same before and after.
+_TEXT_FILES: Final = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_EQUAL_FACTS: Final = ("vocab_size", "eos_token_ids", "bos_token_id", "use", "pooling")
+_MAX_FILE_BYTES: Final = 1 << 28
+
+
+class ReloadError(LLMStackError):
+    """No other engine core can take new requests; the one before serves on. The text says why."""
+
+
+def reloadable_client(client: AsyncEngineCoreClient) -> ReloadingClient:
+    """The client, as one that can exchange its engine core.
+
+    Raises:
+        ReloadError: It cannot.
+    """
+    from llmstack_engine_core.client import ReloadingClient
+
+    if not isinstance(client, ReloadingClient):
+        raise ReloadError("the engine was not started with can_reload")
+    return client
+
+
+async def reload_engine(
+    engine: EngineFrontEnd,
+    client: ReloadingClient,
+    args: EngineArgs | None,
+    adapters: Sequence[tuple[str, str]] | None,
+) -> EngineReady:
+    """Lets another engine core take new requests, once it is ready; the one before finishes its own.
+
+    `args`: Its options; None keeps the engine core, and changes the adapters alone.
+    `adapters`: The names and paths of those that requests can name afterwards; None keeps them.
+
+    Raises:
+        ReloadError: Nothing has changed; the text says why.
+    """
+    ready = await engine.wait_until_ready()
+    if client.is_reloading:
+        raise ReloadError("the reload before is not over: requests still run in the engine core before this one")
+    if client.sleep_level:
+        raise ReloadError("the engine sleeps")
+    try:
+        wanted = None if adapters is None else await asyncio.to_thread(_identify, engine, adapters)
+        if args is not None:
+            ready = await _exchange(engine, client, args, wanted)
+        elif wanted is not None:
+            for adapter in wanted:
+                await engine.adapters.wait_until_loaded(adapter, engine.load_adapter_files)
+    except (LLMStackError, ModelFilesError, OSError, ValueError) as error:
+        raise ReloadError(" ".join(str(error).split()) or type(error).__name__) from error
+    if wanted is not None:
+        await engine.set_adapters(wanted)
+    return ready
+
+
+async def _exchange(
+    engine: EngineFrontEnd, client: ReloadingClient, args: EngineArgs, wanted: Sequence[Adapter] | None
+) -> EngineReady:
+    if engine.ready is not None and engine.ready.device != "cpu":
+        raise ReloadError("the device has no memory for a second engine core; one can be started on a CPU")
+    model_config, config = await asyncio.to_thread(_plan, args, engine.model_config)
+
+    def needed() -> list[tuple[str, str]]:
+        return [(one.identity, one.path) for one in (engine.adapters.adapters if wanted is None else wanted)]
+
+    started = await client.prepare(config, needed)
+    try:
+        check_model(model_config, started)
+        _check_ready(engine.ready, started)
+        client.switch()
+    except LLMStackError:
+        await client.drop()
+        raise
+    return engine.follow_reload(model_config, started)
+
+
+def _plan(args: EngineArgs, before: ModelConfig) -> tuple[ModelConfig, EngineConfig]:
+    """The configuration of an engine core that can start beside the one that serves this model.
+
+    Raises:
+        ReloadError: It cannot.
+        ModelConfigError, ModelFilesError, EngineArgsError: The model or the options are unusable.
+    """
+    model_config, config = args.create_engine_config()
+    for name in _EQUAL_FACTS:
+        ours, theirs = getattr(before, name), getattr(model_config, name)
+        if ours != theirs:
+            raise ReloadError(f"{name} is {ours}, but {theirs}: another text or use of the model needs a restart")
+    if _text_digests(before) != _text_digests(model_config):
+        raise ReloadError("the tokenizer or the chat template is another one: that needs a restart")
+    check_model_runs(config)
+    problem = find_memory_problem(config)
+    if problem:
+        raise ReloadError(problem)
+    return model_config, config
+
+
+def _check_ready(before: EngineReady | None, started: EngineReady) -> None:
+    for name in ("vocab_size", "is_generative", "is_causal", "embedding_size", "num_labels", "prompt_embeds_size"):
+        if before is not None and getattr(before, name) != getattr(started, name):
+            ours, theirs = getattr(before, name), getattr(started, name)
+            raise ReloadError(f"{name} is {ours}, but {theirs}: another use of the model needs a restart")
+
+
+def _text_digests(config: ModelConfig) -> dict[str, str]:
+    """Digests of the files that decide what token ids and conversations mean.
+
+    Raises:
+        ReloadError: One is too large to be such a file.
+    """
+    folders = {config.path} if config.tokenizer_path is None else {config.path, config.tokenizer_path}
+    found: dict[str, str] = {}
+    for folder in sorted(folders):
+        for name in _TEXT_FILES:
+            path = Path(folder) / name
+            if not path.is_file():
+                continue
+            if path.stat().st_size > _MAX_FILE_BYTES:
+                raise ReloadError(f"{name} has more than {_MAX_FILE_BYTES} bytes")
+            with path.open("rb") as file:
+                found[name] = found.get(name, "") + hashlib.file_digest(file, "blake2b").hexdigest()
+    return found
+
+
+def _identify(engine: EngineFrontEnd, adapters: Sequence[tuple[str, str]]) -> list[Adapter]:
+    """The adapters of a set; one that is there with the same content stays as it is.
+
+    Raises:
+        InvalidRequestError: One cannot be served.
+    """
+    found = []
+    for name, path in adapters:
+        engine.adapters.check(name, path)
+        try:
+            adapter = engine.adapters.identify(name, path)
+        except InvalidRequestError as error:
+            raise ReloadError(f"adapter {name}: {error.message}") from error
+        known = engine.adapters.find(name)
+        is_same = known is not None and known.path == adapter.path and _digest(known) == _digest(adapter)
+        found.append(known if known is not None and is_same else adapter)
+    return found
+
+
+def _digest(adapter: Adapter) -> str:
+    return LoRAIdentity.parse(adapter.identity).digest
