@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from server_helpers.waiting import wait_until
 
+from llmstack_engine_core.explain import Explanation
 from llmstack_server.app import build_app
+from llmstack_server.app.explain_routes import add_reader
+from llmstack_server.state import slow_readers
 from llmstack_server.testing import FakeEngineClient, call, ready_state
 from llmstack_server.web import keep_alive
 from llmstack_server.web.keep_alive import COMMENT, EventSender, with_comments
@@ -148,3 +152,34 @@ async def test_events_that_are_read_again_come_with_comments_and_are_closed_with
     assert await anext(stream) == COMMENT
     await stream.aclose()  # type: ignore[attr-defined]
     assert has_closed.is_set()
+
+
+async def test_the_wait_for_a_slow_reader_is_measured_and_explained():
+    state = ready_state(FakeEngineClient())
+    app = build_app(state)
+
+    async def slow_connection(scope: Any, receive: Any, send: Any) -> None:
+        async def take_late(message: Any) -> None:
+            await asyncio.sleep(0.06)
+            await send(message)
+
+        await app(scope, receive, take_late)
+
+    answer = await call(slow_connection, "POST", "/v1/completions", STREAM)
+    slow = next(json.loads(part[6:])["id"] for part in answer.parts if part.startswith(b"data: {"))
+    waited_s = state.slow_readers.waited_s(f"{slow}-0")
+    assert waited_s is not None
+    assert waited_s >= 0.12
+    found = Explanation(f"{slow}-0")
+    add_reader(found, state)
+    assert found.facts["slow_client_ms"] >= 120
+    assert found.sentences[-1].endswith("until its client had read: a slow client.")
+
+
+def test_so_many_slow_readers_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slow_readers, "MAX_STREAMS", 2)
+    kept = slow_readers.SlowReaders()
+    for name in ("a", "b", "c"):
+        kept.note(name, 1.0)
+    kept.note("quick", 0.001)
+    assert [kept.waited_s(name) for name in ("a", "b", "c", "quick")] == [None, 1.0, 1.0, None]

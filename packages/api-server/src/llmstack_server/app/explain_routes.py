@@ -39,6 +39,7 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
             found = await asyncio.to_thread(_explain, log, request_id, tenant, state, ready)
             if found is None:
                 continue
+            add_reader(found, state)
             if estimates:
                 if num_estimates >= MAX_ESTIMATES:
                     raise HTTPError(server_is_overloaded())
@@ -72,6 +73,14 @@ def _explain(
         return explain(log, name, limits, None if tenant is None else is_shown)
     except UnknownRequestError:
         return None
+
+
+def add_reader(found: Explanation, state: ServerState) -> None:
+    """Adds how long the stream waited for its client, where that is known: it is no part of a step."""
+    waited_s = state.slow_readers.waited_s(found.request_id)
+    if waited_s is not None:
+        found.facts["slow_client_ms"] = round(1000 * waited_s, 1)
+        found.sentences.append(f"Its stream waited {waited_s:.2f} s in all until its client had read: a slow client.")
 
 
 def _estimate(found: Explanation, log: StepRecording, state: ServerState, ready: EngineReady) -> None:

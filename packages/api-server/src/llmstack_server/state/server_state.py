@@ -20,6 +20,7 @@ from llmstack_server.state.queue_monitor import QueueMonitor
 from llmstack_server.state.request_ids import RequestIds
 from llmstack_server.state.shared_adapters import SharedAdapters
 from llmstack_server.state.shared_streams import SharedStreams
+from llmstack_server.state.slow_readers import SlowReaders
 from llmstack_server.state.turns import Turns
 from llmstack_types import EngineDeadError, EngineReady
 
@@ -76,6 +77,7 @@ class ServerState:
         is_paused: Whether new requests are refused until `/resume`.
         request_ids: The ids that clients have given to running requests.
         adapters: What keeps the adapters of all API processes equal.
+        slow_readers: How long streams have waited for their clients to read.
         streams: The answers that outlive their connections.
         receipts: Signs what has computed an answer; None where answers carry no receipt.
         weights_name: The name of the weights that answer new requests.
@@ -105,6 +107,7 @@ class ServerState:
     is_paused: bool = False
     request_ids: RequestIds = field(default_factory=RequestIds)
     adapters: SharedAdapters = field(default_factory=SharedAdapters)
+    slow_readers: SlowReaders = field(default_factory=SlowReaders)
     streams: SharedStreams = field(default_factory=SharedStreams)
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
     receipts: Signer | None = None

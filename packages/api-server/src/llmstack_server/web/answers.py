@@ -116,6 +116,9 @@ class GenerationResponse(Response):
             async for event in events:
                 await sender.event(event)
         finally:
+            request_id = getattr(self._prepared, "engine_request_id", None)
+            if request_id is not None:
+                self._state.slow_readers.note(request_id, sender.waited_s)
             await sender.stop()
             await close(events)
         await sender.end(getattr(self._prepared, "end", DONE))

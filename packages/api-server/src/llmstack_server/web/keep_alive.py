@@ -24,10 +24,12 @@ class EventSender:
 
     Attributes:
         has_started: Whether the headers were sent.
+        waited_s: How long events have waited until the connection took them, its reader's part.
     """
 
     def __init__(self, send: Send, headers: RawHeaders) -> None:
         self.has_started = False
+        self.waited_s = 0.0
         self._send = send
         self._headers = headers
         self._is_sending = False
@@ -42,13 +44,15 @@ class EventSender:
         if self._comment is not None:
             await self._finish_comment()
         self._is_sending = True
+        began_s = self._loop.time()
         try:
             if not self.has_started:
                 await self._start()
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
         finally:
             self._is_sending = False
-        self._last_s = self._loop.time()
+            self._last_s = self._loop.time()
+            self.waited_s += self._last_s - began_s
 
     async def end(self, data: bytes) -> None:
         """Sends the last event."""
