@@ -1,6 +1,6 @@
 # Thin over hatch: each target is one line; the scripts themselves are in pyproject.toml.
 .DEFAULT_GOAL := setup
-.PHONY: setup serve test test-lowest wheels distributions test-full test-avx2 test-reference faults soak fuzz mutate coverage check bench docs clean
+.PHONY: setup serve test test-lowest wheels distributions test-full test-avx2 test-reference faults soak fuzz mutate coverage clients check bench docs clean
 
 PYTHON ?= python3
 KERNELS := $(wildcard packages/kernels/src/llmstack_kernels/*/*.cpp packages/kernels/src/llmstack_kernels/*/*.h)
@@ -18,6 +18,7 @@ test-full: setup ; $(HATCH) run test-full $(ARGS)
 test-avx2: setup ; $(HATCH) run test-avx2 $(ARGS)
 test-reference: setup ; $(HATCH) run test-reference $(ARGS)
 check: setup ; $(HATCH) run check
+clients: setup ; $(HATCH) run clients $(ARGS)
 faults: setup ; $(HATCH) run faults $(ARGS)
 soak: setup ; $(HATCH) run soak
 fuzz: setup ; $(HATCH) run fuzz

@@ -21,6 +21,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+from client_environments import install as install
 from server_calls import PROMPTS, complete
 from two_machines import Namespaces
 

@@ -1,95 +1,17 @@
-"""Other people's clients, unmodified, against a real server: each is installed into an environment of its own.
-
-The environments are kept in pytest's cache, so only the first run installs. Where a package index cannot be reached the
-test is skipped and says why.
-"""
+"""Other people's clients, unmodified, against a real server: each is installed into an environment of its own."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 import urllib.request
-import venv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_environments import CLIENTS, Install, output_of, run, with_npm, with_pip, with_pip_and_ours
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
-
-CLIENTS = Path(__file__).parent / "clients"
-INSTALL_TIMEOUT_S = 900
-RUN_TIMEOUT_S = 240
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "OPENAI_API_KEY": "none",
-    "OMP_NUM_THREADS": "1",
-}
-
-Install = Callable[..., Path]
-
-
-def run(command: list[object], cwd: Path, timeout_s: float = RUN_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **OFFLINE, "HF_HOME": str(cwd / "hub")}
-    words = [str(word) for word in command]
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, env=environment)
-
-
-def output_of(command: list[object], cwd: Path) -> str:
-    ran = run(command, cwd)
-    assert ran.returncode == 0, f"{ran.stdout[-2000:]}\n{ran.stderr[-4000:]}"
-    return ran.stdout
-
-
-@pytest.fixture(scope="session")
-def install(pytestconfig: pytest.Config) -> Install:
-    """Makes a folder with clients installed in it, by a function that fills a new one, or takes the one made before."""
-
-    def prepare(fill: Callable[[Path, tuple[str, ...]], subprocess.CompletedProcess[str]], *names: str) -> Path:
-        key = hashlib.sha256(repr((sys.version_info[:2], fill.__name__, names)).encode()).hexdigest()[:16]
-        folder = Path(pytestconfig.cache.mkdir("clients")) / key
-        if (folder / "complete").is_file():
-            return folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        ran = fill(folder, names)
-        if ran.returncode != 0:
-            reason = (ran.stderr.strip().splitlines() or ["no reason given"])[-1]
-            pytest.skip(f"{', '.join(names)} cannot be installed here: {reason[:200]}")
-        (folder / "complete").touch()
-        return folder
-
-    return prepare
-
-
-def with_pip(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """A virtual environment with nothing else in it."""
-    venv.create(folder, with_pip=True)
-    return run([folder / "bin/python", "-m", "pip", "install", "--quiet", *names], folder, INSTALL_TIMEOUT_S)
-
-
-def with_pip_and_ours(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """A virtual environment that takes what it needs from the developers' one, so that PyTorch is not copied."""
-    venv.create(folder, with_pip=True)
-    packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
-    Path(packages, "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return run([folder / "bin/python", "-m", "pip", "install", "--quiet", *names], folder, INSTALL_TIMEOUT_S)
-
-
-def with_npm(folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """A folder with `node_modules`."""
-    if shutil.which("npm") is None:
-        pytest.skip("needs npm, which is not installed")
-    (folder / "package.json").write_text("{}")
-    return run(["npm", "install", "--loglevel=error", "--no-audit", "--no-fund", *names], folder, INSTALL_TIMEOUT_S)
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="session")
@@ -142,6 +64,7 @@ EXCHANGES: list[tuple[str, str | None, str, dict[str, Any]]] = [
 ]  # fmt: skip
 # What we send beyond OpenAI's schema; see test_openai_schema.py.
 OUR_KEYS = {"stop_reason", "store", "root", "parent", "max_model_len", "permission"}
+OUR_KEYS |= {"kv_transfer_params", "prompt_logprobs", "prompt_token_ids", "token_ids"}  # null, as vLLM sends them
 # Events of OpenAI's own API have these, or have had them; its schema does not.
 OUR_KEYS_OF_EVENTS = {"response.function_call_arguments.done": {"name"}, "response.output_text.delta": {"bytes"}}
 OUR_KEYS_OF_EVENTS["response.output_text.done"] = {"bytes"}
@@ -164,6 +87,8 @@ def in_schema(value: Any, ours: frozenset[str] = frozenset(OUR_KEYS)) -> Any:
     if not isinstance(value, dict):
         return value
     ours |= OUR_KEYS_OF_EVENTS.get(value.get("type", ""), set())
+    if value.get("object") == "text_completion":
+        ours |= {"service_tier"}
     fields = {name: in_schema(entry, ours) for name, entry in value.items() if name not in ours}
     if value.get("object") == "response":
         # OpenAI's own API says null for these two; its schema wants them left out.
@@ -215,7 +140,7 @@ def test_langchain(install: Install, place: list[object], tmp_path: Path) -> Non
 
 
 def test_litellm(install: Install, place: list[object], tmp_path: Path) -> None:
-    python = install(with_pip, "langchain-openai>=1,<2", "litellm>=1.80,<2") / "bin/python"
+    python = install(with_pip, "langchain-openai>=1,<2", "litellm>=1.80,<2", client="litellm") / "bin/python"
     said = json.loads(output_of([python, CLIENTS / "litellm_calls.py", *place], tmp_path))
     assert said["whole"]
     assert said["streamed"] == said["whole"]
@@ -285,6 +210,41 @@ def test_lm_eval(install: Install, place: list[object], model_folder: Path, tmp_
             assert is_greedy == str(expected_greedy)
         best = max(range(len(expected)), key=lambda index: expected[index][0])
         assert row["acc"] == float(best == row["doc"]["answer"])
+
+
+ANSWERED = """
+task: answered
+dataset_path: json
+dataset_kwargs: {data_files: questions.jsonl}
+test_split: train
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{choices[0]}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 12, temperature: 0}
+metric_list: [{metric: exact_match}]
+"""
+
+
+def test_lm_eval_of_chats(install: Install, place: list[Any], demo_server: Any, tmp_path: Path) -> None:
+    python = install(with_pip_and_ours, "lm-eval[api]>=0.4.9,<0.5") / "bin/python"
+    url, model = place
+    (tmp_path / "answered.yaml").write_text(ANSWERED)
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    output_of(
+        [python, "-m", "lm_eval", "--model", "local-chat-completions", "--apply_chat_template", "--tasks", "answered",
+         "--model_args", f"model={model},base_url={url}/chat/completions", "--include_path", tmp_path, "--log_samples",
+         "--output_path", tmp_path / "out"],
+        tmp_path,
+    )  # fmt: skip
+    (samples,) = tmp_path.glob("out/**/samples_*.jsonl")
+    rows = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda row: row["doc_id"])
+    assert len(rows) == len(QUESTIONS)
+    for row, question in zip(rows, QUESTIONS, strict=True):
+        answer = demo_server.client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": question["question"]}], max_tokens=12, temperature=0,
+            stop=["\n"],
+        )  # fmt: skip
+        assert row["resps"] == [[answer.choices[0].message.content]]
 
 
 def test_guidellm(install: Install, demo_server: Any, model_folder: Path, tmp_path: Path) -> None:

@@ -183,7 +183,10 @@ def ask(server: Any, **fields: Any) -> tuple[int, Any]:
         ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
         ({"guided_choice": ["left", "right"]}, "left|right"),
         ({"guided_json": {"type": "integer", "minimum": 7, "maximum": 9}}, "[789]"),
-        ({"guided_grammar": 'start: "x"+ "y"', "max_tokens": 100}, "x+y|x+"),
+        (
+            {"guided_grammar": 'start: "x"+ "y"', "guided_decoding_backend": "guidance", "max_tokens": 100},
+            "x+y|x+",
+        ),
         ({"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "hey"}}}, "hey"),
     ],
     ids=str,
