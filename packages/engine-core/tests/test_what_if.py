@@ -13,6 +13,7 @@ from llmstack_engine_core import EngineConfig, build_engine_core
 from llmstack_engine_core.explain import (
     Explanation,
     Limits,
+    add_deadline,
     add_estimates,
     explain,
     workload_of_log,
@@ -236,3 +237,37 @@ def test_steps_that_are_scheduled_early_do_not_overlap_in_a_log(tmp_path: Path) 
     assert all(sum(record.phases) > 0 for record in steps)
     for before, after in pairwise(steps):
         assert before.start_s + sum(before.phases) <= after.start_s + 1e-9
+
+
+def with_deadline(path: Path, given_s: float, *, has_long_prompt: bool = True) -> Explanation:
+    recorded = Recorded(path)
+    recorded.add("before", 8, max_tokens=12)
+    recorded.step(16)
+    if has_long_prompt:
+        recorded.add("long", 200, first=77)
+        recorded.step()
+    recorded.add("r", 64, first=99, deadline_s=recorded.clock.now_s + given_s)
+    run = recorded.end()
+    scheduler, cache = run.header.configs()
+    log = steps_of_log(run, 10_000)
+    made = explain(log, "r")
+    add_deadline(made, run, log, scheduler, cache)
+    return made
+
+
+def test_a_deadline_that_cannot_be_met_is_named(tmp_path: Path) -> None:
+    # Four steps of 16 tokens take 104 ms, whatever else there is.
+    found = with_deadline(tmp_path / "steps.log", 0.05)
+    assert (found.facts["deadline"], found.facts["deadline_ms"]) == ("unreachable", 50.0)
+    assert found.sentences[-1].startswith("Its deadline of 50 ms could not be met: by estimate, even alone ")
+
+
+def test_a_deadline_that_others_made_it_miss_is_distinguished(tmp_path: Path) -> None:
+    found = with_deadline(tmp_path / "steps.log", 0.3)
+    assert found.facts["deadline"] == "missed"
+    assert found.sentences[-1].startswith("It missed its deadline of 300 ms: by estimate, alone the 4 tokens ")
+
+
+def test_a_deadline_that_was_met_is_one_sentence(tmp_path: Path) -> None:
+    found = with_deadline(tmp_path / "steps.log", 0.3, has_long_prompt=False)
+    assert (found.facts["deadline"], found.sentences[-1]) == ("met", "It met its deadline of 300 ms.")

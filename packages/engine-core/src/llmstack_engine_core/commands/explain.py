@@ -67,6 +67,7 @@ def _from_log(path: Path, request_id: str) -> Explanation:
     from llmstack_engine_core.explain import (
         Limits,
         UnknownRequestError,
+        add_deadline,
         add_estimates,
         add_prefix_match,
         explain,
@@ -91,6 +92,7 @@ def _from_log(path: Path, request_id: str) -> Explanation:
                     f"The log is truncated or damaged after byte {run.truncated_at}: this is of before."
                 )
             add_prefix_match(made, run, log, cache)
+            add_deadline(made, run, log, scheduler, cache)
             add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
             return made
     except StepLogError as error:

@@ -1,5 +1,6 @@
 """Where the time of a request went, from the steps of an engine core."""
 
+from llmstack_engine_core.explain.deadlines import add_deadline
 from llmstack_engine_core.explain.estimates import add_estimates, add_estimates_of_engine
 from llmstack_engine_core.explain.explanation import Explanation, Limits, UnknownRequestError, explain
 from llmstack_engine_core.explain.prefixes import add_prefix_match
@@ -9,6 +10,7 @@ __all__ = [
     "Explanation",
     "Limits",
     "UnknownRequestError",
+    "add_deadline",
     "add_estimates",
     "add_estimates_of_engine",
     "add_prefix_match",

@@ -71,7 +71,7 @@ def _estimate(
     if workload is None:
         return "its beginning is no longer kept, or it has no token yet"
     try:
-        model = fit_to_steps(_periods(log.steps))
+        model = model_of_steps(log.steps)
     except SimulationError:
         return "the steps are too few for a cost model"
     measured = _measured(log, workload)
@@ -98,6 +98,15 @@ def _estimate(
     facts["changes"] = [{"change": change.name, **_facts(times)} for change, times in tried]
     made.sentences.append(_advice(tried, unchanged, error))
     return None
+
+
+def model_of_steps(steps: Sequence[StepRecord]) -> LinearCostModel:
+    """The cost model under which these steps take as long as they did.
+
+    Raises:
+        SimulationError: There are too few steps.
+    """
+    return fit_to_steps(_periods(steps))
 
 
 def _periods(steps: Sequence[StepRecord]) -> list[tuple[StepWork, float]]:
