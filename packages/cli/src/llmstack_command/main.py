@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,11 +70,16 @@ def choose(commands: Mapping[str, CommandSource], name: str) -> CommandSource:
 
 def run_command(source: CommandSource, line: Sequence[str]) -> int:
     """Loads one subcommand, parses its part of the line and runs it."""
-    command = source.load()
-    parser = CommandParser(prog=f"llmstack {command.name}", description=command.help)
-    command.add_arguments(parser)
-    check = command.problems if isinstance(command, CheckedCommand) else None
-    return command.run(parser.parse_line(line, check))
+    gc.disable()  # what is declared stays, so that there is nothing to collect before the line is parsed
+    try:
+        command = source.load()
+        parser = CommandParser(prog=f"llmstack {command.name}", description=command.help)
+        command.add_arguments(parser)
+        check = command.problems if isinstance(command, CheckedCommand) else None
+        namespace = parser.parse_line(line, check)
+    finally:
+        gc.enable()
+    return command.run(namespace)
 
 
 def overview(commands: Mapping[str, CommandSource]) -> str:

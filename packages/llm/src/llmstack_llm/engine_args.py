@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from llmstack_llm.engine_options.execution import (
 from llmstack_llm.engine_options.model import ModelName, ModelOptions, RepositoryOptions, UseOptions
 from llmstack_llm.engine_options.processes import EngineProcessOptions
 from llmstack_llm.engine_options.speculation import NO_DRAFTS, default_speculation
-from llmstack_llm.options.option import options_of
+from llmstack_llm.options.option import option_group, options_of
 from llmstack_llm.options.problem import OptionsError, Problem
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class UsageContext(StrEnum):
 _DEFAULT_MAX_NUM_BATCHED_TOKENS = {UsageContext.OPENAI_API_SERVER: 2048, UsageContext.LLM_CLASS: 8192}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class EngineArgs(
     ModelName,
     ModelOptions,

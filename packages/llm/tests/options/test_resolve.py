@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import FrozenInstanceError, replace
 from typing import Any, Literal
 
 import pytest
@@ -12,12 +12,12 @@ import pytest
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.command_line import add_foreign_flags, add_options, help_text, value_text
 from llmstack_llm.options.foreign import ForeignFlag, replaced_flags
-from llmstack_llm.options.option import OptionGroup, option, options_of
+from llmstack_llm.options.option import OptionGroup, option, option_group, options_of
 from llmstack_llm.options.problem import OptionsError, Problem
 from llmstack_llm.options.resolve import ConfigFile, Settings, resolve
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TeaOptions(OptionGroup):
     title = "Tea"
 
@@ -43,7 +43,7 @@ class TeaOptions(OptionGroup):
             yield Problem("{kind} {value} and {has_milk} exclude each other", value=self.kind)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class MyEngineArgs(EngineArgs):
     """What a diff of one place would add to the options of an engine."""
 
@@ -279,3 +279,30 @@ def test_another_process_gets_the_same_settings() -> None:
     again = Settings.from_plain(OPTIONS, settings.to_plain())
     assert built(again) == built(settings)
     assert again.table() == settings.table()
+
+
+def test_a_group_is_a_frozen_value_of_its_fields():
+    tea = TeaOptions(num_cups=2)
+    assert tea == TeaOptions(num_cups=2) != TeaOptions(num_cups=3)
+    assert hash(tea) == hash(replace(TeaOptions(), num_cups=2))
+    assert tea != MyEngineArgs("m")
+    assert repr(tea).startswith("TeaOptions(kind='green', num_cups=2, strength=0.5, ")
+    for change in (lambda: setattr(tea, "kind", "black"), lambda: delattr(tea, "kind")):
+        with pytest.raises(FrozenInstanceError, match="kind"):
+            change()
+    assert tea.kind == "green"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TeaOptions("green"), "at most 0 positional"),  # type: ignore[misc]  # what is refused
+        (lambda: TeaOptions(colour="red"), "unexpected keyword argument 'colour'"),  # type: ignore[call-arg]  # as above
+        (lambda: EngineArgs(), "missing the argument 'model'"),  # type: ignore[call-arg]  # as above
+        (lambda: EngineArgs("a", "b"), "at most 1 positional"),  # type: ignore[misc]  # as above
+        (lambda: EngineArgs("a", model="b"), "two values of 'model'"),  # type: ignore[misc]  # as above
+    ],
+)
+def test_arguments_that_are_not_fields_are_a_type_error(make: Callable[[], object], message: str):
+    with pytest.raises(TypeError, match=message):
+        make()

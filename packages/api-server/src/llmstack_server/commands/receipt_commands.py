@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 
 class VerifyCommand:
@@ -14,6 +13,8 @@ class VerifyCommand:
     help = "check the signature of a receipt, and compute its tokens again"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from pathlib import Path  # late: other commands do without it
+
         parser.add_argument("receipt", type=Path, metavar="RECEIPT", help="a receipt, or an answer that has one")
         parser.add_argument("--model", help="a folder or a repository id (default: the demo model)")
         parser.add_argument("--public-key", metavar="KEY", help="the key that must have signed it, in base64")
@@ -52,6 +53,8 @@ class ReceiptKeyCommand:
     help = "make a key that signs receipts"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from pathlib import Path  # late: other commands do without it
+
         parser.add_argument("file", type=Path, metavar="FILE", help="a new file for the private key")
 
     def run(self, namespace: argparse.Namespace) -> int:

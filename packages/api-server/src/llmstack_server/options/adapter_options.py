@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.option import OptionGroup, option, option_group
 
 _FIELDS = frozenset({"name", "path", "base_model_name"})
 
@@ -49,7 +48,7 @@ def read_module(text: str) -> AdapterModule:
     return AdapterModule(values["name"], values["path"], values.get("base_model_name"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class AdapterNames(OptionGroup):
     """Adapters from the start, and where clients may load others from."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 
 NO_PARSER = "none"
@@ -25,7 +24,7 @@ def check_template_arguments(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError(error.message) from None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ChatOptions(OptionGroup):
     """How chats are rendered and their answers parsed."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from llmstack_llm.engine_args import EngineArgs
+from llmstack_llm.options.option import option_group
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.resolve import COMMAND_LINE, Settings
 from llmstack_server.options.adapter_options import AdapterNames
@@ -42,7 +43,7 @@ DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 DEFAULT_QUEUED_TOKENS_PER_REQ = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class HTTPConfig(ListenOptions, ConnectionOptions, PageOptions, LogOptions, TimeLimitOptions, TenantOptions):
     """How the server listens, which clients it accepts, and how it stops.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 
 
@@ -16,7 +15,7 @@ def check_certificate_requirement(value: int) -> int:
     return value
 
 
-@dataclass(frozen=True)
+@option_group
 class TLSConfig(OptionGroup):
     """How connections are encrypted; they are not without `certfile`."""
 
@@ -54,7 +53,7 @@ class TLSConfig(OptionGroup):
             yield Problem("{cert_reqs} needs {ca_certs}, which client certificates are verified with")
 
 
-@dataclass(frozen=True)
+@option_group
 class CORSConfig(OptionGroup):
     """Which pages of other origins may call from a browser; no origins means none."""
 
@@ -77,7 +76,7 @@ class CORSConfig(OptionGroup):
     )
 
 
-@dataclass(frozen=True)
+@option_group
 class RequestLogConfig(OptionGroup):
     """What the log says about each request."""
 
@@ -110,7 +109,7 @@ class RequestLogConfig(OptionGroup):
             yield Problem("{logs_outputs} needs {logs_requests}")
 
 
-@dataclass(frozen=True)
+@option_group
 class RateLimits(OptionGroup):
     """What one API key may ask for; None is no limit. Without keys all clients count as one."""
 
@@ -136,7 +135,7 @@ class RateLimits(OptionGroup):
     )
 
 
-@dataclass(frozen=True)
+@option_group
 class ResponseStoreConfig(OptionGroup):
     """How many responses of `/v1/responses` are kept; none where `max_responses` is 0."""
 
@@ -168,7 +167,7 @@ class ResponseStoreConfig(OptionGroup):
     )
 
 
-@dataclass(frozen=True)
+@option_group
 class BatchConfig(OptionGroup):
     """Limits of the Files and Batches APIs, which need `--state-dir`."""
 
@@ -200,7 +199,7 @@ class BatchConfig(OptionGroup):
     )
 
 
-@dataclass(frozen=True)
+@option_group
 class AnswerConfig(OptionGroup):
     """What answers carry whatever a request says."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
-from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ObservabilityConfig(OptionGroup):
     """What the server reports beside metrics and logs.
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmstack_llm.options.option import OptionGroup, option
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 
 if TYPE_CHECKING:
     from llmstack_llm import EngineArgs
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ProcessConfig(OptionGroup):
     """Processes of one server.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from llmstack_llm.options.option import OptionGroup, option, option_mixin
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import LogLevel
 
@@ -58,7 +57,7 @@ def check_root_path(text: str) -> str:
     return f"/{stripped}" if stripped else ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class NameOptions(OptionGroup):
     """What the model is called in the API."""
 
@@ -72,7 +71,7 @@ class NameOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class HubOptions(OptionGroup):
     """How repositories are downloaded."""
 
@@ -91,7 +90,7 @@ class HubOptions(OptionGroup):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class SourceOptions(OptionGroup):
     """Where options come from, and whether they are only shown."""
 
@@ -132,7 +131,7 @@ class SourceOptions(OptionGroup):
                 yield Problem(f"{{{name}}} needs {{dry_run}}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class AccessOptions(OptionGroup):
     """Who may use the server."""
 
@@ -167,7 +166,7 @@ class AccessOptions(OptionGroup):
             yield Problem("{require_auth} needs {api_key}, {api_key_file} or LLMSTACK_API_KEY")
 
 
-@option_mixin
+@option_group
 class TenantOptions(OptionGroup):
     """What the clients of one server share."""
 
@@ -187,7 +186,7 @@ class TenantOptions(OptionGroup):
     )
 
 
-@option_mixin
+@option_group
 class ListenOptions(OptionGroup):
     """Where the server listens, what it opens there, and how it stops."""
 
@@ -224,7 +223,7 @@ class ListenOptions(OptionGroup):
     )
 
 
-@option_mixin
+@option_group
 class ConnectionOptions(OptionGroup):
     """Sockets, headers, and code of one's own around the routes."""
 
@@ -266,7 +265,7 @@ class ConnectionOptions(OptionGroup):
     )
 
 
-@option_mixin
+@option_group
 class PageOptions(OptionGroup):
     """What browsers and proxies see."""
 
@@ -284,7 +283,7 @@ class PageOptions(OptionGroup):
     has_tokenizer_info: bool = option(False, flag="--enable-tokenizer-info-endpoint", help="open GET /tokenizer_info")
 
 
-@option_mixin
+@option_group
 class LogOptions(OptionGroup):
     """What the server logs beside requests."""
 
@@ -308,7 +307,7 @@ class LogOptions(OptionGroup):
     )
 
 
-@option_mixin
+@option_group
 class TimeLimitOptions(OptionGroup):
     """How long a request may take."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmstack_llm.options.option import OptionGroup, option, option_mixin
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 
 
-@option_mixin
+@option_group
 class AdapterOptions(OptionGroup):
     """How many LoRA adapters are served, and how large they may be."""
 

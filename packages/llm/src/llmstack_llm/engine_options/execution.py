@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmstack_llm.engine_options.speculation import check_speculative_config
-from llmstack_llm.options.option import OptionGroup, option, option_mixin
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import (
     KV_CACHE_DTYPE_ALIASES,
@@ -73,7 +73,7 @@ def check_processors(processors: Sequence[str | type]) -> Sequence[str | type]:
     return processors
 
 
-@option_mixin
+@option_group
 class SchedulingOptions(OptionGroup):
     """Which requests run in a step, and how many wait."""
 
@@ -212,7 +212,7 @@ class SchedulingOptions(OptionGroup):
     )
 
 
-@option_mixin
+@option_group
 class ComputationOptions(OptionGroup):
     """How a step is computed."""
 
@@ -239,7 +239,7 @@ class ComputationOptions(OptionGroup):
     )
 
 
-@option_mixin
+@option_group
 class KVCacheOptions(OptionGroup):
     """The size and form of the KV cache."""
 
@@ -332,7 +332,7 @@ class KVCacheOptions(OptionGroup):
             yield Problem("{kv_transfer_config} needs {enable_prefix_caching}: imported blocks are cached prefixes")
 
 
-@option_mixin
+@option_group
 class SamplingOptions(OptionGroup):
     """How tokens are drawn, and what is said about them."""
 
@@ -359,7 +359,7 @@ class SamplingOptions(OptionGroup):
     )
 
 
-@option_mixin
+@option_group
 class EngineObservabilityOptions(OptionGroup):
     """What the engine reports about its steps."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmstack_llm.options.option import REQUIRED, OptionGroup, option, option_mixin
+from llmstack_llm.options.option import REQUIRED, OptionGroup, option, option_group, positional_group
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import (
     DTYPE_ALIASES,
@@ -29,7 +28,7 @@ def check_chat_template(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True)
+@positional_group
 class ModelName(OptionGroup):
     """The one option that is a positional argument as well."""
 
@@ -43,7 +42,7 @@ class ModelName(OptionGroup):
     )
 
 
-@option_mixin
+@option_group
 class ModelOptions(OptionGroup):
     """What is loaded, and in which precision."""
 
@@ -121,7 +120,7 @@ class ModelOptions(OptionGroup):
     seed: int = option(0, flag="--seed", metavar="N", help="seed of dummy weights and of requests without a seed")
 
 
-@option_mixin
+@option_group
 class RepositoryOptions(OptionGroup):
     """Where the model and its tokenizer come from."""
 
@@ -162,7 +161,7 @@ class RepositoryOptions(OptionGroup):
             yield Problem("{skip_tokenizer_init} and {tokenizer} contradict each other; give one of them")
 
 
-@option_mixin
+@option_group
 class UseOptions(OptionGroup):
     """Which of the model's abilities are offered."""
 

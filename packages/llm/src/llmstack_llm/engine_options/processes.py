@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmstack_llm.options.option import OptionGroup, option, option_mixin
+from llmstack_llm.options.option import OptionGroup, option, option_group
 from llmstack_llm.options.problem import Problem
 from llmstack_types.vocabulary import DataParallelBackend, DistributedExecutorBackend, RoutingPolicyName
 
 
-@option_mixin
+@option_group
 class EngineProcessOptions(OptionGroup):
     """Processes of one model, engine cores beside each other, and after a crash.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 # Methods of vLLM that need a model besides the served one, or layers of it that draft.
@@ -34,7 +34,7 @@ def default_speculation(device: str) -> Mapping[str, Any] | None:
     On a CPU a step of a few tokens takes hardly longer than one of one token. The engine core makes no drafts if they
     could change a bit of an answer.
     """
-    if device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))):
+    if device == "cuda" or (device == "auto" and glob.glob("/dev/nvidia[0-9]*")):
         return None
     adaptive = {"is_adaptive": True, "needs_equal_bits": True}
     return check_speculative_config({"method": "ngram", "num_speculative_tokens": 6, **adaptive})

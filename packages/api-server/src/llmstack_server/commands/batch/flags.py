@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from llmstack_llm.options.command_line import add_foreign_flags, add_options, given_in, positional_dest
-from llmstack_llm.options.option import Option, OptionGroup, option, options_of
+from llmstack_llm.options.option import Option, OptionGroup, option, option_group, options_of
 from llmstack_llm.options.problem import Problem
 from llmstack_llm.options.resolve import COMMAND_LINE, resolve
 from llmstack_server.apis.batches.errors import BatchError
@@ -22,7 +21,7 @@ SERVER_TITLES = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class BatchOptions(OptionGroup):
     """The requests, the server that answers them, and the file for the answers."""
 
