@@ -15,7 +15,7 @@ from llmstack_engine_core.rerun import changed_plane, recorded_plane
 from llmstack_engine_core.shadow import Shadow, ShadowFeed
 from llmstack_engine_core.shadow import feed as feed_module
 from llmstack_engine_core.shadow import shadow as shadow_module
-from llmstack_engine_core.shadow.child import Budget
+from llmstack_engine_core.shadow.child import Budget, Pace
 from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RingSink, StepLog
 from llmstack_types import (
     EngineCoreRequest,
@@ -157,29 +157,32 @@ def test_work_ends_when_its_time_is_over() -> None:
     left = iter([True, True, False])
     assert shadow.work(lambda: next(left))
     assert shadow.report(0.0).num_requests == 0
-    assert not shadow.work(always)
-    assert shadow.report(0.0).num_requests == 30
+    assert shadow.behind_s > 0.5
+    assert not shadow.work(always, live.now_s + 100)
+    assert (shadow.report(0.0).num_requests, shadow.behind_s) == (30, 0.0)
 
 
-def test_its_budget_is_a_share_of_a_core(monkeypatch: Any) -> None:
+def test_its_budget_is_a_share_of_a_core_and_it_pauses_where_that_is_too_little(monkeypatch: Any) -> None:
     times = {"wall": 0.0, "cpu": 0.0}
     monkeypatch.setattr(time, "monotonic", lambda: times["wall"])
     monkeypatch.setattr(time, "process_time", lambda: times["cpu"])
-    budget = Budget(share=0.04, saved_s=1.0, max_debt_s=1.0)
+    budget, pace = Budget(share=0.04, saved_s=1.0, max_debt_s=1.0), Pace()
+    assert (budget.has_time, pace.follows(budget, 100.0)) == (True, True)  # it may catch up
     times["cpu"] = 1.5
     budget.update()
-    assert (budget.has_time, budget.must_shed) == (False, False)
-    times["cpu"] = 2.5
+    assert (budget.has_time, budget.is_overdrawn) == (False, False)
+    assert pace.follows(budget, 0.0)  # it has done all that it could
+    assert not pace.follows(budget, 6.0)
+    times["wall"] = 20.0
     budget.update()
-    assert budget.must_shed
-    times["wall"] = 50.0
-    budget.update()
-    assert budget.has_time
+    assert (budget.has_time, pace.follows(budget, 0.0)) == (True, False)  # a moment of time compares nothing
     times["wall"] = 1e6
     budget.update()
-    times["cpu"] += 1.1
+    assert pace.follows(budget, 0.0)
+    times["cpu"] += 2.1  # only a second was saved
     budget.update()
-    assert not budget.has_time  # only a second is saved
+    assert budget.is_overdrawn
+    assert not pace.follows(budget, 0.0)
 
 
 class FailingScheduler(Scheduler):

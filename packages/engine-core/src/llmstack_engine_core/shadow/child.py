@@ -28,12 +28,13 @@ IDLE_WAIT_S: Final = 0.25
 IDLE_AGE_S: Final = 2.0
 CHUNK_S: Final = 0.02
 NICENESS: Final = 19
+MAX_BEHIND_S: Final = 5.0
 
 
 class Budget:
     """Processor time: a share of a core, of which a little may be saved."""
 
-    def __init__(self, share: float = 0.04, saved_s: float = 1.0, max_debt_s: float = 1.0) -> None:
+    def __init__(self, share: float = 0.04, saved_s: float = 3.0, max_debt_s: float = 1.0) -> None:
         self._share, self._saved_s, self._max_debt_s = share, saved_s, max_debt_s
         self._credit_s = saved_s
         self._wall_s, self._cpu_s = time.monotonic(), time.process_time()
@@ -51,9 +52,34 @@ class Budget:
         return self._credit_s > 0
 
     @property
-    def must_shed(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether nearly all that may be saved is saved."""
+        return self._credit_s >= 0.9 * self._saved_s
+
+    @property
+    def is_overdrawn(self) -> bool:
         """Whether even reading the log takes too much."""
         return self._credit_s < -self._max_debt_s
+
+
+class Pace:
+    """Decides which segments are followed: none from where time is short until enough of it is saved again.
+
+    Attributes:
+        num_skipped: Segments that were not followed since the last one that was.
+    """
+
+    def __init__(self) -> None:
+        self.num_skipped = 0
+        self._is_pausing = False
+
+    def follows(self, budget: Budget, behind_s: float) -> bool:
+        """Whether the next segment is followed."""
+        if self._is_pausing:
+            self._is_pausing = not budget.is_full
+        else:
+            self._is_pausing = budget.is_overdrawn or (not budget.has_time and behind_s > MAX_BEHIND_S)
+        return not self._is_pausing
 
 
 class Timer:
@@ -95,16 +121,16 @@ def main() -> int:
 
 
 def _follow(stream: BinaryIO, out: BinaryIO, shadow: Shadow) -> None:
-    budget, reported_s, last = Budget(), 0.0, None
-    num_skipped, is_busy = 0, False
+    budget, pace, is_busy = Budget(), Pace(), False
+    reported_s, last = 0.0, None
     while True:
         budget.update()
         if select.select([stream], [], [], 0.0 if is_busy and budget.has_time else IDLE_WAIT_S)[0]:
             message = read_message(stream)
             if message is None:
                 return
-            num_skipped = _take(message, shadow, num_skipped, budget)
-        if budget.has_time and not num_skipped:
+            _take(message, shadow, pace, budget)
+        if budget.has_time and not pace.num_skipped:
             is_busy = shadow.work(Timer(CHUNK_S).is_left, time.monotonic() - IDLE_AGE_S)
         now_s = time.monotonic()
         if now_s - reported_s >= REPORT_INTERVAL_S:
@@ -114,15 +140,19 @@ def _follow(stream: BinaryIO, out: BinaryIO, shadow: Shadow) -> None:
                 last, reported_s = report, now_s
 
 
-def _take(message: list[Any], shadow: Shadow, num_skipped: int, budget: Budget) -> int:
-    """Follows a segment, or skips it where time is short; how many segments are skipped in a row."""
+def _take(message: list[Any], shadow: Shadow, pace: Pace, budget: Budget) -> None:
+    """Follows a segment, or leaves it out."""
     _, segment, decisions, start_us, num_lost_steps = message
-    if budget.must_shed or (num_skipped and not budget.has_time):
-        return num_skipped + 1
-    if num_skipped or num_lost_steps:
-        shadow.skip(num_skipped * STEPS_PER_CHECKPOINT + num_lost_steps)
+    if not pace.follows(budget, shadow.behind_s):
+        if not pace.num_skipped:
+            shadow.skip(0)
+        pace.num_skipped += 1
+        shadow.note_shed(STEPS_PER_CHECKPOINT + num_lost_steps)
+        return
+    if num_lost_steps or pace.num_skipped:
+        shadow.skip(num_lost_steps)
+    pace.num_skipped = 0
     shadow.take(segment, decisions, start_us)
-    return 0
 
 
 if __name__ == "__main__":

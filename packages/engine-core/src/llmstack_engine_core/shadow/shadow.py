@@ -80,6 +80,7 @@ class Shadow:
         self._outcomes: dict[int, dict[int, Outcome | None]] = {}  # by number of the request, then by plane
         self._from_s = self._compared_from_s = 0.0
         self._num_shed = self._num_requests = 0
+        self._has_restarted = False
         self._sums = (ShadowFigures(), ShadowFigures(), ShadowFigures())
         self._recent: deque[_Compared] = deque(maxlen=MAX_RECENT)
 
@@ -108,6 +109,10 @@ class Shadow:
         live = len(self._collector.live)
         self._collector = RunCollector(self._end, self._costs.observe)
         self._restart(num_steps + live)
+
+    def note_shed(self, num_steps: int) -> None:
+        """Counts steps that are not followed."""
+        self._num_shed += num_steps
 
     def work(self, has_time: Callable[[], bool], idle_s: float = 0.0) -> bool:
         """Runs what is known again, while there is time; whether the time was too short.
@@ -139,6 +144,14 @@ class Shadow:
         return has_more
 
     @property
+    def behind_s(self) -> float:
+        """How far the slower plane is behind what is known: what it could do already."""
+        known_s = self._known_s(0.0)
+        busy = [one.now_s for one in self._reruns or () if one.num_unfinished]
+        waiting = [self._pending[0][0]] if self._pending and self._reruns is not None else []
+        return max(known_s - min([*busy, *waiting], default=known_s), 0.0)
+
+    @property
     def lag_s(self) -> float:
         """How far the slower plane is behind the run, where it has work."""
         reruns = self._reruns
@@ -157,13 +170,14 @@ class Shadow:
         )  # fmt: skip
 
     def _make_reruns(self) -> tuple[Rerun, Rerun]:
-        self._from_s = self._collector.now_s if self._num_shed else 0.0
+        self._from_s = self._collector.now_s if self._has_restarted else 0.0
         one, other = (Rerun(plane.build(), self._costs, self._from_s) for plane in self._planes)
         return one, other
 
     def _restart(self, num_shed: int) -> None:
         """Drops what is to be run again, and begins again with the requests that come from now on."""
-        self._num_shed += max(num_shed, 1)
+        self._has_restarted = True
+        self._num_shed += num_shed
         self._pending.clear()
         self._num_pending_tokens = 0
         self._outcomes.clear()
