@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,41 @@ async def test_a_crash_of_the_old_engine_core_after_a_reload_loses_no_request() 
         await client.shutdown()
     with pytest.raises(EngineStartError):
         await client.prepare(config(""), no_adapters)
+
+
+async def test_requests_move_at_a_token_where_the_next_engine_core_computes_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "first").write_text("weights")
+    (tmp_path / "other").write_text("other weights")
+    client = reloading(f"step_delay_s=0.01&weights_file={tmp_path / 'first'}")
+    reader = Reader(client)
+    try:
+        first_pid = (await client.wait_until_ready()).pid
+        for index in range(4):
+            await client.add_request(request(f"r{index}", 50))
+        beams = SamplingParams(max_tokens=4, n=2, use_beam_search=True, seed=0)
+        await client.add_request(EngineCoreRequest("b0", [5, 6, 7], beams))
+        await client.add_request(EngineCoreRequest("b1", [5, 6, 7], beams, fork_of="b0"))
+        await reader.read_until(lambda: all(len(reader.tokens.get(f"r{index}", ())) > 2 for index in range(4)))
+        os.kill(first_pid, signal.SIGSTOP)
+        in_flight = client.num_requests
+
+        await client.prepare(config(f"weights_file={tmp_path / 'other'}"), no_adapters)
+        with pytest.raises(EngineStartError, match="numeric contract is another one"):
+            client.switch(moves=True)
+        await client.drop()
+        assert client.num_requests == in_flight
+
+        await client.prepare(config(f"weights_file={tmp_path / 'first'}", enable_prefix_caching=False), no_adapters)
+        assert client.switch(moves=True) == in_flight
+        assert client.num_finishing == 0
+        await client.abort_requests(["r3"])
+        os.kill(first_pid, signal.SIGCONT)
+        await reader.read_until(lambda: {"r0", "r1", "r2", "b0", "b1"} <= reader.ends.keys())
+        assert [reader.tokens[f"r{index}"] for index in range(3)] == [echo(50)] * 3
+        assert "r3" not in reader.ends
+        await wait_for_one(client)
+        assert (client.num_requests, client.num_restarts) == (0, 0)
+        with pytest.raises(ProcessLookupError):
+            os.kill(first_pid, 0)
+    finally:
+        await client.shutdown()

@@ -361,9 +361,15 @@ class ReloadableEngine(Protocol):
     """An engine front end that can exchange its engine core while requests run."""
 
     async def reload(
-        self, args: EngineArgs | None = None, adapters: Sequence[tuple[str, str]] | None = None
-    ) -> EngineReady:
+        self,
+        args: EngineArgs | None = None,
+        adapters: Sequence[tuple[str, str]] | None = None,
+        *,
+        moves: bool = False,
+    ) -> tuple[EngineReady, int]:
         """Lets another engine core take new requests; None for `args` changes the adapters alone.
+
+        `moves`: Running requests go on there, and the second value is their number.
 
         Raises:
             ReloadError: Nothing has changed; the text says why.

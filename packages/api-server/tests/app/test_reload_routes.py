@@ -36,6 +36,11 @@ class Seen(RequestObserver):
         self.request_ids.add(output.request_id)
 
 
+def text_of(events: list[Any]) -> str:
+    """The text of a streamed completion; its last event is no object."""
+    return "".join(event["choices"][0]["text"] for event in events if isinstance(event, dict) and event["choices"])
+
+
 @contextlib.asynccontextmanager
 async def serving(folder: Path, *texts: str) -> AsyncIterator[tuple[Any, AsyncLLM]]:
     args = EngineArgs(
@@ -88,28 +93,30 @@ async def test_a_stream_ends_with_the_old_weights_and_the_next_answer_has_the_ne
         new = (await call(app, "POST", "/v1/completions", {"prompt": "Hello"})).json()
         assert new["choices"][0]["text"] == "Hello", "the next model's own default is five tokens"
         os.kill(first_pid, signal.SIGCONT)
-        chunks = [event for event in (await running).events() if isinstance(event, dict)]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == "Hello" * 20
+        events = [event for event in (await running).events() if isinstance(event, dict)]
+        assert text_of(events) == "Hello" * 20
         after = (await call(app, "GET", "/v1/models")).json()["data"][0]
         assert after["weights"] == answer.json()["weights"]
         assert after["previous_weights"] == [before["weights"]]
-        old = {chunk["system_fingerprint"] for chunk in chunks if "system_fingerprint" in chunk}
+        old = {event["system_fingerprint"] for event in events if "system_fingerprint" in event}
         assert old == {before["weights"]["system_fingerprint"]}
         assert new["system_fingerprint"] == after["weights"]["system_fingerprint"]
         assert new["system_fingerprint"] not in old
 
 
-async def test_memory_is_checked_before_another_engine_core_is_started(
+async def test_memory_is_checked_first_and_running_requests_may_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_model_folder(tmp_path / "m")
+    folder = write_model_folder(tmp_path / "m?step_delay_s=0.01")
     # Not even an engine core that cannot start is tried.
     other = write_model_folder(tmp_path / "m?load_error=was started")
     monkeypatch.setattr("llmstack_llm.reloading.find_memory_problem", lambda config: "no room")
     write_adapter(tmp_path / "style")
     adapters = {"name": "styled", "lora_modules": {"style": str(tmp_path / "style")}}
     broken = {"name": "broken", "lora_modules": {"tone": str(tmp_path)}}
-    async with serving(folder, f"next={other}", json.dumps(adapters), json.dumps(broken)) as (app, llm):
+    short = {"name": "short", "max_model_len": 64}
+    entries = [f"next={other}", *map(json.dumps, (adapters, broken, short))]
+    async with serving(folder, *entries) as (app, llm):
         pid = llm.engines[0].pid
         refused = await call(app, "POST", "/v1/reload", {"name": "next"})
         assert (refused.status, "no room" in refused.json()["error"]["message"]) == (409, True)
@@ -125,10 +132,19 @@ async def test_memory_is_checked_before_another_engine_core_is_started(
         assert [one.name for one in llm.adapters.adapters] == ["style"]
         assert llm.engines[0].pid == pid
 
-        # The next engine core has the adapters, too.
+        # The next engine core has the adapters, too, and what moves there goes on after its last token.
         monkeypatch.setattr("llmstack_llm.reloading.find_memory_problem", lambda config: "")
-        assert (await call(app, "POST", "/v1/reload", {"name": "start"})).status == 200
+        llm.add_observer(seen := Seen())
+        body = {"prompt": "Hello", "max_tokens": 100, "stream": True}
+        running = asyncio.create_task(call(app, "POST", "/v1/completions", body))
+        await wait_until(lambda: seen.request_ids)
+        os.kill(pid, signal.SIGSTOP)  # only another engine core can end the stream
+        refused = await call(app, "POST", "/v1/reload", {"name": "short", "running": "move"})
+        assert (refused.status, "64 is the limit" in refused.json()["error"]["message"]) == (409, True)
+        moved = await call(app, "POST", "/v1/reload", {"name": "start", "running": "move"})
+        assert (moved.json()["num_moved_requests"], moved.json()["num_finishing_requests"]) == (1, 0)
         assert llm.engines[0].pid != pid
+        assert text_of((await running).events()) == "Hello" * 20
         again = await call(app, "POST", "/v1/completions", {"model": "style", "prompt": "Hi", "max_tokens": 2})
         assert again.json()["choices"][0]["text"] == "iH"
 

@@ -140,14 +140,18 @@ class AsyncLLM(EngineFrontEnd):
         return engine
 
     async def reload(
-        self, args: EngineArgs | None = None, adapters: Sequence[tuple[str, str]] | None = None
-    ) -> EngineReady:
+        self,
+        args: EngineArgs | None = None,
+        adapters: Sequence[tuple[str, str]] | None = None,
+        *,
+        moves: bool = False,
+    ) -> tuple[EngineReady, int]:
         """Lets another engine core take new requests; see `reload_engine`.
 
         Raises:
             ReloadError: Nothing has changed; the text says why.
         """
-        return await reload_engine(self, reloadable_client(self._client), args, adapters)
+        return await reload_engine(self, reloadable_client(self._client), args, adapters, moves=moves)
 
     @property
     def num_finishing_requests(self) -> int:

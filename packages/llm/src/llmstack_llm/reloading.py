@@ -53,16 +53,21 @@ async def reload_engine(
     client: ReloadingClient,
     args: EngineArgs | None,
     adapters: Sequence[tuple[str, str]] | None,
-) -> EngineReady:
+    *,
+    moves: bool,
+) -> tuple[EngineReady, int]:
     """Lets another engine core take new requests, once it is ready; the one before finishes its own.
 
+    Returns what it said then, and how many requests have moved to it.
+
     `args`: Its options; None keeps the engine core, and changes the adapters alone.
+    `moves`: Running requests go on in the other engine core, where that computes the same bits.
     `adapters`: The names and paths of those that requests can name afterwards; None keeps them.
 
     Raises:
         ReloadError: Nothing has changed; the text says why.
     """
-    ready = await engine.wait_until_ready()
+    ready, num_moved = await engine.wait_until_ready(), 0
     if client.is_reloading:
         raise ReloadError("the reload before is not over: requests still run in the engine core before this one")
     if client.sleep_level:
@@ -70,7 +75,7 @@ async def reload_engine(
     try:
         wanted = None if adapters is None else await asyncio.to_thread(_identify, engine, adapters)
         if args is not None:
-            ready = await _exchange(engine, client, args, wanted)
+            ready, num_moved = await _exchange(engine, client, args, wanted, moves=moves)
         elif wanted is not None:
             for adapter in wanted:
                 await engine.adapters.wait_until_loaded(adapter, engine.load_adapter_files)
@@ -78,12 +83,17 @@ async def reload_engine(
         raise ReloadError(" ".join(str(error).split()) or type(error).__name__) from error
     if wanted is not None:
         await engine.set_adapters(wanted)
-    return ready
+    return ready, num_moved
 
 
 async def _exchange(
-    engine: EngineFrontEnd, client: ReloadingClient, args: EngineArgs, wanted: Sequence[Adapter] | None
-) -> EngineReady:
+    engine: EngineFrontEnd,
+    client: ReloadingClient,
+    args: EngineArgs,
+    wanted: Sequence[Adapter] | None,
+    *,
+    moves: bool,
+) -> tuple[EngineReady, int]:
     if engine.ready is not None and engine.ready.device != "cpu":
         raise ReloadError("the device has no memory for a second engine core; one can be started on a CPU")
     model_config, config = await asyncio.to_thread(_plan, args, engine.model_config)
@@ -95,11 +105,13 @@ async def _exchange(
     try:
         check_model(model_config, started)
         _check_ready(engine.ready, started)
-        client.switch()
+        if moves:
+            _check_longest(client.engines[0], started)
+        num_moved = client.switch(moves=moves)
     except LLMStackError:
         await client.drop()
         raise
-    return engine.follow_reload(model_config, started)
+    return engine.follow_reload(model_config, started), num_moved
 
 
 def _plan(args: EngineArgs, before: ModelConfig) -> tuple[ModelConfig, EngineConfig]:
@@ -128,6 +140,19 @@ def _check_ready(before: EngineReady | None, started: EngineReady) -> None:
         if before is not None and getattr(before, name) != getattr(started, name):
             ours, theirs = getattr(before, name), getattr(started, name)
             raise ReloadError(f"{name} is {ours}, but {theirs}: another use of the model needs a restart")
+
+
+def _check_longest(before: EngineReady, started: EngineReady) -> None:
+    """Refuses to move requests that could be too long for the other engine core."""
+    if _longest(started) < _longest(before):
+        raise ReloadError(
+            f"running requests cannot move: they may have {_longest(before)} tokens, and {_longest(started)} is the "
+            "limit of the next engine core; let them finish"
+        )
+
+
+def _longest(ready: EngineReady) -> int:
+    return min(ready.max_model_len, ready.num_kv_tokens or ready.num_blocks * ready.block_size)
 
 
 def _text_digests(config: ModelConfig) -> dict[str, str]:

@@ -43,15 +43,15 @@ def add_reload_routes(router: APIRouter, state: ServerState) -> None:
 
     @router.post("/v1/reload", responses=error_responses(400, 409), openapi_extra=request_body(ReloadRequest))
     async def reload(request: Request) -> Response:
-        """Loads configured weights, settings or adapters; running requests finish with those they began with."""
+        """Loads configured weights, settings or adapters; running requests finish with their own, or move."""
         limits = BodyLimits(state.config.http.max_body_bytes, state.config.http.receive_timeout_s)
         fields = parse(ReloadRequest, await read_json_object(request.headers, request.receive, limits, state.decoding))
         entries = state.config.reload.entries
         if fields.name not in entries:
             raise request_errors.invalid_value("name", f"expected one of {', '.join(entries)}")
-        if fields.running != "finish":
-            raise request_errors.invalid_value("running", "expected finish")
-        return JSONResponse(await reloads.run(entries[fields.name]))
+        if fields.running not in ("finish", "move"):
+            raise request_errors.invalid_value("running", "expected one of finish, move")
+        return JSONResponse(await reloads.run(entries[fields.name], moves=fields.running == "move"))
 
 
 class _Reloads:
@@ -61,7 +61,7 @@ class _Reloads:
         self._state = state
         self._task: asyncio.Task[dict[str, Any]] | None = None
 
-    async def run(self, entry: ReloadEntry) -> dict[str, Any]:
+    async def run(self, entry: ReloadEntry, *, moves: bool) -> dict[str, Any]:
         """The answer, when the new engine core takes requests.
 
         Raises:
@@ -69,10 +69,10 @@ class _Reloads:
         """
         if self._task is not None and not self._task.done():
             raise HTTPError(reload_failed("another reload is running"))
-        self._task = asyncio.create_task(self._reload(entry))
+        self._task = asyncio.create_task(self._reload(entry, moves=moves))
         return await asyncio.shield(self._task)
 
-    async def _reload(self, entry: ReloadEntry) -> dict[str, Any]:
+    async def _reload(self, entry: ReloadEntry, *, moves: bool) -> dict[str, Any]:
         state = self._state
         engine = state.engine
         try:
@@ -82,7 +82,7 @@ class _Reloads:
                 if name in state.config.served_model_names:
                     raise ReloadError(f"adapter {name} has the name of the served model")
             args = None if entry.changes_adapters_alone else await asyncio.to_thread(_engine_args, state, entry)
-            ready = await engine.reload(args, entry.adapters)
+            ready, num_moved = await engine.reload(args, entry.adapters, moves=moves)
         except LLMStackError as error:
             logger.error("no reload of %s: %s", entry.name, error)
             raise HTTPError(reload_failed(str(error))) from None
@@ -95,6 +95,7 @@ class _Reloads:
             "name": entry.name,
             "weights": state.weights_object(),
             "num_finishing_requests": num_finishing,
+            "num_moved_requests": num_moved,
         }
 
 

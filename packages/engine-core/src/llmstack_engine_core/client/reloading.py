@@ -46,6 +46,7 @@ class ReloadingClient:
         self._next: RecoveringClient | None = None
         self._ending: asyncio.Task[None] | None = None
         self._num_past_restarts = 0
+        self._moved: set[str] = set()  # what the old one still says of these is computed again
         self._has_news = asyncio.Event()
         self._is_listening = False
         self._is_shut_down = False
@@ -125,17 +126,28 @@ class ReloadingClient:
         if client is not None:
             await client.shutdown()
 
-    def switch(self) -> None:
+    def switch(self, *, moves: bool = False) -> int:
         """Sends new requests to the prepared engine core; the one before it finishes its own and ends then.
 
+        `moves`: Its requests go on in the prepared one instead, each after the last token that its user has got.
+
+        Returns the number of requests that moved.
+
         Raises:
-            EngineStartError: There is no prepared engine core, or it has died.
+            EngineStartError: There is no prepared engine core, or it has died, or requests cannot move to it.
         """
-        client, self._next = self._next, None
+        client = self._next
         if client is None or client.is_dead:
             raise EngineStartError("the next engine core has ended")
-        old, self._current = self._current, client
-        self._old = old
+        old = self._current
+        if moves:
+            _check_move(old, client)
+        self._next, self._current, self._old = None, client, old
+        self._moved.clear()
+        if moves:
+            requests = old.give_away()
+            self._moved.update(request.request_id for request in requests)
+            client.receive(requests)
         # Where it dies for good, its requests end with an error each, and the server goes on.
         old.share(lambda _: False)
         old.drop_spares()
@@ -143,6 +155,7 @@ class ReloadingClient:
             client.listen(self._has_news.set)
         self._has_news.set()
         self._end_if_idle()
+        return len(self._moved)
 
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Sends one request; a fork follows its parent.
@@ -214,8 +227,9 @@ class ReloadingClient:
             if outputs is None:
                 self._end_if_idle()
                 return None
-            if outputs.outputs:
-                return outputs._replace(scheduler_stats=None)
+            kept = [output for output in outputs.outputs if output.request_id not in self._moved]
+            if kept:
+                return outputs._replace(outputs=kept, scheduler_stats=None)
         return None
 
     def _end_if_idle(self) -> None:
@@ -232,6 +246,21 @@ class ReloadingClient:
             await old.shutdown()
         finally:
             self._ending = None
+
+
+def _check_move(old: RecoveringClient, client: RecoveringClient) -> None:
+    """Checks that requests may go on in another engine core.
+
+    Raises:
+        EngineStartError: Their text could be another one, or one of them may be about to crash it.
+    """
+    if not old.contract_id or old.contract_id != client.contract_id:
+        raise EngineStartError(
+            "running requests cannot move: the numeric contract is another one, so their texts would be, too; "
+            "let them finish"
+        )
+    if not old.is_available:
+        raise EngineStartError("running requests cannot move: their engine core has crashed, and is being replaced")
 
 
 async def _load_adapters(client: RecoveringClient, adapters: Callable[[], Sequence[tuple[str, str]]]) -> None:

@@ -92,6 +92,33 @@ class ResumingClient(ABC):
         self._suspects.suspect(requests[0].request_id)
         self._release_soon([requests[0].request_id])
 
+    def give_away(self) -> list[EngineCoreRequest]:
+        """The requests in flight as they go on elsewhere; no output of theirs is of use from here on.
+
+        A beam search of which a beam was aborted cannot begin again, and stays.
+        """
+        given: list[EngineCoreRequest] = []
+        for request_id in self._journal.request_ids:
+            if request_id not in self._journal:
+                continue  # it went with the first request of its beam search
+            group = self._journal.group(request_id)
+            requests = [request for one in group if (request := self._journal.resumed(one)) is not None]
+            if len(requests) == len(group):
+                given += requests
+                self._journal.forget(group)
+        request_ids = [request.request_id for request in given]
+        for request_id in request_ids:
+            self._running.pop(request_id, None)
+        if request_ids:
+            self._keep(asyncio.get_running_loop().create_task(self._client.abort_requests(request_ids)))
+        return given
+
+    def receive(self, requests: Sequence[EngineCoreRequest]) -> None:
+        """Goes on with what another client gave away, which has crashed nothing."""
+        for request in requests:
+            self._journal.add(request)
+        self._release_soon([request.request_id for request in requests])
+
     async def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Ends requests; no output follows. Does nothing once the engine core is gone."""
         known = self._journal.forget(request_ids)
@@ -137,7 +164,9 @@ class ResumingClient(ABC):
             self._release_soon(released)
 
     def _release_soon(self, request_ids: Sequence[str]) -> None:
-        task = asyncio.get_running_loop().create_task(self._let_go(request_ids))
+        self._keep(asyncio.get_running_loop().create_task(self._let_go(request_ids)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
