@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmstack_llm.options.option import OptionGroup, option, option_group
+from llmstack_llm.options.option import OptionGroup, option, positional_group
 from llmstack_llm.options.problem import Problem
 
 
@@ -15,7 +15,7 @@ def check_certificate_requirement(value: int) -> int:
     return value
 
 
-@option_group
+@positional_group
 class TLSConfig(OptionGroup):
     """How connections are encrypted; they are not without `certfile`."""
 
@@ -53,7 +53,7 @@ class TLSConfig(OptionGroup):
             yield Problem("{cert_reqs} needs {ca_certs}, which client certificates are verified with")
 
 
-@option_group
+@positional_group
 class CORSConfig(OptionGroup):
     """Which pages of other origins may call from a browser; no origins means none."""
 
@@ -76,7 +76,7 @@ class CORSConfig(OptionGroup):
     )
 
 
-@option_group
+@positional_group
 class RequestLogConfig(OptionGroup):
     """What the log says about each request."""
 
@@ -109,7 +109,7 @@ class RequestLogConfig(OptionGroup):
             yield Problem("{logs_outputs} needs {logs_requests}")
 
 
-@option_group
+@positional_group
 class RateLimits(OptionGroup):
     """What one API key may ask for; None is no limit. Without keys all clients count as one."""
 
@@ -135,7 +135,7 @@ class RateLimits(OptionGroup):
     )
 
 
-@option_group
+@positional_group
 class ResponseStoreConfig(OptionGroup):
     """How many responses of `/v1/responses` are kept; none where `max_responses` is 0."""
 
@@ -167,7 +167,7 @@ class ResponseStoreConfig(OptionGroup):
     )
 
 
-@option_group
+@positional_group
 class BatchConfig(OptionGroup):
     """Limits of the Files and Batches APIs, which need `--state-dir`."""
 
@@ -199,7 +199,7 @@ class BatchConfig(OptionGroup):
     )
 
 
-@option_group
+@positional_group
 class AnswerConfig(OptionGroup):
     """What answers carry whatever a request says."""
 
