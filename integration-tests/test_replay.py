@@ -6,10 +6,12 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -111,3 +113,31 @@ def test_settings_are_found_for_a_log_and_checked_on_a_real_server(log_path: Pat
     assert (measured["requests"], measured["failed"]) == (6, 0)
     assert measured["ttft_s"]["p99"] > 0
     assert found["check"]["expected"]["ttft_s"]["p99"] > 0
+
+
+@pytest.mark.full
+def test_a_check_starts_the_server_with_the_found_settings(log_path: Path) -> None:
+    words = ["tune", "--log", str(log_path), "--target", "ttft_p99<60s", "--max-runs", "2", "--json", "--check"]
+    words += ["--serve-cmd", f"llmstack serve {' '.join(SMALL_POOL)}", "--check-requests", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "llmstack_command", *words], capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["command"][:2] == ["llmstack", "serve"]
+    assert (found["check"]["measured"]["requests"], found["check"]["measured"]["failed"]) == (4, 0)
+
+
+@pytest.mark.full
+def test_a_server_reports_what_its_shadow_has_found(serve: Callable[..., Any]) -> None:
+    with serve("--shadow-scheduler", "max_num_seqs=8", "--max-num-seqs", "2") as server:
+        model, end_s = server.client.models.list().data[0].id, time.monotonic() + 120
+        while True:  # the cost model takes some prompts, and reports come once a second
+            server.client.completions.create(model=model, prompt=STORY, max_tokens=8)
+            text = httpx.get(f"{server.url}/metrics").text
+            counts = [line for line in text.splitlines() if line.startswith("llmstack:shadow_requests_total")]
+            if counts and float(counts[0].rsplit(" ", 1)[1]) > 0:
+                break
+            assert time.monotonic() < end_s
+            time.sleep(0.2)
+        assert 'plane="unchanged"' in text
