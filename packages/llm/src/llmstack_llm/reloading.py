@@ -68,6 +68,7 @@ async def reload_engine(
         ReloadError: Nothing has changed; the text says why.
     """
     ready, num_moved = await engine.wait_until_ready(), 0
+    await client.wait_for_end()
     if client.is_reloading:
         raise ReloadError("the reload before is not over: requests still run in the engine core before this one")
     if client.sleep_level:

@@ -99,6 +99,11 @@ class ReloadingClient:
         """
         return await self._current.wait_until_ready()
 
+    async def wait_for_end(self) -> None:
+        """Waits for the end of an engine core whose requests have ended; it takes its grace period at most."""
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
+
     async def prepare(self, config: EngineConfig, adapters: Callable[[], Sequence[tuple[str, str]]]) -> EngineReady:
         """Starts the next engine core, which gets no request before `switch`.
 
