@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from llmstack_llm.admission.sampling import GivenSampling
+from llmstack_llm.admission.seeds import draw_seeds_from
 from llmstack_llm.input_processor import InputProcessor
 from llmstack_llm.model.config import ModelConfig
 from llmstack_llm.pooling.admission import AdmittedPooling
@@ -184,6 +186,17 @@ def test_a_seed_is_drawn_where_none_is_given():
     ours = processor()
     seeds = {ours.process_inputs("r", admit(ours, "Hi", SamplingParams()))[0].sampling_params.seed for _ in range(8)}
     assert len(seeds) == 8
+
+
+def test_drawn_seeds_are_repeatable_in_a_task_that_asks_for_it():
+    def drawn() -> list[int | None]:
+        draw_seeds_from(7)
+        ours = processor()
+        return [ours.process_inputs("r", admit(ours, "Hi", SamplingParams()))[0].sampling_params.seed for _ in range(4)]
+
+    first, second = contextvars.copy_context().run(drawn), contextvars.copy_context().run(drawn)
+    assert first == second
+    assert len(set(first)) == 4
 
 
 def test_a_request_for_no_output_takes_one_step():

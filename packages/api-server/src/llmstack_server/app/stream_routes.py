@@ -11,6 +11,7 @@ from llmstack_server.state.stream_record import UnknownStreamError
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, stream_not_found
 from llmstack_server.web.openapi import STREAM, error_responses
+from llmstack_server.web.restarts import open_saved_streams
 from llmstack_server.web.resumable import LAST_EVENT_HEADER, read_event_id
 from llmstack_server.web.stream_answer import StreamAnswer
 
@@ -18,6 +19,7 @@ from llmstack_server.web.stream_answer import StreamAnswer
 def add_stream_routes(router: APIRouter, state: ServerState) -> None:
     """Adds the route, and shares the streams with the other API processes."""
     state.streams.share(state.peers, lambda: state.metrics.count_stream("abandoned"))
+    open_saved_streams(state)
 
     @router.get("/v1/streams/{stream_id}", responses=STREAM | error_responses(400, 401, 404))
     async def stream(stream_id: str, request: Request) -> Response:

@@ -181,8 +181,8 @@ class TenantOptions(OptionGroup):
         None,
         flag="--state-dir",
         metavar="DIR",
-        help="private folder of one server that keeps stored responses, unfinished ones of the background, and the "
-        "secret from which the ids of API keys derive (default: nothing outlives the server)",
+        help="private folder of one server that keeps stored responses, unfinished ones of the background, resumable "
+        "streams, and the secret from which the ids of API keys derive (default: nothing outlives the server)",
     )
 
 

@@ -6,13 +6,16 @@ import asyncio
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from llmstack_server.state.peers import Peers
 from llmstack_server.state.remote_streams import MAX_WAIT_S, Reader, RemoteReader, RemoteReaders
 from llmstack_server.state.stream_record import StreamReader, StreamRecord, UnknownStreamError
 from llmstack_server.state.stream_table import StreamTable
+
+if TYPE_CHECKING:
+    from llmstack_server.state.stream_saver import StreamSaver
 
 TOPIC = "streams"
 MAX_REMEMBERED = 65_536
@@ -40,6 +43,18 @@ class SharedStreams:
         self._peers: Peers | None = None
         self._key_to_index: OrderedDict[str, int] = OrderedDict()
         self._readers = RemoteReaders()
+        self.saver: StreamSaver | None = None
+        self._restore: Callable[[], None] = lambda: None
+
+    def keep(self, saver: StreamSaver, restore: Callable[[], None]) -> None:
+        """Lets streams outlive the server. `restore`: Puts those of an earlier one into the table, once."""
+        self.saver = saver
+        self._restore = restore
+
+    async def claim_restored(self, keys: Iterable[str]) -> None:
+        """Tells the other processes which keys of an earlier server are here."""
+        for key in keys:
+            await self._claim_in_server(key)
 
     def share(self, peers: Peers | None, on_abandoned: Callable[[], object]) -> None:
         """Shares the streams with the other processes of the server. `on_abandoned`: As of `StreamTable`."""
@@ -57,6 +72,7 @@ class SharedStreams:
         """
         if not _STREAM_ID.fullmatch(stream_id):
             raise UnknownStreamError
+        self._restore()
         index = int(stream_id, 16) % self.table.count
         if index == self.table.index or self._peers is None:
             return self._open_here(stream_id, owner, after, digest)
@@ -68,6 +84,7 @@ class SharedStreams:
         Raises:
             KeyReusedError: The key was used for another request.
         """
+        self._restore()
         key = hashlib.sha256(f"{owner} {key}".encode()).hexdigest()[:32]
         for _ in range(MAX_TRIES):
             known = self.table.with_key(key)
@@ -144,6 +161,7 @@ class SharedStreams:
 
     async def _answer(self, question: str) -> Any:
         """The answer to another process."""
+        self._restore()
         what, *words = question.split(" ")  # without API keys the owner, which is the last word, is empty
         if what == "claim" and self._peers is not None:
             return await self._holder(self._peers, words[0], int(words[1]))

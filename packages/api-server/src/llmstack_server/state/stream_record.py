@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class ReplacedError(Exception):
 
 
 class FailedError(Exception):
-    """The answer failed before its first part; `fields` are those of the error."""
+    """The answer has failed, and nothing is left of it to read; `fields` are those of the error."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__(str(fields.get("message", "")))
@@ -89,6 +89,7 @@ class StreamRecord:
         self._head: Head | None = None
         self._failure: Mapping[str, Any] | None = None
         self._parts = PackedParts()
+        self._num_saved: int | None = None
         self._readers: set[StreamReader] = set()
         self._latest: StreamReader | None = None
         self._news = asyncio.Event()
@@ -100,6 +101,11 @@ class StreamRecord:
         return len(self._parts)
 
     @property
+    def num_visible(self) -> int:
+        """The parts that readers may have: without a database all, else those in it; -1 before the record is in it."""
+        return self.num_parts if self._num_saved is None else self._num_saved
+
+    @property
     def num_bytes(self) -> int:
         """What is counted for its parts."""
         return self._parts.num_bytes
@@ -108,6 +114,11 @@ class StreamRecord:
     def has_reader(self) -> bool:
         """Whether a reader has it now."""
         return bool(self._readers)
+
+    @property
+    def head(self) -> Head | None:
+        """The status and the headers, once they are known."""
+        return self._head
 
     @property
     def is_stream(self) -> bool:
@@ -121,7 +132,33 @@ class StreamRecord:
     def begin(self, head: Head) -> None:
         """Notes the status and the headers, before all parts."""
         self._head = head
+        self._on_change(self)
         self._tell()
+
+    def hold(self) -> None:
+        """From now on readers get nothing that is not in the database: the next server would not know of it."""
+        self._num_saved = -1
+
+    def reveal(self, num_saved: int) -> None:
+        """So many parts are in the database."""
+        if self._num_saved is not None:
+            self._num_saved = num_saved
+            self._tell()
+
+    def release(self) -> None:
+        """Nothing of it is in a database any more, so readers get all."""
+        self._num_saved = None
+        self._tell()
+
+    def parts_after(self, position: int, max_bytes: int) -> list[bytes]:
+        """Parts for the database, until they have `max_bytes` or more."""
+        return self._parts.after(position, max_bytes)
+
+    def restore(self, head: Head, parts: Sequence[bytes]) -> None:
+        """Takes the beginning that an earlier server has saved."""
+        self._head = head
+        for part in parts:
+            self._parts.append(part)
 
     async def append(self, part: bytes) -> None:
         """Adds a part. Without later readers it waits until the reader has room for it."""
@@ -132,7 +169,7 @@ class StreamRecord:
         self._tell()
 
     def fail(self, fields: Mapping[str, Any]) -> None:
-        """Ends an answer that has not begun."""
+        """Ends an answer with an error after the parts that there are."""
         self._failure = fields
         self.finish()
 
@@ -173,16 +210,17 @@ class StreamRecord:
             FailedError: It has failed before its first part.
         """
         while True:
-            if self._failure is not None:
+            if self._failure is not None and position >= self.num_parts:
                 raise FailedError(self._failure)
             if reader not in self._readers or (self.is_stream and reader is not self._latest):
                 raise ReplacedError
-            head = self._head
-            if head is not None:
+            head, visible = self._head, self.num_visible
+            if head is not None and visible >= 0:
                 start = position if head.is_stream else max(position, self._parts.num_dropped)
-                if self.num_parts > start or self.is_over or not knows_head:
+                is_complete = self.is_over and self._failure is None and visible >= self.num_parts
+                if visible > start or is_complete or not knows_head:
                     return self._batch(head, start)
-            elif self.is_over:
+            elif head is None and self.is_over:
                 raise UnknownStreamError  # it was abandoned before it began
             await self._news.wait()
 
@@ -192,8 +230,8 @@ class StreamRecord:
         self._tell()
 
     def _batch(self, head: Head, start: int) -> Batch:
-        parts = self._parts.after(start, MAX_READ_BYTES)
-        is_last = self.is_over and start + len(parts) >= self.num_parts
+        parts = self._parts.after(start, MAX_READ_BYTES)[: max(self.num_visible - start, 0)]
+        is_last = self.is_over and self._failure is None and start + len(parts) >= self.num_parts
         return Batch(head, start + 1, parts, is_last, self.is_resumable)
 
     def _tell(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 from llmstack_server.state.stream_record import MAX_STREAM_BYTES, StreamRecord
 
@@ -13,6 +14,18 @@ MAX_PER_OWNER = 16
 MAX_BYTES = 64 << 20
 # What a record costs besides its events.
 RECORD_OVERHEAD = 4096
+
+
+class StreamObserver(Protocol):
+    """What follows the records of a table."""
+
+    def on_change(self, record: StreamRecord) -> None:
+        """Parts or readers of a record have changed."""
+        ...
+
+    def on_removal(self, record: StreamRecord) -> None:
+        """A record has left the table."""
+        ...
 
 
 class StreamTable:
@@ -29,6 +42,7 @@ class StreamTable:
         self.index = index
         self.count = count
         self.on_abandoned = on_abandoned
+        self.observer: StreamObserver | None = None
         self._id_to_record: dict[str, StreamRecord] = {}
         self._key_to_record: dict[str, StreamRecord] = {}
         self._finished: dict[str, StreamRecord] = {}
@@ -42,17 +56,30 @@ class StreamTable:
 
     def add(self, owner: str, digest: str, keep_s: float, key: str | None = None) -> StreamRecord | None:
         """A new record; None where there is no room, since all others are unfinished."""
+        if not self._make_room(owner):
+            return None
+        return self._put(StreamRecord(self._new_id(), owner, digest, key, keep_s, self._on_change))
+
+    def restore(self, stream_id: str, owner: str, digest: str, keep_s: float, key: str | None) -> StreamRecord | None:
+        """A record of an earlier server; None where there is no room. Its time begins with its next change."""
+        if not self._make_room(owner):
+            return None
+        return self._put(StreamRecord(stream_id, owner, digest, key, keep_s, self._on_change))
+
+    def _make_room(self, owner: str) -> bool:
         while self._num_of_owner[owner] >= MAX_PER_OWNER:
             if not self._evict_finished(owner):
-                return None
+                return False
         while self.num_bytes + RECORD_OVERHEAD > MAX_BYTES:
             if not self._evict_finished():
-                return None
-        record = StreamRecord(self._new_id(), owner, digest, key, keep_s, self._on_change)
+                return False
+        return True
+
+    def _put(self, record: StreamRecord) -> StreamRecord:
         self._id_to_record[record.id] = record
-        if key is not None:
-            self._key_to_record[key] = record
-        self._num_of_owner[owner] += 1
+        if record.key is not None:
+            self._key_to_record[record.key] = record
+        self._num_of_owner[record.owner] += 1
         self._id_to_bytes[record.id] = 0
         self._count_bytes(record)
         return record
@@ -79,13 +106,21 @@ class StreamTable:
         self.num_bytes -= self._id_to_bytes.pop(record.id)
         self._stop_timer(record)
         record.is_resumable = False
+        if self.observer is not None:
+            self.observer.on_removal(record)
         self._abandon_unread(record)
+
+    def note(self, record: StreamRecord) -> None:
+        """Begins the time without a reader, and counts the bytes, of a record that was restored."""
+        self._on_change(record)
 
     def _on_change(self, record: StreamRecord) -> None:
         """Parts or readers of a record have changed."""
         if record.id not in self._id_to_record:
             self._abandon_unread(record)
             return
+        if self.observer is not None:
+            self.observer.on_change(record)
         if record.is_over:
             self._finished.setdefault(record.id, record)
         if record.has_reader:

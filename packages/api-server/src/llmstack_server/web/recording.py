@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.types import Message
@@ -17,9 +17,14 @@ _ERROR_EVENTS = (b'data: {"error":', b"event: error\n")
 class Recorder:
     """The `send` of a request whose answer is kept. What fails before its first token is not kept."""
 
-    def __init__(self, record: StreamRecord, table: StreamTable) -> None:
+    def __init__(
+        self, record: StreamRecord, table: StreamTable, is_left: Callable[[], Awaitable[bool]] | None = None
+    ) -> None:
+        """`is_left`: Whether an error is that of a server that ends: then the next server goes on before it."""
         self._record = record
         self._table = table
+        self._is_left = is_left
+        self._has_left = False
         self._has_begun = False
         self._is_stream = False
         self._rest = b""
@@ -37,6 +42,11 @@ class Recorder:
         if not message.get("more_body", False):
             self.finish()
 
+    async def leave(self) -> bool:
+        """Leaves the answer to the next server, if this one ends."""
+        self._has_left = self._has_left or (self._is_left is not None and await self._is_left())
+        return self._has_left
+
     def fail(self, fields: Mapping[str, Any]) -> None:
         """Ends the answer with an error; one that has begun ends where it is."""
         if not self._has_begun:
@@ -44,8 +54,9 @@ class Recorder:
             self._record.fail(fields)
 
     def finish(self) -> None:
-        """The answer is complete. Idempotent."""
-        self._record.finish()
+        """The answer is complete, unless the next server completes it. Idempotent."""
+        if not self._has_left:
+            self._record.finish()
 
     def _begin(self, message: Message) -> None:
         self._has_begun = True
@@ -60,6 +71,11 @@ class Recorder:
         for event in events:
             if event.startswith(b":"):
                 continue  # each connection has comments of its own
+            if event.startswith(_ERROR_EVENTS) and await self.leave():
+                return
             if not self._record.num_parts and event.startswith(_ERROR_EVENTS):
                 self._table.remove(self._record)
-            await self._record.append(event + _END_OF_EVENT)
+            await self._append_event(event + _END_OF_EVENT)
+
+    async def _append_event(self, event: bytes) -> None:
+        await self._record.append(event)

@@ -9,11 +9,13 @@ import operator
 import re
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_llm import request_errors
+from llmstack_llm.admission.seeds import draw_seeds_from
 from llmstack_server.state.remote_streams import Reader
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.state.stream_record import StreamRecord
@@ -22,6 +24,7 @@ from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, answer_to, server_shutting_down, stream_not_found
 from llmstack_server.web.middleware import route_path
 from llmstack_server.web.recording import Recorder
+from llmstack_server.web.restarts import abandonment, is_ending, keep_stream, replayed
 from llmstack_server.web.stream_answer import RESUMABLE_HEADER, StreamAnswer, raise_as_http
 
 KEY_HEADER = "Idempotency-Key"
@@ -90,11 +93,12 @@ class ResumableMiddleware:
         metrics = self._state.metrics
         if found is None:
             metrics.count_stream("refused")
-            await self._app(scope, _replayed(body, receive), _marked(send))
+            await self._app(scope, replayed(body, receive), _marked(send))
         elif isinstance(found, StreamRecord):
             metrics.count_stream("started")
             reader = found.open(0)
-            self._start(scope, body, found)
+            seed = keep_stream(self._state, found, scope, body)
+            self._start(scope, body, found, seed)
             await StreamAnswer(self._state, reader, is_first=True)(scope, receive, send)
         else:
             metrics.count_stream("joined" if asked.last_event is None else "resumed")
@@ -112,22 +116,27 @@ class ResumableMiddleware:
         except Exception as error:  # noqa: BLE001 (unknown ones are raised again)
             raise_as_http(error)
 
-    def _start(self, scope: Scope, body: bytes, record: StreamRecord) -> None:
-        task = asyncio.get_running_loop().create_task(self._generate(scope, body, record))
+    def _start(self, scope: Scope, body: bytes, record: StreamRecord, seed: int | None) -> None:
+        task = asyncio.get_running_loop().create_task(self._generate(scope, body, record, seed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _generate(self, scope: Scope, body: bytes, record: StreamRecord) -> None:
+    async def _generate(self, scope: Scope, body: bytes, record: StreamRecord, seed: int | None) -> None:
         """Runs the request as if its client stayed until the answer is complete, or no reader can come."""
-        recorder = Recorder(record, self._state.streams.table)
+        is_left = None
+        if seed is not None:
+            draw_seeds_from(seed)
+            is_left = partial(is_ending, self._state)
+        recorder = Recorder(record, self._state.streams.table, is_left)
         try:
-            await self._app(scope, _replayed(body, lambda: _abandonment(record)), recorder.send)
+            await self._app(scope, replayed(body, lambda: abandonment(record)), recorder.send)
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:
             recorder.fail(dataclasses.asdict(server_shutting_down()))
         except Exception as error:  # noqa: BLE001 (any error is the answer)
-            recorder.fail(dataclasses.asdict(answer_to(error, scope["state"]["request_id"])))
+            if not await recorder.leave():
+                recorder.fail(dataclasses.asdict(answer_to(error, scope["state"]["request_id"])))
         finally:
             recorder.finish()
 
@@ -165,21 +174,6 @@ def read_event_id(text: str) -> tuple[str, int]:
     if match is None:
         raise HTTPError(stream_not_found())
     return match.group(1), int(match.group(2))
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that has the body, and then what `receive` has."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return replay
-
-
-async def _abandonment(record: StreamRecord) -> Message:
-    await record.abandoned.wait()
-    return {"type": "http.disconnect"}
 
 
 def _marked(send: Send) -> Send:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
+_seeds: ContextVar[Iterator[int] | None] = ContextVar("seeds", default=None)
+
+
 def draw_seed() -> int:
-    """A seed from the operating system's randomness."""
-    return secrets.randbits(63)
+    """A seed from the operating system's randomness, or the next one of `draw_seeds_from`."""
+    seeds = _seeds.get()
+    return secrets.randbits(63) if seeds is None else next(seeds)
+
+
+def draw_seeds_from(seed: int) -> None:
+    """Makes what is drawn in this task repeatable: a request that is begun again has the same text."""
+    _seeds.set(completion_seed(seed, index) for index in itertools.count())
 
 
 def completion_seed(seed: int, index: int) -> int:

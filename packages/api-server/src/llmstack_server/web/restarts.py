@@ -1,0 +1,260 @@
+"""Resumable answers over a restart: what is kept of each, and how it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Message, Receive, Scope
+
+from llmstack_llm.admission.seeds import draw_seeds_from
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.state.stream_record import StreamRecord
+from llmstack_server.web.clients import EVERYONE, Client, clients_of
+from llmstack_server.web.errors import (
+    ErrorAnswer,
+    answer_to,
+    engine_unavailable,
+    invalid_api_key,
+    request_quarantined,
+)
+from llmstack_server.web.event_splice import EarlierStream, OtherTextError
+from llmstack_server.web.middleware import route_path
+from llmstack_server.web.recording import Recorder
+from llmstack_types import EngineDeadError, QuarantinedError
+
+if TYPE_CHECKING:
+    from llmstack_server.state.stream_rows import StreamRow
+    from llmstack_server.state.stream_saver import StreamSaver
+
+logger = logging.getLogger(__name__)
+
+# A request that ends each server that it runs in must not do so for ever.
+MAX_RESUMES = 5
+RETRY_S = 0.5
+RETRIED_STATUSES = frozenset({429, 503})
+OTHER_MODEL = "The model or its computation has changed since the stream began."
+OTHER_TEXT = "The stream cannot go on: its text is another one since the restart."
+_KEPT_HEADERS = ("content-type", "anthropic-version", "anthropic-beta")
+
+
+class SavedStreams:
+    """The answers that an earlier server has saved, until they are in the table, and those that go on."""
+
+    def __init__(self, state: ServerState, saver: StreamSaver, rows: list[StreamRow]) -> None:
+        self._state = state
+        self._saver = saver
+        self._rows = rows
+        self._unfinished: list[tuple[StreamRecord, StreamRow]] = []
+        self._restored: list[StreamRecord] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def restore(self) -> None:
+        """Puts the answers into the table, as far as its limits go; on the event loop. Idempotent."""
+        rows, self._rows = self._rows, []
+        table = self._state.streams.table
+        for row in rows:
+            record = table.restore(row.id, row.owner, row.digest, row.keep_s, row.key)
+            if record is None:
+                logger.error("a saved stream cannot go on: there are too many")
+                continue
+            record.settled.set_result(table.index)
+            if row.head is not None and (row.is_over or row.head.is_stream):
+                record.restore(row.head, row.parts)
+            self._saver.restore(record, row)
+            if row.is_over:
+                record.is_over = True
+            else:
+                self._unfinished.append((record, row))
+            self._restored.append(record)
+
+    def begin(self) -> None:
+        """Begins to resume them; the engine is ready."""
+        self.restore()
+        restored, self._restored = self._restored, []
+        for record in restored:
+            self._state.streams.table.note(record)
+        self._start(self._state.streams.claim_restored([record.key for record in restored if record.key]))
+        unfinished, self._unfinished = self._unfinished, []
+        if unfinished:
+            logger.info("%d streams go on", len(unfinished))
+        tenant_to_client = {client.tenant: client for client in clients_of(self._state.config)} or {"": EVERYONE}
+        for record, row in unfinished:
+            self._start(self._resume(record, row, tenant_to_client.get(row.owner)))
+
+    async def stop(self) -> None:
+        """Leaves what has not ended for the next server."""
+        await self._saver.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _resume(self, record: StreamRecord, row: StreamRow, client: Client | None) -> None:
+        request, ready = row.request, self._state.ready
+        if client is None:
+            self._end(record, invalid_api_key())
+        elif request.num_resumes >= MAX_RESUMES:
+            self._end(record, request_quarantined(QuarantinedError.KILLS_ENGINES))
+        elif ready is None or request.identity != ready.numeric_contract_id:
+            self._end(record, engine_unavailable(OTHER_MODEL))
+        else:
+            # Counts in the database before anything happens that may end this server.
+            self._saver.note_resume(record)
+            await self._saver.saved()
+            try:
+                await self._run_until_taken(record, row, client)
+            except OtherTextError:
+                self._end(record, engine_unavailable(OTHER_TEXT))
+            except Exception as error:  # noqa: BLE001 (any error is the answer)
+                self._end(record, answer_to(error, record.id))
+
+    async def _run_until_taken(self, record: StreamRecord, row: StreamRow, client: Client) -> None:
+        while await self._is_refused(record, row, client):
+            if record.abandoned.is_set():
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _is_refused(self, record: StreamRecord, row: StreamRow, client: Client) -> bool:
+        """Runs the request to its end, unless the server is too busy for it now."""
+        request = row.request
+        application = self._state.application
+        if application is None or record.abandoned.is_set():
+            return True
+        recorder = _SecondRecorder(record, self._state, EarlierStream(row.parts))
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
+        headers.append((b"content-length", str(len(request.body)).encode()))
+        scope: Scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": request.path, "raw_path": request.path.encode(), "query_string": b"", "root_path": "",
+            "client": ("restart", 0), "server": ("restart", 0), "headers": headers, "state": {"client": client},
+        }  # fmt: skip
+        draw_seeds_from(request.seed)
+        await application(scope, replayed(request.body, lambda: abandonment(record)), recorder.send)
+        if recorder.other_text:
+            raise OtherTextError
+        if recorder.status in RETRIED_STATUSES or await recorder.leave():
+            return True
+        if recorder.status >= 400:
+            self._end(record, engine_unavailable(OTHER_TEXT))
+        recorder.finish()
+        return False
+
+    def _end(self, record: StreamRecord, answer: ErrorAnswer) -> None:
+        """Ends an answer with an error, after what its readers may have seen; nothing else is remembered."""
+        self._saver.forget(record)
+        if not record.num_parts:
+            self._state.streams.table.remove(record)
+        record.fail(dataclasses.asdict(answer))
+
+
+class _SecondRecorder(Recorder):
+    """Takes down what is new in the second run of a request.
+
+    Attributes:
+        status: Of the second run.
+        other_text: Whether it has another text than the first one.
+    """
+
+    def __init__(self, record: StreamRecord, state: ServerState, earlier: EarlierStream) -> None:
+        async def is_left() -> bool:
+            return await is_ending(state)
+
+        super().__init__(record, state.streams.table, is_left)
+        self._earlier = earlier
+        self.status = 0
+        self.other_text = False
+
+    async def send(self, message: Message) -> None:
+        """Takes one message of ASGI; an error in place of the answer is not recorded."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        if self.status < 400 and not self.other_text:
+            await super().send(message)
+
+    async def _append_event(self, event: bytes) -> None:
+        try:
+            rest = event if self.other_text else self._earlier.rest_of(event)
+        except OtherTextError:
+            self.other_text = True
+            return
+        if rest is not None and not self.other_text:
+            await super()._append_event(rest)
+
+    def finish(self) -> None:
+        """The answer is complete, unless its text is another one."""
+        if not self.other_text:
+            super().finish()
+
+
+def open_saved_streams(state: ServerState) -> None:
+    """Lets resumable answers outlive this server, where it has `--state-dir`.
+
+    Raises:
+        ServeError: The database cannot be used; the text is one sentence.
+    """
+    folder = state.config.http.state_dir
+    if folder is None:
+        return
+    # Late: most servers keep nothing, and do without SQLite.
+    from llmstack_server.state.stream_rows import StreamRows
+    from llmstack_server.state.stream_saver import StreamSaver
+
+    rows = StreamRows(Path(folder))
+    saver = StreamSaver(rows)
+    table = state.streams.table
+    saved = SavedStreams(state, saver, rows.load(table.index, table.count, time.time()))
+    table.observer = saver
+    state.streams.keep(saver, saved.restore)
+    state.at_ready.append(saved.begin)
+    state.at_end.append(saved.stop)
+
+
+def keep_stream(state: ServerState, record: StreamRecord, scope: Scope, body: bytes) -> int | None:
+    """Begins to keep a new answer; the seed of what its request draws, or None where it is in memory alone."""
+    saver = state.streams.saver
+    if saver is None or state.ready is None:
+        return None
+    from llmstack_server.state.stream_rows import KeptRequest
+
+    given = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    headers = tuple((name, given[name]) for name in _KEPT_HEADERS if name in given)
+    seed = secrets.randbits(62)
+    request = KeptRequest(route_path(scope), body, headers, seed, state.ready.numeric_contract_id)
+    return seed if saver.keep(record, request) else None
+
+
+async def is_ending(state: ServerState) -> bool:
+    """Whether this server ends, or cannot compute any more."""
+    if state.lifecycle.is_stopping:
+        return True
+    try:
+        await state.engine.check_health()
+    except EngineDeadError:
+        return True
+    return False
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that has the body, and then what `receive` has."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+async def abandonment(record: StreamRecord) -> Message:
+    """The end of the client, once no reader has the answer or can come."""
+    await record.abandoned.wait()
+    return {"type": "http.disconnect"}
