@@ -82,7 +82,7 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_params_max_tokens": ("The parameter max_tokens.", _COUNT_BUCKETS),
     "request_prefill_kv_computed_tokens": ("Prompt tokens computed, without cached ones.", _COUNT_BUCKETS),
     "request_num_preemptions": ("Preemptions of a completion.", (0, 1, 2, 3, 4, 5, 10)),
-    "iteration_tokens_total": ("Tokens of one step.", _STEP_BUCKETS),
+    "iteration_tokens_total": ("Tokens computed in one step, and first tokens sampled in it.", _STEP_BUCKETS),
 }
 
 
@@ -191,7 +191,7 @@ class EngineMetrics:
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
         """Adds the figures of one step."""
         if scheduler_stats is not None:
-            self._record_scheduler(scheduler_stats)
+            self._record_scheduler(scheduler_stats, num_first_tokens=len(iteration_stats.time_to_first_tokens_s))
         if iteration_stats.phases is not None:
             self._record_phases(iteration_stats.phases)
         self._record_tokens(iteration_stats)
@@ -207,7 +207,7 @@ class EngineMetrics:
             self._count_end(FinishReason.ERROR.value, iteration_stats.num_failed)
             self._counters["corrupted_requests"].inc(iteration_stats.num_corrupted)
 
-    def _record_scheduler(self, stats: SchedulerStats) -> None:
+    def _record_scheduler(self, stats: SchedulerStats, num_first_tokens: int) -> None:
         gauges, counters = self._gauges, self._counters
         gauges["num_requests_running"].set(stats.num_running)
         gauges["num_requests_waiting"].set(stats.num_waiting)
@@ -215,7 +215,8 @@ class EngineMetrics:
         self.load = (stats.kv_cache_usage, stats.num_waiting)
         gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         if stats.num_scheduled_tokens:
-            self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens)
+            # So the sum is that of prompt tokens, without cached ones, and of output tokens.
+            self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens + num_first_tokens)
         for name, growth in self._totals.growth(stats):
             counters[name].inc(growth)
         if stats.num_draft_tokens:
