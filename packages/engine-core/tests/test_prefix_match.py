@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core import EngineConfig, EngineCore, build_engine_core
 from llmstack_engine_core.explain import Explanation, add_prefix_match, explain
+from llmstack_engine_core.explain.prefixes import MAX_CHARACTERS, TextOf
 from llmstack_engine_core.replay.steps_of_log import steps_of_log
 from llmstack_engine_core.step_log import read_step_log
 from llmstack_types import EngineCoreRequest, ModelRunnerConfig, SamplingParams
@@ -33,12 +35,12 @@ class Recorded:
         while self.core.has_unfinished_requests():
             self.core.step()
 
-    def explained(self, name: str, max_steps: int = 1_000) -> Explanation:
+    def explained(self, name: str, max_steps: int = 1_000, text_of: TextOf | None = None) -> Explanation:
         self.core.shutdown()
         run = read_step_log(self.path)
         log = steps_of_log(run, max_steps)
         made = explain(log, name)
-        add_prefix_match(made, run, log, run.header.configs()[1])
+        add_prefix_match(made, run, log, run.header.configs()[1], text_of)
         return made
 
 
@@ -124,3 +126,44 @@ def test_a_prompt_that_is_still_computed_is_no_eviction(tmp_path: Path) -> None:
     while recorded.core.has_unfinished_requests():
         recorded.core.step()
     assert match_of(recorded.explained("r")).endswith("those of before, which had not computed the next block yet.")
+
+
+def words(token_ids: Sequence[int]) -> str:
+    return "".join(f" w{token_id}" for token_id in token_ids)
+
+
+def test_text_is_shown_only_if_it_is_asked_for(recorded: Recorded) -> None:
+    recorded.run("before", [*SYSTEM[:10], *range(90, 96)])
+    recorded.run("r", SYSTEM)
+    made = recorded.explained("r")
+    assert not {"text_before", "own_token", "own_text", "other_token", "other_text"} & made.facts.keys()
+    made = recorded.explained("r", text_of=words)
+    assert match_of(made).endswith(
+        "After ' w12 w13 w14 w15 w16 w17 w18 w19' it has token 20, ' w20', and before has token 90, ' w90'."
+    )
+    assert (made.facts["own_token"], made.facts["other_token"], made.facts["other_text"]) == (20, 90, " w90")
+
+
+def test_the_text_of_another_key_is_never_shown(recorded: Recorded) -> None:
+    recorded.run("before", [*SYSTEM[:10], *range(90, 96)], tenant="theirs")
+    recorded.run("r", SYSTEM, tenant="own")
+    made = recorded.explained("r", text_of=words)
+    assert match_of(made).endswith("it has token 20, ' w20'; the other prompt is of another key, and is not shown.")
+    assert not {"other_token", "other_text"} & made.facts.keys()
+    assert "90" not in match_of(made)
+
+
+def test_a_prompt_that_ends_where_the_other_goes_on_has_no_token_there(recorded: Recorded) -> None:
+    recorded.run("before", SYSTEM[:10])
+    recorded.run("r", SYSTEM)
+    made = recorded.explained("r", text_of=words)
+    assert match_of(made).endswith("it has token 20, ' w20', and before has its end.")
+    assert "other_token" not in made.facts
+
+
+def test_shown_text_is_bounded_and_has_no_control_characters(recorded: Recorded) -> None:
+    recorded.run("before", [*SYSTEM[:10], *range(90, 96)])
+    recorded.run("r", SYSTEM)
+    made = recorded.explained("r", text_of=lambda token_ids: "\x1b[2J\u202e" * 1_000)
+    assert match_of(made).isprintable()
+    assert len(made.facts["text_before"]) == len(made.facts["other_text"]) == MAX_CHARACTERS

@@ -9,11 +9,13 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmstack_engine_core.explain import Explanation
+    from llmstack_engine_core.explain.prefixes import TextOf
 
 DEFAULT_URL = "http://localhost:8000"
 API_KEY_VARIABLES = ("LLMSTACK_API_KEY", "OPENAI_API_KEY")
@@ -21,6 +23,8 @@ TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 4 << 20
 # A step of 64 rows takes about 10 kB while it is kept.
 MAX_STEPS = 50_000
+# A package above this one, so it is named and not imported.
+TOKENIZER_MODULE = "llmstack_llm.text.tokenizer"
 
 
 class ExplainError(Exception):
@@ -42,13 +46,23 @@ class ExplainCommand:
             "--url", default=DEFAULT_URL, metavar="URL", help=f"ask a running server (default: {DEFAULT_URL})"
         )
         parser.add_argument("--api-key", metavar="KEY", help="prefer LLMSTACK_API_KEY: process lists show flags")
+        parser.add_argument(
+            "--explain-text",
+            type=Path,
+            metavar="FOLDER",
+            help="with --log, also show tokens and text where prompts of one key part, by the tokenizer in the model's "
+            "FOLDER (default: no text is shown)",
+        )
         parser.add_argument("--json", action="store_true", help="print the figures, too, as one JSON object")
 
     def run(self, namespace: argparse.Namespace) -> int:
         """0: explained; 1: the request is not known, or the source cannot be read."""
         try:
             if namespace.log is not None:
-                found = _plain(_from_log(namespace.log, namespace.request))
+                text_of = None if namespace.explain_text is None else _text_by(namespace.explain_text)
+                found = _plain(_from_log(namespace.log, namespace.request, text_of))
+            elif namespace.explain_text is not None:
+                raise ExplainError("--explain-text needs --log: a running server keeps no tokens of prompts")
             else:
                 found = _from_server(namespace.url, namespace.request, namespace.api_key)
         except ExplainError as error:
@@ -63,7 +77,29 @@ def _plain(found: Explanation) -> dict[str, Any]:
     return {"id": found.request_id, "sentences": found.sentences, "facts": found.facts}
 
 
-def _from_log(path: Path, request_id: str) -> Explanation:
+def _text_by(folder: Path) -> TextOf:
+    """Decodes by the tokenizer in a folder."""
+    import importlib
+
+    from llmstack_types import LLMStackError
+
+    try:
+        tokenizer = importlib.import_module(TOKENIZER_MODULE).load_tokenizer(folder)
+    except ImportError as error:
+        raise ExplainError(f"--explain-text needs the package llmstack-llm: {error}") from error
+    except (LLMStackError, OSError) as error:
+        raise ExplainError(f"--explain-text: {' '.join(str(error).split())[:200]}") from error
+
+    def text_of(token_ids: Sequence[int]) -> str:
+        try:
+            return str(tokenizer.decode(token_ids))
+        except OverflowError as error:
+            raise ExplainError("--explain-text: the log has tokens that no tokenizer knows") from error
+
+    return text_of
+
+
+def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Explanation:
     from llmstack_engine_core.explain import (
         Limits,
         UnknownRequestError,
@@ -91,7 +127,7 @@ def _from_log(path: Path, request_id: str) -> Explanation:
                 made.sentences.append(
                     f"The log is truncated or damaged after byte {run.truncated_at}: this is of before."
                 )
-            add_prefix_match(made, run, log, cache)
+            add_prefix_match(made, run, log, cache, text_of)
             add_deadline(made, run, log, scheduler, cache)
             add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
             return made

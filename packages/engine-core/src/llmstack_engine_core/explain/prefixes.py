@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -13,19 +13,35 @@ from llmstack_engine_core.step_log.records import RequestAdded, RequestForked
 from llmstack_types import EngineCoreRequest, StepRecord, StepRecording
 
 _PREFIX_CACHE = "The prefix cache held "
+# Tokens before the one where prompts part, which are the same in both, and characters of each text.
+NUM_BEFORE = 8
+MAX_CHARACTERS = 80
+
+TextOf = Callable[[Sequence[int]], str]
+"""Token ids to text."""
 
 
 class _Shared(NamedTuple):
     """The earlier request whose prompt begins most like another one."""
 
-    request_id: str
+    request: EngineCoreRequest
     num_tokens: int
 
+    @property
+    def request_id(self) -> str:
+        """The id of that request."""
+        return self.request.request_id
 
-def add_prefix_match(made: Explanation, run: RecordedRun, log: StepRecording, cache: CacheConfig) -> None:
+
+def add_prefix_match(
+    made: Explanation, run: RecordedRun, log: StepRecording, cache: CacheConfig, text_of: TextOf | None = None
+) -> None:
     """Adds where the match ended: where prompts part, or at a block that another request got when it was evicted.
 
-    It names requests and positions, and no tokens. `log`: The steps of the run that are kept.
+    It names requests and positions, and no tokens without `text_of`.
+
+    `log`: The steps of the run that are kept.
+    `text_of`: Adds the tokens and the text where prompts part; of the other prompt only if it is of the same tenant.
     """
     own_rows = [(record, row) for record in log.steps for row in record.rows if row.request_id == made.request_id]
     if not own_rows or "cached_tokens" not in made.facts or not cache.enable_prefix_caching:
@@ -44,6 +60,8 @@ def add_prefix_match(made: Explanation, run: RecordedRun, log: StepRecording, ca
         sentence = (
             f"The match ended where its prompt parts from that of {shared.request_id}, at token {shared.num_tokens}."
         )
+        if text_of is not None:
+            sentence = f"{sentence} {_parting(made.facts, request, shared, text_of)}"
     else:
         sentence = _lost(made.facts, log.steps, shared, num_cached, own_rows[0][0], cache)
     position = next((i for i, one in enumerate(made.sentences) if one.startswith(_PREFIX_CACHE)), len(made.sentences))
@@ -63,7 +81,7 @@ def _most_alike(run: RecordedRun, request_id: str) -> tuple[EngineCoreRequest | 
             continue
         num_tokens = _num_common(other.prompt_token_ids, request.prompt_token_ids)
         if num_tokens and (best is None or num_tokens >= best.num_tokens):
-            best = _Shared(other.request_id, num_tokens)
+            best = _Shared(other, num_tokens)
     return request, best
 
 
@@ -73,6 +91,30 @@ def _requests(run: RecordedRun) -> Iterator[EngineCoreRequest]:
 
 def _num_common(ones: Sequence[int], others: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ones, others, strict=False)))
+
+
+def _parting(facts: dict[str, Any], request: EngineCoreRequest, shared: _Shared, text_of: TextOf) -> str:
+    """The tokens and the text where two prompts part."""
+    at = shared.num_tokens
+    before = _shown(request.prompt_token_ids[max(0, at - NUM_BEFORE) : at], text_of)
+    facts["text_before"] = before
+    own = _token_at(facts, "own", request, at, text_of)
+    if shared.request.tenant != request.tenant:
+        return f"After {before!r} it has {own}; the other prompt is of another key, and is not shown."
+    other = _token_at(facts, "other", shared.request, at, text_of)
+    return f"After {before!r} it has {own}, and {shared.request_id} has {other}."
+
+
+def _token_at(facts: dict[str, Any], whose: str, request: EngineCoreRequest, at: int, text_of: TextOf) -> str:
+    if at >= len(request.prompt_token_ids):
+        return "its end"
+    token_id = request.prompt_token_ids[at]
+    facts[f"{whose}_token"], facts[f"{whose}_text"] = token_id, _shown([token_id], text_of)
+    return f"token {token_id}, {facts[f'{whose}_text']!r}"
+
+
+def _shown(token_ids: Sequence[int], text_of: TextOf) -> str:
+    return text_of(token_ids)[-MAX_CHARACTERS:]
 
 
 def _lost(
