@@ -167,3 +167,36 @@ async def test_requests_move_at_a_token_where_the_next_engine_core_computes_the_
             os.kill(first_pid, 0)
     finally:
         await client.shutdown()
+
+
+async def test_without_room_for_two_new_requests_wait_and_a_failure_restores_the_old_weights() -> None:
+    client = reloading("step_delay_s=0.01&vocab_size=100")
+    reader = Reader(client)
+    try:
+        first_pid = (await client.wait_until_ready()).pid
+        await client.add_request(request("old", 30))
+        await reader.read_until(lambda: reader.tokens.get("old"))
+        reading = asyncio.create_task(reader.read_until(lambda: {"old", "new", "last"} <= reader.ends.keys()))
+        failing = asyncio.create_task(
+            client.exchange(config("load_error=no such weights"), no_adapters, lambda _: None)
+        )
+        await asyncio.sleep(0)
+        assert client.is_recovering
+        await client.add_request(request("fork", 30, fork_of="old"))
+        await client.add_request(request("new", 20))
+        await client.add_request(request("aborted", 20))
+        await client.abort_requests(["aborted"])
+        assert "new" not in reader.tokens
+        with pytest.raises(EngineStartError, match="no such weights"):
+            await failing
+        assert (client.engines[0].vocab_size, client.engines[0].pid != first_pid) == (100, True)
+
+        done = await client.exchange(config("vocab_size=200"), no_adapters, lambda _: None)
+        assert (done.vocab_size, client.engines[0].vocab_size) == (200, 200)
+        await client.add_request(request("last", 10))
+        await asyncio.wait_for(reading, 60)
+        assert reader.tokens == {"old": echo(30), "fork": echo(30), "new": echo(20), "last": echo(10)}
+        assert not client.is_reloading
+        assert not client.is_dead
+    finally:
+        await client.shutdown()

@@ -108,7 +108,6 @@ async def test_memory_is_checked_first_and_running_requests_may_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model_folder(tmp_path / "m?step_delay_s=0.01")
-    # Not even an engine core that cannot start is tried.
     other = write_model_folder(tmp_path / "m?load_error=was started")
     monkeypatch.setattr("llmstack_llm.reloading.find_memory_problem", lambda config: "no room")
     write_adapter(tmp_path / "style")
@@ -118,8 +117,15 @@ async def test_memory_is_checked_first_and_running_requests_may_move(
     entries = [f"next={other}", *map(json.dumps, (adapters, broken, short))]
     async with serving(folder, *entries) as (app, llm):
         pid = llm.engines[0].pid
-        refused = await call(app, "POST", "/v1/reload", {"name": "next"})
+        refused = await call(app, "POST", "/v1/reload", {"name": "next", "running": "move"})
         assert (refused.status, "no room" in refused.json()["error"]["message"]) == (409, True)
+        assert llm.engines[0].pid == pid
+
+        # Without room the next one starts in the place of the old one, which here has to start again.
+        failed = await call(app, "POST", "/v1/reload", {"name": "next"})
+        assert (failed.status, "was started" in failed.json()["error"]["message"]) == (409, True)
+        before, pid = pid, llm.engines[0].pid
+        assert before != pid
 
         # A set of adapters needs no second engine core.
         assert (await call(app, "POST", "/v1/reload", {"name": "styled"})).status == 200

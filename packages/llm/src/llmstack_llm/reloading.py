@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from llmstack_engine_core import EngineConfig
     from llmstack_engine_core.client import ReloadingClient
     from llmstack_llm.protocols import AsyncEngineCoreClient
+
+logger = logging.getLogger(__name__)
 
 # What a front end has read at its start: texts, ids and conversations mean the same before and after.
 _TEXT_FILES: Final = (
@@ -95,17 +98,33 @@ async def _exchange(
     *,
     moves: bool,
 ) -> tuple[EngineReady, int]:
-    if engine.ready is not None and engine.ready.device != "cpu":
-        raise ReloadError("the device has no memory for a second engine core; one can be started on a CPU")
-    model_config, config = await asyncio.to_thread(_plan, args, engine.model_config)
+    before = client.engines[0]
+    model_config, config, problem = await asyncio.to_thread(_plan, args, engine.model_config)
+    if before.device != "cpu":
+        problem = "the weights would take the memory of the device twice"
+    if problem and moves:
+        raise ReloadError(f"running requests cannot move: {problem}; let them finish")
 
     def needed() -> list[tuple[str, str]]:
         return [(one.identity, one.path) for one in (engine.adapters.adapters if wanted is None else wanted)]
 
+    def check(started: EngineReady) -> None:
+        check_model(model_config, started)
+        _check_ready(before, started)
+
+    def check_exchange(started: EngineReady) -> None:
+        check(started)
+        _check_longest(before, started)
+
+    if problem:
+        if config.model.max_model_len < before.max_model_len:  # known before the engine core is touched
+            raise ReloadError(f"{problem}, and requests that wait could be too long for the next engine core")
+        logger.warning("new requests wait until the running ones have ended: %s", problem)
+        started = await client.exchange(config, needed, check_exchange)
+        return engine.follow_reload(model_config, started), 0
     started = await client.prepare(config, needed)
     try:
-        check_model(model_config, started)
-        _check_ready(engine.ready, started)
+        check(started)
         if moves:
             _check_longest(client.engines[0], started)
         num_moved = client.switch(moves=moves)
@@ -115,8 +134,8 @@ async def _exchange(
     return engine.follow_reload(model_config, started), num_moved
 
 
-def _plan(args: EngineArgs, before: ModelConfig) -> tuple[ModelConfig, EngineConfig]:
-    """The configuration of an engine core that can start beside the one that serves this model.
+def _plan(args: EngineArgs, before: ModelConfig) -> tuple[ModelConfig, EngineConfig, str]:
+    """The configuration of an engine core that can replace the one of this model, and why it cannot start beside it.
 
     Raises:
         ReloadError: It cannot.
@@ -130,15 +149,12 @@ def _plan(args: EngineArgs, before: ModelConfig) -> tuple[ModelConfig, EngineCon
     if _text_digests(before) != _text_digests(model_config):
         raise ReloadError("the tokenizer or the chat template is another one: that needs a restart")
     check_model_runs(config)
-    problem = find_memory_problem(config)
-    if problem:
-        raise ReloadError(problem)
-    return model_config, config
+    return model_config, config, find_memory_problem(config)
 
 
-def _check_ready(before: EngineReady | None, started: EngineReady) -> None:
+def _check_ready(before: EngineReady, started: EngineReady) -> None:
     for name in ("vocab_size", "is_generative", "is_causal", "embedding_size", "num_labels", "prompt_embeds_size"):
-        if before is not None and getattr(before, name) != getattr(started, name):
+        if getattr(before, name) != getattr(started, name):
             ours, theirs = getattr(before, name), getattr(started, name)
             raise ReloadError(f"{name} is {ours}, but {theirs}: another use of the model needs a restart")
 
@@ -147,7 +163,7 @@ def _check_longest(before: EngineReady, started: EngineReady) -> None:
     """Refuses to move requests that could be too long for the other engine core."""
     if _longest(started) < _longest(before):
         raise ReloadError(
-            f"running requests cannot move: they may have {_longest(before)} tokens, and {_longest(started)} is the "
+            f"requests cannot go on there: they may have {_longest(before)} tokens, and {_longest(started)} is the "
             "limit of the next engine core; let them finish"
         )
 

@@ -167,7 +167,7 @@ KINDS = (
         "reload_failed",
         409,
         INVALID_REQUEST,
-        "`/v1/reload` cannot load what was named, or has no memory for it; the engine core before serves on",
+        "`/v1/reload` cannot load what was named, or not now; the weights of before serve on",
         headers=_DO_NOT_RETRY,
     ),
     ErrorKind(

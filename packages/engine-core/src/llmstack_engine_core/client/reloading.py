@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Final, cast
 
 from llmstack_engine_core.adapter_gate import LOADED, LOADING
@@ -11,16 +12,23 @@ from llmstack_engine_core.client.recovering import RecoveringClient
 from llmstack_engine_core.config import EngineConfig
 from llmstack_types import (
     Control,
+    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDeadError,
+    EngineLostError,
     EngineReady,
     EngineStartError,
+    FinishReason,
+    InvalidRequestError,
+    LLMStackError,
     Operation,
 )
 from llmstack_types.control import ArgumentTs, ResultT
 
 LOAD_POLL_S: Final = 0.01
+# How long requests may finish while new ones wait.
+MAX_DRAIN_S: Final = 600.0
 
 StartCore = Callable[[EngineConfig], RecoveringClient]
 """Starts an engine core, and returns without waiting for it."""
@@ -31,7 +39,7 @@ class ReloadingClient:
 
     A reload has two calls. `prepare` starts the next engine core beside the one that serves; where that fails, nothing
     has changed. `switch` sends all new requests there, at once. Both engine cores are replaced after a crash, each by
-    one with its own weights.
+    one with its own weights. Where there is no room for two, `exchange` lets new requests wait meanwhile.
     """
 
     def __init__(self, config: EngineConfig, start: StartCore) -> None:
@@ -41,7 +49,12 @@ class ReloadingClient:
             EngineStartError: A process cannot be started.
         """
         self._start = start
+        self._config = config
         self._current = start(config)
+        self._next_config = config
+        self._held: dict[str, EngineCoreRequest] | None = None  # new requests of an exchange
+        self._is_between = False  # one engine core has ended, and the next one is not ready
+        self._own_outputs: list[EngineCoreOutput] = []
         self._old: RecoveringClient | None = None
         self._next: RecoveringClient | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -54,12 +67,12 @@ class ReloadingClient:
     @property
     def is_dead(self) -> bool:
         """True once there will be no engine core for new requests."""
-        return self._current.is_dead
+        return self._current.is_dead and not self._is_between
 
     @property
     def is_recovering(self) -> bool:
         """True while new requests wait for an engine core."""
-        return self._current.is_recovering
+        return self._held is not None or self._current.is_recovering
 
     @property
     def num_restarts(self) -> int:
@@ -79,7 +92,7 @@ class ReloadingClient:
     @property
     def num_requests(self) -> int:
         """Requests in flight, in all engine cores."""
-        return sum(client.num_requests for client in self._clients())
+        return len(self._held or ()) + sum(client.num_requests for client in self._clients())
 
     @property
     def num_finishing(self) -> int:
@@ -88,8 +101,8 @@ class ReloadingClient:
 
     @property
     def is_reloading(self) -> bool:
-        """True while there are two engine cores: another one is not started then."""
-        return self._next is not None or self._old is not None or self._ending is not None
+        """True while there are two engine cores, or one is exchanged: another one is not started then."""
+        return self._held is not None or self._next is not None or self._old is not None or self._ending is not None
 
     async def wait_until_ready(self) -> EngineReady:
         """Waits for the first engine core.
@@ -115,7 +128,13 @@ class ReloadingClient:
         """
         if self.is_reloading or self._is_shut_down:
             raise EngineStartError("another engine core is being started, or has not ended yet")
+        return await self._prepare(config, adapters)
+
+    async def _prepare(self, config: EngineConfig, adapters: Callable[[], Sequence[tuple[str, str]]]) -> EngineReady:
+        if self._is_shut_down:
+            raise EngineStartError("the client has been shut down")
         client = self._next = self._start(config)
+        self._next_config = config
         try:
             ready = await client.wait_until_ready()
             await _load_adapters(client, adapters)
@@ -124,6 +143,68 @@ class ReloadingClient:
             await client.shutdown()
             raise
         return ready
+
+    async def exchange(
+        self,
+        config: EngineConfig,
+        adapters: Callable[[], Sequence[tuple[str, str]]],
+        check: Callable[[EngineReady], None],
+    ) -> EngineReady:
+        """Starts another engine core where the one that serves has been, once its requests have ended.
+
+        New requests wait meanwhile. Where the other one does not start, one with the weights of before does.
+
+        `check`: Raises an `LLMStackError` where the other engine core cannot be used.
+
+        Raises:
+            LLMStackError: The engine core is the one of before, or serves its weights.
+        """
+        if self.is_reloading or self._is_shut_down:
+            raise EngineStartError("another engine core is being started, or has not ended yet")
+        self._held = {}
+        try:
+            await self._drain()
+            self._is_between = True
+            await self._current.shutdown()
+            try:
+                ready = await self._prepare(config, adapters)
+                check(ready)
+            except LLMStackError:
+                await self.drop()
+                await self._prepare(self._config, lambda: ())
+                raise
+            return ready
+        finally:
+            await self._go_on()
+
+    async def _drain(self) -> None:
+        deadline_s = monotonic() + MAX_DRAIN_S
+        while self._current.num_requests:
+            if self._current.is_dead:
+                raise EngineDeadError("the engine core is gone")
+            if monotonic() > deadline_s:
+                raise EngineStartError(f"requests still run after {MAX_DRAIN_S:g} s")
+            await asyncio.sleep(LOAD_POLL_S)
+
+    async def _go_on(self) -> None:
+        """Sends what has waited to the engine core that there is now."""
+        if self._next is not None:
+            self._num_past_restarts += self._current.num_restarts
+            self._current, self._next, self._config = self._next, None, self._next_config
+            if self._is_listening:
+                self._current.listen(self._has_news.set)
+        self._is_between = False
+        held, self._held = self._held or {}, None
+        self._has_news.set()
+        for request in held.values():
+            try:
+                await self.add_request(request)
+            except (EngineDeadError, ValueError):
+                failed = EngineCoreOutput(
+                    request.request_id, [], finish_reason=FinishReason.ERROR, error=EngineLostError.TEXT
+                )
+                self._own_outputs.append(failed)
+                self._has_news.set()
 
     async def drop(self) -> None:
         """Ends the engine core that `prepare` has started."""
@@ -147,7 +228,7 @@ class ReloadingClient:
         old = self._current
         if moves:
             _check_move(old, client)
-        self._next, self._current, self._old = None, client, old
+        self._next, self._current, self._old, self._config = None, client, old, self._next_config
         self._moved.clear()
         if moves:
             requests = old.give_away()
@@ -173,10 +254,18 @@ class ReloadingClient:
         if old is not None and request.fork_of and old.has_request(request.fork_of):
             await old.add_request(request)
             return
+        if self._held is not None and not (request.fork_of and self._current.has_request(request.fork_of)):
+            if request.request_id in self._held or self._current.has_request(request.request_id):
+                raise InvalidRequestError("The request id is in use.", param="request_id", code="duplicate_request_id")
+            self._held[request.request_id] = request
+            return
         await self._current.add_request(request)
 
     async def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Ends requests; unknown ones are ignored."""
+        if self._held is not None:
+            for request_id in request_ids:
+                self._held.pop(request_id, None)
         for client in self._clients():
             await client.abort_requests(request_ids)
         self._end_if_idle()
@@ -192,8 +281,11 @@ class ReloadingClient:
             self._current.listen(self._has_news.set)
         while True:
             self._has_news.clear()
+            if self._own_outputs:
+                own, self._own_outputs = self._own_outputs, []
+                return EngineCoreOutputs(own)
             outputs = self._take_old()
-            if outputs is None:
+            if outputs is None and not self._is_between:
                 outputs = self._current.get_outputs_nowait()
             if outputs is not None:
                 return outputs
@@ -209,6 +301,8 @@ class ReloadingClient:
         """
         if operation == Control.SLEEP and self.is_reloading:
             return cast("ResultT", False)
+        while self._is_between:  # noqa: ASYNC110 - as long as a start
+            await asyncio.sleep(LOAD_POLL_S)
         return await self._current.call(operation, *arguments)
 
     async def shutdown(self) -> None:
