@@ -194,17 +194,18 @@ class ReloadingClient:
             if self._is_listening:
                 self._current.listen(self._has_news.set)
         self._is_between = False
-        held, self._held = self._held or {}, None
         self._has_news.set()
-        for request in held.values():
+        while self._held:  # one that is aborted meanwhile is not sent
+            request = self._held.pop(next(iter(self._held)))
             try:
-                await self.add_request(request)
+                await self._current.add_request(request)
             except (EngineDeadError, ValueError):
                 failed = EngineCoreOutput(
                     request.request_id, [], finish_reason=FinishReason.ERROR, error=EngineLostError.TEXT
                 )
                 self._own_outputs.append(failed)
                 self._has_news.set()
+        self._held = None
 
     async def drop(self) -> None:
         """Ends the engine core that `prepare` has started."""
