@@ -296,7 +296,7 @@ class EngineCore:
         evictions = () if self._residency is None else self._residency.take()
         return EngineCoreOutputs(
             outputs, timestamp_s, step_outputs.scheduler_stats, events, phases, evictions=evictions,
-            shadow=self.take_shadow_report(),
+            shadow=None if self._shadow is None else self._shadow.take_report(),
         )  # fmt: skip
 
     def now_s(self) -> float:

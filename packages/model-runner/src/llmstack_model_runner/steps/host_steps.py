@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,8 +103,8 @@ class HostSteps:
             is_adapted = adapters is not None and adapters.begin_step(
                 batch.adapter_numbers[step.rows], step.num_scheduled_tokens
             )
-            vectors = self._find_vectors(decodes or step, inputs)
-        with self._timing.phase("forward"), replacing(self._token_table, vectors):
+            vectors = self._find_vectors(decodes or step, inputs) if batch.prompt_embeds else None
+        with self._timing.phase("forward"), replacing(self._token_table, vectors) if vectors else nullcontext():
             decoded = None if vectors is not None else self._repeat_decode(inputs, is_adapted)
             if decodes is not None:
                 inputs = self._join_drafts(step, inputs, is_computed=decoded is not None)
@@ -164,7 +165,7 @@ class HostSteps:
     def _find_vectors(self, step: StepRows, inputs: ModelInputs) -> Replaced | None:
         """What replaces tokens of the step; None where none has to be."""
         table = self._token_table
-        if table is None or not self._batch.prompt_embeds:
+        if table is None:
             return None
         return find_vectors(self._batch, step, inputs.query_start_loc, table.size, table.weight.dtype)
 
