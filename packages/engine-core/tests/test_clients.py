@@ -75,13 +75,15 @@ def test_a_sync_client_returns_the_tokens_of_every_request(client_class: type) -
 
 @SYNC_CLIENTS
 def test_an_aborted_request_ends_and_its_id_is_free_again(client_class: type) -> None:
-    client = client_class(config())
+    client = client_class(config("step_delay_s=0.02"))
     client.wait_until_ready()
     client.add_request(request("r", max_tokens=2000))
     client.get_outputs()
     client.abort_requests(["r", "unknown"])
     client.add_request(request("other", max_tokens=2))
     assert run(client, 1)["other"] == [5, 6]
+    client.add_request(request("r", max_tokens=2))
+    assert run(client, 1)["r"][-2:] == [5, 6]
     client.shutdown()
 
 
