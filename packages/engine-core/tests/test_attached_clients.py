@@ -239,7 +239,7 @@ async def test_a_port_of_the_loopback_interface_serves_those_with_the_key(tmp_pa
 async def test_all_clients_learn_that_the_engine_core_sleeps(process: EngineProcess) -> None:
     first, second = AsyncAttachedClient(process.address, 0), AsyncAttachedClient(process.address, 1)
     await asyncio.gather(first.wait_until_ready(), second.wait_until_ready())
-    await second.add_request(request("r", max_tokens=3000))
+    await second.add_request(request("r", max_tokens=2000))
     await second.get_outputs()
     assert not await first.call(Control.SLEEP, 1)
     await second.abort_requests(["r"])
