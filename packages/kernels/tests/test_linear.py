@@ -14,7 +14,7 @@ from llmstack_kernels.linear import (
     linear_of_packed,
     native,
     pack_linear,
-    packed_weight,
+    packed_weights,
     packing_version,
     reference,
 )
@@ -162,8 +162,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 def test_a_layer_of_a_packed_weight_computes_the_same_bits(scheme: str | None) -> None:
     x, weight, bias = make(192, 100, torch.bfloat16, 5)
     first = pack_linear(weight, bias, scheme)
-    kept = packed_weight(first)
+    kept = packed_weights(first)
     assert kept is not None
-    assert (kept.shape, kept.dtype) == ((100, 192), torch.bfloat16)
+    assert [(one.shape, one.dtype) for one in kept] == [((100, 192), torch.bfloat16)]
     assert torch.equal(linear_of_packed(kept, bias)(x), first(x))
-    assert packed_weight(reference.PlainLinear(weight, bias)) is None
+    assert packed_weights(reference.PlainLinear(weight, bias)) is None

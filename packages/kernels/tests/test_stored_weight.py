@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,14 @@ from llmstack_kernels.linear import (
     concatenate_linears,
     join_stored,
     linear,
+    linear_of_packed,
     pack_linear,
     pack_stored_linear,
+    packed_weights,
+    packing_version,
 )
 from llmstack_kernels.linear.native_stored import pack_stored
+from llmstack_kernels.linear.reference import PlainLinear
 from llmstack_kernels.native import NativeLibrary
 from llmstack_kernels.native.capture import capture
 from llmstack_kernels.testing import native_variants, runs_native_kernels
@@ -215,3 +220,28 @@ def test_a_run_of_inputs_keeps_its_values_in_smaller_groups_where_it_begins_insi
 def test_inputs_that_no_group_size_fits_are_not_cut() -> None:
     assert make("int8", (10, 160, 32)).columns(range(81, 160)) is None
     assert make("int8", (10, 160, 32), has_order=True).columns(range(64)) is None
+
+
+@pytest.mark.skipif(not packing_version("cpu"), reason="only native kernels have packed weights")
+def test_layers_of_kept_weights_compute_the_same_bits_part_by_part() -> None:
+    """All layouts, the kinds of their scales and zero points, a permutation, and parts that are stored differently."""
+    shape = (70, 64, 32)
+    stored = [make(layout, shape, scale_dtype=torch.float32) for layout in STORED_LAYOUTS]
+    stored += [make("int8", shape, has_zeros=True), make("int4", shape, has_float_zeros=True)]
+    stored.append(make("int4", shape, has_order=True))
+    first = concatenate_linears(
+        [*(pack_stored_linear(one, torch.bfloat16) for one in stored), pack_linear(torch.randn(6, 64).bfloat16())]
+    )
+    x = torch.randn(3, 64).bfloat16()
+    kept = packed_weights(first)
+    assert kept is not None
+    assert len(kept) == len(stored) + 1
+    again = linear_of_packed(kept, torch.ones(first.out_features).bfloat16())
+    bias = torch.ones(first.out_features).bfloat16()
+    parts = [*(pack_stored_linear(one, torch.bfloat16, bias[:70]) for one in stored)]
+    assert torch.equal(again(x)[:, : 70 * len(stored)], torch.cat([part(x) for part in parts], -1))
+    assert torch.equal(linear_of_packed(kept, None)(x), first(x))
+    damaged = replace(kept[-2], order=torch.full((64,), 9, dtype=torch.int32))
+    with pytest.raises(ValueError, match="the order of inputs is no permutation"):
+        linear_of_packed([damaged], None)
+    assert packed_weights(concatenate_linears([first, PlainLinear(torch.zeros(1, 64), None)])) is None

@@ -77,9 +77,9 @@ from llmstack_model_runner.steps.warm_up import (
 from llmstack_model_runner.weights import (
     check_quantized,
     describe_quantization,
+    kept_weights,
     load_weights,
     num_weight_bytes,
-    packed_weights,
     resolve_dtype,
 )
 from llmstack_types import (
@@ -191,7 +191,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
             check_deterministic(contract)
         with (
             allocation("the weights do not fit on the device", "use --quantization int8, or a smaller model"),
-            packed_weights(config, model_config, dtype, self._device) as packed,
+            kept_weights(config, model_config, dtype, self._device, self._sharding) as packed,
         ):
             load_weights(
                 model, model_path, config.load_format, dtype, config.seed, scheme, self._device,

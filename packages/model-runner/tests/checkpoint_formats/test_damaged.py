@@ -12,6 +12,7 @@ from model_runner_helpers.quantized_layers import CASES, Draws
 
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.config import read_format
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.checkpoint_formats.read import read_quantized
 
 Tensors = dict[str, torch.Tensor]
@@ -28,8 +29,10 @@ def read(case: str, change: Callable[[Tensors], object] = lambda tensors: None) 
     assert checkpoint is not None
     ((name, weight),) = read_quantized(checkpoint, [*named], named.__getitem__)
     assert name == f"{NAME}.weight"
-    assert isinstance(weight, StoredWeight)
-    return weight
+    assert isinstance(weight, UnreadWeight)
+    stored = weight.read()
+    assert isinstance(stored, StoredWeight)
+    return stored
 
 
 @pytest.mark.parametrize("case", CASES)

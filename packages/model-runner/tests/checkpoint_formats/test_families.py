@@ -9,8 +9,8 @@ import torch
 from model_runner_helpers.paged_harness import PagedHarness
 from model_runner_helpers.quantized_layers import CASES, Draws
 
-from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.config import read_format
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.checkpoint_formats.read import read_quantized
 from llmstack_model_runner.layers.weight_slot import WeightKind
 from llmstack_model_runner.models import load_model_class
@@ -66,7 +66,7 @@ def test_a_family_computes_with_the_weights_that_a_quantized_checkpoint_means(fa
     checkpoint = read_format({"quantization_config": fields})
     assert checkpoint is not None
     read = list(read_quantized(checkpoint, [*given], given.__getitem__))
-    assert sum(isinstance(tensor, StoredWeight) for _, tensor in read) >= 4
+    assert sum(isinstance(tensor, UnreadWeight) for _, tensor in read) >= 4
     quantized.load_weights(read)
     plain.load_weights(meant.items())
     logits = []

@@ -13,8 +13,8 @@ from model_runner_helpers.paged_harness import PagedHarness
 from model_runner_helpers.quantized_layers import E2M1
 from safetensors.torch import load_file, save_file
 
-from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.config import read_format
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.checkpoint_formats.read import read_quantized
 from llmstack_model_runner.layers import stacked_experts
 from llmstack_model_runner.models import load_model_class
@@ -121,7 +121,7 @@ def test_damaged_experts_are_refused_by_name(
     found = read_format(CONFIG | MXFP4)
     assert found is not None
     with pytest.raises(ValueError, match=rf"experts\.down_proj cannot be read as MXFP4: .*{message}"):
-        list(read_quantized(found, [*tensors], tensors.__getitem__))
+        make_model().load_weights(read_quantized(found, [*tensors], tensors.__getitem__))
 
 
 def test_experts_of_another_number_are_refused(checkpoint: tuple[Path, dict[str, torch.Tensor]]) -> None:
@@ -131,6 +131,6 @@ def test_experts_of_another_number_are_refused(checkpoint: tuple[Path, dict[str,
     found = read_format(CONFIG | MXFP4)
     assert found is not None
     read = list(read_quantized(found, [*tensors], tensors.__getitem__))
-    assert sum(isinstance(tensor, StoredWeight) for _, tensor in read) == 2
+    assert sum(isinstance(tensor, UnreadWeight) for _, tensor in read) == 2
     with pytest.raises(ValueError, match=r"of a wrong shape: .*experts\.down_proj"):
         make_model().load_weights(read)

@@ -16,10 +16,13 @@ from model_runner_helpers.paged_harness import PagedHarness
 
 from llmstack_kernels.linear import QUANTIZATIONS, PackedLinear, PackedWeight, packing_version
 from llmstack_kernels.linear.native_layer import NativeLinear
+from llmstack_model_runner.checkpoint_formats.config import choose_quantization
+from llmstack_model_runner.layers.sharding import Sharding
 from llmstack_model_runner.models import load_model_class
 from llmstack_model_runner.testing import write_gpt2_checkpoint, write_random_weights
 from llmstack_model_runner.weights.load import load_weights
-from llmstack_model_runner.weights.pack_cache import check_entry, make_own_folder, make_room, packed_weights, write_file
+from llmstack_model_runner.weights.pack_cache import kept_weights, make_own_folder, make_room
+from llmstack_model_runner.weights.pack_file import check_part, write_file
 from llmstack_types import ModelRunnerConfig
 
 pytestmark = pytest.mark.skipif(not packing_version("cpu"), reason="only native kernels have packed weights to keep")
@@ -55,9 +58,10 @@ def load(model: Path, at_end: Callable[[], object] = lambda: None, **options: ob
     config = ModelRunnerConfig(str(model), pack_cache=True, **options)  # type: ignore[arg-type]  # test values
     values = json.loads((model / "config.json").read_text()) | json.loads(config.hf_overrides or "{}")
     made = load_model_class(values["architectures"][0])(values, torch.float32, CPU)
-    with packed_weights(config, values, torch.float32, CPU) as packed:
+    with kept_weights(config, values, torch.float32, CPU, Sharding()) as packed:
         is_hit = packed is not None and packed.is_hit
-        load_weights(made, model, quantization=config.quantization, packed=packed)
+        checkpoint_format, scheme = choose_quantization(values, config.quantization)
+        load_weights(made, model, quantization=scheme, checkpoint_format=checkpoint_format, packed=packed)
         at_end()
     for thread in threading.enumerate():
         if thread.name == "pack-cache":
@@ -87,7 +91,7 @@ def test_a_second_start_packs_nothing_and_computes_the_same(
     assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
-@pytest.mark.parametrize("change", ["weights", "copy", "kernels", "quantization", "config"])
+@pytest.mark.parametrize("change", ["weights", "copy", "kernels", "readers", "quantization", "config"])
 def test_packed_weights_are_not_used_where_what_they_depend_on_has_changed(
     folder: Path, gpt2: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +107,8 @@ def test_packed_weights_are_not_used_where_what_they_depend_on_has_changed(
         os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
     elif change == "kernels":
         monkeypatch.setattr(f"{MODULE}.packing_version", lambda device: "other")
+    elif change == "readers":
+        monkeypatch.setattr(f"{MODULE}.code_digest", lambda: "other")
     elif change == "quantization":
         options["quantization"] = "int8"
     else:
@@ -122,10 +128,10 @@ def test_models_that_pack_in_a_moment_are_not_kept(folder: Path, gpt2: Path, mon
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("options", [{"pack_cache": False}, {"load_format": "dummy"}, {"tensor_parallel_size": 2}])
-def test_there_is_no_cache_where_it_is_off_or_weights_are_made_up_or_shared(gpt2: Path, options: dict[str, object]):
+@pytest.mark.parametrize("options", [{"pack_cache": False}, {"load_format": "dummy"}])
+def test_there_is_no_cache_where_it_is_off_or_weights_are_made_up(gpt2: Path, options: dict[str, object]):
     config = ModelRunnerConfig(str(gpt2), **{"pack_cache": True, **options})  # type: ignore[arg-type]  # test values
-    with packed_weights(config, {}, torch.float32, CPU) as packed:
+    with kept_weights(config, {}, torch.float32, CPU, Sharding()) as packed:
         assert packed is None
 
 
@@ -176,7 +182,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_removed(folder: Path, g
     (file,) = folder.iterdir()
     config = ModelRunnerConfig(str(gpt2), pack_cache=True)
     values = json.loads((gpt2 / "config.json").read_text())
-    with packed_weights(config, values, torch.float32, CPU) as packed:
+    with kept_weights(config, values, torch.float32, CPU, Sharding()) as packed:
         assert packed is not None
         os.truncate(file, 100)
         with pytest.raises(ValueError, match="cannot be read"):
@@ -186,19 +192,27 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_removed(folder: Path, g
 
 @pytest.mark.parametrize(
     "change",
-    [{"shape": [1]}, {"dtype": "object"}, {"group_size": "1"}, {"offset": -1}, {"offset": 97}, {"tensor": [-1]}],
+    [
+        {"shape": [1]},
+        {"dtype": "object"},
+        {"group_size": "1"},
+        {"has_order": 1},
+        {"offset": -1},
+        {"offset": 97},
+        {"tensor": [-1]},
+    ],
 )
 def test_a_layer_that_is_described_wrongly_is_refused(change: dict[str, object]) -> None:
     tensor = {"shape": change.get("tensor", [1]), "dtype": "float32", "offset": change.get("offset", 96)}
-    entry = {"shape": [1, 1], "dtype": "float32", "scheme": "", "group_size": 0, "tensors": [tensor]}
-    if change.keys() <= entry.keys():
-        entry |= change
+    part = {"shape": [1, 1], "dtype": "float32", "scheme": "", "group_size": 0, "has_order": False, "tensors": [tensor]}
+    if change.keys() <= part.keys():
+        part |= change
     with pytest.raises(ValueError):
-        check_entry(entry, 100)
+        check_part(part, 100)
 
 
-def weight(num_bytes: int) -> dict[str, PackedWeight]:
-    return {"layer": PackedWeight((1, 1), torch.float32, "", 0, (torch.zeros(num_bytes, dtype=torch.uint8),))}
+def weight(num_bytes: int) -> dict[str, tuple[PackedWeight, ...]]:
+    return {"layer": (PackedWeight((1, 1), torch.float32, "", 0, (torch.zeros(num_bytes, dtype=torch.uint8),)),)}
 
 
 def test_what_was_used_least_recently_makes_room_by_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from llmstack_kernels.linear import ACTIVATIONS, GATED_ACTIVATIONS, PackedLinear
 __all__ = [
     "PackedExperts",
     "RowGroups",
+    "expert_layers",
     "group_rows",
     "grouped_linear",
     "join_experts",
@@ -60,6 +61,11 @@ def pack_experts(
 def join_experts(experts: Sequence[PackedLinear]) -> PackedExperts:
     """Experts that are packed already, each by itself; they are computed one after another."""
     return ExpertByExpert(experts)
+
+
+def expert_layers(experts: PackedExperts) -> Sequence[PackedLinear] | None:
+    """The layers that `join_experts` makes the same of; None where the experts are packed together."""
+    return experts.layers if isinstance(experts, ExpertByExpert) else None
 
 
 def group_rows(expert_ids: torch.Tensor, num_experts: int) -> RowGroups:

@@ -21,6 +21,11 @@ class ExpertByExpert:
         self._experts = experts
 
     @property
+    def layers(self) -> Sequence[PackedLinear]:
+        """A layer per expert."""
+        return self._experts
+
+    @property
     def num_experts(self) -> int:
         """How many there are."""
         return len(self._experts)

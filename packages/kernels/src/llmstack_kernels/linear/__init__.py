@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Protocol
 
 import torch
 
 from llmstack_kernels.dispatch import implementation
-from llmstack_kernels.linear.composed import concatenate_linears
+from llmstack_kernels.linear.composed import ConcatenatedLinear, concatenate_linears
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight, as_dynamic, round_weight
 from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.linear.quantization import QUANTIZATIONS, QuantizedWeight, bits_per_weight
@@ -34,7 +35,7 @@ __all__ = [
     "linear_of_packed",
     "pack_linear",
     "pack_stored_linear",
-    "packed_weight",
+    "packed_weights",
     "packing_version",
     "quantize",
 ]
@@ -140,17 +141,26 @@ def packing_version(device_type: str) -> str:
     return str(module.packing_version()) if hasattr(module, "packing_version") else ""
 
 
-def packed_weight(packed: PackedLinear) -> PackedWeight | None:
-    """The weight of a packed layer, to be kept under `packing_version`; None for one that cannot be."""
+def packed_weights(packed: PackedLinear) -> tuple[PackedWeight, ...] | None:
+    """The weights of a packed layer, one per part, to be kept under `packing_version`; None if one cannot be."""
     module = implementation("linear", "cpu")
-    found: PackedWeight | None = module.packed_weight(packed) if hasattr(module, "packed_weight") else None
-    return found
+    if not hasattr(module, "packed_weight"):
+        return None
+    parts = packed.parts if isinstance(packed, ConcatenatedLinear) else [packed]
+    found = [module.packed_weight(part) for part in parts]
+    return None if None in found else tuple(found)
 
 
-def linear_of_packed(weight: PackedWeight, bias: torch.Tensor | None) -> PackedLinear:
-    """The layer of a weight that was kept under the present `packing_version`."""
-    layer: PackedLinear = implementation("linear", "cpu").linear_of_packed(weight, bias)
-    return layer
+def linear_of_packed(weights: Sequence[PackedWeight], bias: torch.Tensor | None) -> PackedLinear:
+    """The layer of weights that were kept under the present `packing_version`.
+
+    Raises:
+        ValueError: A weight is damaged.
+    """
+    module = implementation("linear", "cpu")
+    biases = [None] * len(weights) if bias is None else bias.split([weight.shape[0] for weight in weights])
+    layers = [module.linear_of_packed(weight, own) for weight, own in zip(weights, biases, strict=True)]
+    return concatenate_linears(layers)
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> QuantizedWeight:

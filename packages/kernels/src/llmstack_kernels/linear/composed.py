@@ -22,6 +22,11 @@ class ConcatenatedLinear:
         self._parts = parts
 
     @property
+    def parts(self) -> Sequence[PackedLinear]:
+        """The layers whose outputs follow one another."""
+        return self._parts
+
+    @property
     def in_features(self) -> int:
         """Length of an input row."""
         return self._parts[0].in_features

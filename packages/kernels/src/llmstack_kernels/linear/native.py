@@ -14,7 +14,7 @@ from llmstack_kernels.build_native import digest
 from llmstack_kernels.linear import quantization
 from llmstack_kernels.linear.dynamic import INT8_DYNAMIC, DynamicLinear, DynamicWeight
 from llmstack_kernels.linear.native_layer import NativeLinear
-from llmstack_kernels.linear.native_stored import NativeOrderedLinear, pack_stored
+from llmstack_kernels.linear.native_stored import STORED, NativeOrderedLinear, pack_stored, stored_of_packed
 from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import PlainLinear
@@ -87,14 +87,16 @@ def pack_stored_linear(
     return pack_stored(weight, dtype, bias, native)
 
 
-def linear_of_packed(packed: PackedWeight, bias: torch.Tensor | None) -> NativeLinear:
+def linear_of_packed(packed: PackedWeight, bias: torch.Tensor | None) -> NativeLinear | NativeOrderedLinear:
     """A layer over a weight that this variant has packed before."""
+    if packed.scheme.startswith(STORED):
+        return stored_of_packed(packed, bias, require_library())
     return NativeLinear.from_packed(packed, bias, require_library())
 
 
 def packed_weight(layer: object) -> PackedWeight | None:
     """The weight of a layer that `linear_of_packed` can make again."""
-    return layer.packed_weight() if isinstance(layer, NativeLinear) else None
+    return layer.packed_weight() if isinstance(layer, NativeLinear | NativeOrderedLinear) else None
 
 
 def packing_version() -> str:

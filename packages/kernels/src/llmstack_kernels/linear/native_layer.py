@@ -114,18 +114,16 @@ class NativeLinear:
 
     @staticmethod
     def from_packed(packed: PackedWeight, bias: torch.Tensor | None, native: NativeLibrary) -> NativeLinear:
-        """The layer over a weight that `packed_weight` gave, in the same variant."""
+        """The layer over a weight that `packed_weight` gave, in the same variant, and that no checkpoint stores."""
         arguments = tuple(tensor.data_ptr() for tensor in packed.tensors)
         scheme: tuple[str, tuple[type, ...]] = _PLAIN if packed.scheme == "" else _DYNAMIC
         if packed.group_size:
             arguments, scheme = (*arguments, packed.group_size), (packed.scheme, _QUANTIZED_WEIGHT_ARGUMENTS)
         return NativeLinear(packed.shape, packed.dtype, bias, packed.tensors, arguments, scheme, native)
 
-    def packed_weight(self) -> PackedWeight | None:
-        """The weight alone; None for one of a quantized checkpoint."""
-        if self._scheme not in ("", "int8", "int4", "dynamic"):
-            return None
-        group_size = self._weight[-1] if self._scheme in ("int8", "int4") else 0
+    def packed_weight(self) -> PackedWeight:
+        """The weight without its bias."""
+        group_size = 0 if self._scheme in ("", "dynamic") else self._weight[-1]
         shape = (self._out_features, self._in_features)
         return PackedWeight(shape, self._dtype, self._scheme, group_size, self._kept)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
 from llmstack_kernels.linear.composed import OrderedLinear
 from llmstack_kernels.linear.native_layer import PANEL, NativeLinear, num_columns
+from llmstack_kernels.linear.packed_weight import PackedWeight
 from llmstack_kernels.linear.stored_weight import StoredWeight
 from llmstack_kernels.native import DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer
 from llmstack_kernels.native.huge_pages import empty_in_huge_pages
 
 _WEIGHT_ARGUMENTS = (Pointer, Pointer, Int, Pointer, Int)  # numbers, scales, their type, zero points or table, group
+STORED = "stored_"
+"""How the names of these schemes begin."""
 _SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MIDDLE = 128  # what numbers of int8 with a sign are stored plus
 _FP8_FACTOR = 256.0
@@ -26,7 +31,12 @@ class NativeOrderedLinear(OrderedLinear):
     def __init__(self, inner: NativeLinear, order: torch.Tensor, native: NativeLibrary) -> None:
         """`order` is the input of each column: [in_features]."""
         super().__init__(inner, order.to(torch.int32).contiguous())
+        self._inner: NativeLinear = inner
         self._native = native
+
+    def packed_weight(self) -> PackedWeight:
+        """The weight with its order."""
+        return replace(self._inner.packed_weight(), order=self._order)
 
     def __call__(
         self,
@@ -67,10 +77,34 @@ def pack_stored(
     extra = weight.table if weight.table is not None else _in_panels(weight.zero_points())
     kept = (packed, scales, extra)
     group_size = weight.group_size + weight.group_size % 2  # odd only where all inputs are one group
-    arguments = (packed.data_ptr(), scales.data_ptr(), _SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size)
-    scheme = (f"stored_{layout}", _WEIGHT_ARGUMENTS)
+    arguments = _arguments(kept, group_size)
+    scheme = (f"{STORED}{layout}", _WEIGHT_ARGUMENTS)
     inner = NativeLinear((out_features, in_features), dtype, bias, kept, arguments, scheme, native)
     return inner if weight.order is None else NativeOrderedLinear(inner, weight.order, native)
+
+
+def stored_of_packed(
+    packed: PackedWeight, bias: torch.Tensor | None, native: NativeLibrary
+) -> NativeLinear | NativeOrderedLinear:
+    """The layer over a weight that `pack_stored` packed, in the same variant.
+
+    Raises:
+        ValueError: Its order is no permutation of the inputs.
+    """
+    scheme = (packed.scheme, _WEIGHT_ARGUMENTS)
+    arguments = _arguments(packed.tensors, packed.group_size)
+    inner = NativeLinear(packed.shape, packed.dtype, bias, packed.tensors, arguments, scheme, native)
+    if packed.order is None:
+        return inner
+    wanted = torch.arange(packed.shape[1], dtype=torch.int32)
+    if not torch.equal(packed.order.sort().values, wanted):  # native code reads where it points
+        raise ValueError("the order of inputs is no permutation")
+    return NativeOrderedLinear(inner, packed.order, native)
+
+
+def _arguments(kept: tuple[torch.Tensor, ...], group_size: int) -> tuple[int, ...]:
+    packed, scales, extra = kept
+    return packed.data_ptr(), scales.data_ptr(), _SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size
 
 
 def _in_panels(values: torch.Tensor) -> torch.Tensor:

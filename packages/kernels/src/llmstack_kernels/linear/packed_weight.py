@@ -16,7 +16,8 @@ class PackedWeight:
         dtype: Of the inputs.
         scheme: How it is rounded, or "".
         group_size: Inputs with the same scale; 0 where there are no groups.
-        tensors: Panels, then scales or corrections: contiguous, not to be changed.
+        tensors: Panels, then scales or corrections, then zero points or a table: contiguous, not to be changed.
+        order: int32 [in_features] where columns are permuted: the input that each is for.
     """
 
     shape: tuple[int, int]
@@ -24,3 +25,4 @@ class PackedWeight:
     scheme: str
     group_size: int
     tensors: tuple[torch.Tensor, ...]
+    order: torch.Tensor | None = None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from llmstack_gguf import ROPE_TENSORS, GGUFError, Header, Target, TensorInfo, read_header, target_of
 from llmstack_kernels.linear import StoredWeight
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
 _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
@@ -22,7 +24,7 @@ _TABLES = (_EMBEDDINGS, "position_embd.weight")
 _HEAD_NAME = "lm_head.weight"
 
 
-def read_gguf(path: Path, head_dim: int) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
+def read_gguf(path: Path, head_dim: int) -> Iterator[tuple[str, UnreadWeight]]:
     """The tensors of a GGUF file under the names that repositories of Hugging Face have.
 
     Token embeddings are widened, as rows are looked up in them; where the output head shares them, it is given too and
@@ -41,12 +43,21 @@ def read_gguf(path: Path, head_dim: int) -> Iterator[tuple[str, torch.Tensor | S
     data = torch.frombuffer(view, dtype=torch.uint8)
     for name, target in targets.items():
         for own_name, info in _parts(header, name, target):
-            tensor = _placed(_read(data, name, info), name, target, head_dim)
+            read = partial(_read_placed, data, name, info, target, head_dim)
             if name == _EMBEDDINGS and _HEAD not in header.tensors:
-                yield _HEAD_NAME, tensor
-            if isinstance(tensor, StoredWeight) and name in _TABLES:
-                tensor = tensor.dequantize(torch.float32)
-            yield own_name, tensor
+                yield _HEAD_NAME, UnreadWeight(read)
+            yield own_name, UnreadWeight(partial(_widened, read) if name in _TABLES else read)
+
+
+def _widened(read: Callable[[], torch.Tensor | StoredWeight]) -> torch.Tensor:
+    tensor = read()
+    return tensor.dequantize(torch.float32) if isinstance(tensor, StoredWeight) else tensor
+
+
+def _read_placed(
+    data: torch.Tensor, name: str, info: TensorInfo, target: Target, head_dim: int
+) -> torch.Tensor | StoredWeight:
+    return _placed(_read(data, name, info), name, target, head_dim)
 
 
 def _parts(header: Header, name: str, target: Target) -> Iterator[tuple[str, TensorInfo]]:

@@ -41,6 +41,17 @@ class LayerTensors:
                 raise ValueError(f"{suffix} is NaN or infinite.")
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadWeight:
+    """A weight of a quantized checkpoint, which is reduced to a layout only where it is needed.
+
+    Attributes:
+        read: Reads it; ValueError if it is damaged.
+    """
+
+    read: Callable[[], torch.Tensor | StoredWeight]
+
+
 class Reader(Protocol):
     """Reduces the tensors of a layer to a weight.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 
@@ -12,7 +13,7 @@ from llmstack_model_runner.checkpoint_formats.compressed_tensors import Compress
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
 from llmstack_model_runner.checkpoint_formats.floats import FP8Reader, MXFP4Reader
 from llmstack_model_runner.checkpoint_formats.integers import AWQReader, GPTQReader
-from llmstack_model_runner.checkpoint_formats.layer_tensors import LayerTensors, Reader
+from llmstack_model_runner.checkpoint_formats.layer_tensors import LayerTensors, Reader, UnreadWeight
 
 _READERS: Mapping[str, Callable[[CheckpointFormat], Reader]] = {
     "fp8": FP8Reader,
@@ -26,8 +27,10 @@ _READERS: Mapping[str, Callable[[CheckpointFormat], Reader]] = {
 
 def read_quantized(
     checkpoint: CheckpointFormat, names: list[str], read: Callable[[str], torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
+) -> Iterator[tuple[str, torch.Tensor | UnreadWeight]]:
     """Each layer's weight under its name in full precision, as soon as its first tensor's turn comes; other tensors.
+
+    A weight that is not asked for is not read.
 
     The tensors of a layer show whether it is quantized. So layers that the configuration leaves out need no rules.
 
@@ -47,7 +50,7 @@ def read_quantized(
             yield name, read(found[name])
         elif layer not in done:
             done.add(layer)
-            yield f"{layer}.weight", _read_layer(layer, reader, found, read)
+            yield f"{layer}.weight", UnreadWeight(partial(_read_layer, layer, reader, found, read))
 
 
 def _layers_of(name: str, suffixes: frozenset[str]) -> Iterator[str]:

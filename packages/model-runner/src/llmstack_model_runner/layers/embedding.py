@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,7 @@ from llmstack_kernels.linear import PackedLinear, StoredWeight
 from llmstack_model_runner.layers.adaptation import AdaptedPart, adapted_layers
 from llmstack_model_runner.layers.packing import is_packed, pack, pack_parts, packed_before
 from llmstack_model_runner.layers.sharding import sharding
-from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
+from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot, skip_nothing
 
 
 class Embedding:
@@ -174,22 +175,25 @@ class OutputHead:
         """The table, unless it is tied, and the bias."""
         slots = {}
         if self._tied_to is None:
-            slots = {name: replace(slot, load_stored=self._load_stored) for name, slot in self._table.slots().items()}
+            slots = {
+                name: replace(slot, load_stored=self._load_stored, skip=self._skip)
+                for name, slot in self._table.slots().items()
+            }
         if self._bias is not None:
             bias = WeightSlot((self._num_rows,), self._load_bias, WeightKind.BIAS, part=self._bias_part)
             slots[f"{self._name}.bias"] = bias
         return slots
 
     def finish_loading(self) -> None:
-        if self._stored is not None:
-            self._packed = pack_parts([self._stored], self._bias, self._dtype)
-            self._stored = None
+        if self._is_known:
+            self._packed = packed_before(self._name, self._bias)
+        elif self._stored is not None:
+            self._packed = pack_parts([self._stored], self._bias, self._dtype, self._name)
         else:
-            table = self._table.weight
-            is_known = is_packed(self._name, (table.shape[0], table.shape[1]))
-            self._packed = packed_before(self._name, self._bias) if is_known else pack(table, self._bias, self._name)
-            if self._adapted is not None:
-                self._row_sums = _row_sums(self._table.weight)
+            self._packed = pack(self._table.weight, self._bias, self._name)
+        if self._adapted is not None and self._stored is None:
+            self._row_sums = _row_sums(self._table.weight)
+        self._stored = None
         if self._tied_to is None:
             del self._table
 
@@ -203,6 +207,16 @@ class OutputHead:
         if self._soft_cap is not None:
             soft_cap_(logits, self._soft_cap)
         return self._sharding.all_gather(logits, self._num_rows)
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the table was packed before."""
+        return is_packed(self._name, (len(self._own), self._table.size))
+
+    @property
+    def _skip(self) -> Callable[[], None] | None:
+        """What to call in place of reading the table, which adapters recognize by sums of its rows."""
+        return skip_nothing if self._is_known and self._adapted is None else None
 
     def _load_stored(self, weight: StoredWeight) -> None:
         self._stored = weight.rows(slice(self._own.start, self._own.stop)).to(self._device)

@@ -17,7 +17,13 @@ from llmstack_kernels.grouped_linear import (
 )
 from llmstack_kernels.linear import PackedLinear, StoredWeight, pack_linear
 from llmstack_model_runner.layers.linear import gated_activation
-from llmstack_model_runner.layers.packing import pack_parts, packing
+from llmstack_model_runner.layers.packing import (
+    are_packed,
+    experts_packed_before,
+    keep_experts,
+    pack_parts,
+    packing,
+)
 from llmstack_model_runner.layers.sharding import sharding
 from llmstack_model_runner.layers.weight_slot import WeightPart, WeightSlot, unread
 
@@ -78,8 +84,9 @@ class Experts:
     def _make_stacks(
         self, num_experts: int, inner_size: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._gate_up = _Stack((num_experts, 2 * inner_size, size), dtype, device, num_parts=2)
-        self._down = _Stack((num_experts, size, inner_size), dtype, device, num_parts=1)
+        names = [f"{self._name}.experts.{part}" for part in ("gate_up", "down")]
+        self._gate_up = _Stack(names[0], (num_experts, 2 * inner_size, size), dtype, device, num_parts=2)
+        self._down = _Stack(names[1], (num_experts, size, inner_size), dtype, device, num_parts=1)
 
     def slots(self) -> dict[str, WeightSlot]:
         """The router, and three projections of each expert."""
@@ -88,12 +95,14 @@ class Experts:
         slots = {f"{self._name}.gate.weight": WeightSlot((settings.num_experts, size), self._load_router)}
         is_cut = len(self._inner) < settings.inner_size
         rows, columns = (WeightPart(dim, (self._inner,)) if is_cut else None for dim in (0, 1))
+        stacks = [self._gate_up, self._down]
+        gate_up, down = (partial(stack.slot, is_known=stack.is_known) for stack in stacks)
         for expert in range(settings.num_experts):
             place, prefix = expert - self._experts.start, f"{self._name}.experts.{expert}."
             found = {
-                f"{prefix}{settings.gate_name}.weight": self._gate_up.slot(inner, place, 0, rows),
-                f"{prefix}{settings.up_name}.weight": self._gate_up.slot(inner, place, 1, rows),
-                f"{prefix}{settings.down_name}.weight": self._down.slot(outer, place, 0, columns),
+                f"{prefix}{settings.gate_name}.weight": gate_up(inner, place, 0, rows),
+                f"{prefix}{settings.up_name}.weight": gate_up(inner, place, 1, rows),
+                f"{prefix}{settings.down_name}.weight": down(outer, place, 0, columns),
             }
             slots |= found if expert in self._experts else unread(found)
         return slots
@@ -143,9 +152,10 @@ class _Stack:
     """One projection of all experts, packed when its last part is loaded."""
 
     def __init__(
-        self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, *, num_parts: int
+        self, name: str, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, *, num_parts: int
     ) -> None:
         """`shape` is [num_experts, out_features, in_features]; outputs are the concatenation of equal parts."""
+        self._name = name
         self.shape = shape
         self._num_parts = num_parts
         self._num_missing = shape[0] * num_parts
@@ -156,10 +166,18 @@ class _Stack:
         self._packed_experts: dict[int, PackedLinear] = {}
         self._packed: PackedExperts | None = None
 
-    def slot(self, shape: tuple[int, int], expert: int, part: int, own: WeightPart | None) -> WeightSlot:
+    @property
+    def is_known(self) -> bool:
+        """Whether all experts were packed before."""
+        return are_packed(self._name, self.shape)
+
+    def slot(
+        self, shape: tuple[int, int], expert: int, part: int, own: WeightPart | None, *, is_known: bool
+    ) -> WeightSlot:
         """The slot of a part of an expert, of which this rank has `own`; None for all of it."""
         load_stored = partial(self.load_stored, expert, part, own)
-        return WeightSlot(shape, partial(self.load, expert, part), load_stored=load_stored, part=own)
+        skip = self._count_one if is_known else None
+        return WeightSlot(shape, partial(self.load, expert, part), load_stored=load_stored, part=own, skip=skip)
 
     @property
     def packed(self) -> PackedExperts:
@@ -200,12 +218,16 @@ class _Stack:
         self._num_missing -= 1
         if self._num_missing:
             return
+        if self.is_known:
+            self._packed = experts_packed_before(self._name, self.shape[0])
+            return
         if self._stored:
             experts = [self._packed_experts.get(expert) or self._pack_mixed(expert) for expert in range(self.shape[0])]
-            self._packed = join_experts(experts)
+            self._packed = keep_experts(self._name, join_experts(experts))
         elif self._weights is not None:
             chosen = packing()
-            self._packed = pack_experts(self._weights, chosen.quantization, chosen.is_batch_invariant)
+            packed = pack_experts(self._weights, chosen.quantization, chosen.is_batch_invariant)
+            self._packed = keep_experts(self._name, packed)
         self._weights = None
         self._stored, self._packed_experts = {}, {}
 

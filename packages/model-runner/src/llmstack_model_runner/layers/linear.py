@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -141,9 +141,8 @@ class Linear:
                 load_stored=partial(self._load_stored, name, offset),
                 stored_shape=sizes,
                 part=self._weight_part(rows),
+                skip=self._skip_weight if is_skipped else None,
             )
-            if is_skipped:
-                slots[f"{name}.weight"] = replace(slots[f"{name}.weight"], load=self._skip_weight, part=WeightPart(0))
             if self._stores_bias:
                 load = partial(self._load_bias, name, offset)
                 bias = WeightSlot((size,), load, WeightKind.BIAS, part=rows.part)
@@ -183,7 +182,7 @@ class Linear:
             self._weight[offset : offset + rows.shape[0]].copy_(rows)
         self._count_one()
 
-    def _skip_weight(self, nothing: torch.Tensor) -> None:
+    def _skip_weight(self) -> None:
         """Counts a tensor whose weight was packed before."""
         self._is_skipped = True
         self._count_one()
@@ -230,7 +229,7 @@ class Linear:
         if self._is_skipped:
             self._packed = packed_before(self._name, self._bias)
         elif self._stored:
-            self._packed = pack_parts([*self._all_parts()], self._bias, self._dtype)
+            self._packed = pack_parts([*self._all_parts()], self._bias, self._dtype, self._name)
         elif self._weight is not None:
             self._packed = pack(self._weight, self._bias, self._name)
         self._weight = self._bias = None

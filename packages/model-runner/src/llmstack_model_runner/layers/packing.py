@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from llmstack_kernels.grouped_linear import PackedExperts, expert_layers, join_experts
 from llmstack_kernels.linear import (
     PackedLinear,
     PackedWeight,
@@ -33,8 +34,8 @@ class PackedWeights(Protocol):
         """Whether a layer of this name and shape [out_features, in_features] was packed before."""
         ...
 
-    def read(self, name: str) -> PackedWeight:
-        """The weight of such a layer."""
+    def read(self, name: str) -> Sequence[PackedWeight]:
+        """The weights of such a layer, whose outputs follow one another."""
         ...
 
     def keep(self, name: str, packed: PackedLinear) -> None:
@@ -100,6 +101,25 @@ def is_packed(name: str, shape: tuple[int, int]) -> bool:
     return weights is not None and weights.has(name, shape)
 
 
+def are_packed(name: str, shape: tuple[int, int, int]) -> bool:
+    """The same of the weights [num_experts, out_features, in_features] of all experts of a rank."""
+    return all(is_packed(f"{name}.{number}", shape[1:]) for number in range(shape[0]))
+
+
+def keep_experts(name: str, experts: PackedExperts) -> PackedExperts:
+    """Notes experts that were packed in this start, unless they are packed together."""
+    weights, layers = packing().weights, expert_layers(experts)
+    if weights is not None and layers is not None:
+        for number, layer in enumerate(layers):
+            weights.keep(f"{name}.{number}", layer)
+    return experts
+
+
+def experts_packed_before(name: str, num_experts: int) -> PackedExperts:
+    """Experts whose weights were packed before."""
+    return join_experts([packed_before(f"{name}.{number}", None) for number in range(num_experts)])
+
+
 def packed_before(name: str, bias: torch.Tensor | None) -> PackedLinear:
     """The layer of a weight that was packed before."""
     weights = packing().weights
@@ -109,10 +129,22 @@ def packed_before(name: str, bias: torch.Tensor | None) -> PackedLinear:
 
 
 def pack_parts(
-    parts: Sequence[torch.Tensor | StoredWeight], bias: torch.Tensor | None, dtype: torch.dtype
+    parts: Sequence[torch.Tensor | StoredWeight], bias: torch.Tensor | None, dtype: torch.dtype, name: str = ""
 ) -> PackedLinear:
-    """Packs the outputs of all parts, one after another; parts that are stored differently are computed apart."""
+    """Packs the outputs of all parts, one after another; parts that are stored differently are computed apart.
+
+    `name`: As of `pack`.
+    """
     chosen = packing()
+    packed = _pack_parts(parts, bias, dtype, chosen)
+    if chosen.weights is not None and name:
+        chosen.weights.keep(name, packed)
+    return packed
+
+
+def _pack_parts(
+    parts: Sequence[torch.Tensor | StoredWeight], bias: torch.Tensor | None, dtype: torch.dtype, chosen: Packing
+) -> PackedLinear:
     is_invariant = chosen.is_batch_invariant
     stored = [part for part in parts if isinstance(part, StoredWeight)]
     joined = join_stored(stored) if len(stored) == len(parts) else None

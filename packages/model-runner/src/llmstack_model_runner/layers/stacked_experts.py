@@ -11,7 +11,13 @@ from llmstack_kernels.activation import clamped_swiglu
 from llmstack_kernels.grouped_linear import PackedExperts, group_rows, grouped_linear, join_experts, pack_experts
 from llmstack_kernels.linear import StoredWeight, pack_linear
 from llmstack_model_runner.layers.experts import Experts, ExpertSettings
-from llmstack_model_runner.layers.packing import pack_parts, packing
+from llmstack_model_runner.layers.packing import (
+    are_packed,
+    experts_packed_before,
+    keep_experts,
+    pack_parts,
+    packing,
+)
 from llmstack_model_runner.layers.weight_slot import WeightKind, WeightPart, WeightSlot
 
 
@@ -55,20 +61,22 @@ class StackedExperts(Experts):
         is_cut = len(inner) < self._settings.inner_size
         shapes = ((2 * self._settings.inner_size, size), (size, self._settings.inner_size))
         num_all = self._settings.num_experts
-        self._whole_gate_up = _Projection(num_all, shapes[0], own, pairs if is_cut else None, None, dtype, device)
-        self._whole_down = _Projection(num_all, shapes[1], own, None, inner if is_cut else None, dtype, device)
+        names = [f"{self._name}.experts.{part}" for part in ("gate_up_proj", "down_proj")]
+        outputs, inputs = (pairs, inner) if is_cut else (None, None)
+        self._whole_gate_up = _Projection(names[0], num_all, shapes[0], own, outputs, None, dtype, device)
+        self._whole_down = _Projection(names[1], num_all, shapes[1], own, None, inputs, dtype, device)
 
     def slots(self) -> dict[str, WeightSlot]:
         """The router with its bias, and weights and biases of two projections."""
-        settings, name = self._settings, f"{self._name}.experts."
+        settings = self._settings
         router = (settings.num_experts, self._whole_down.shape[0])
         return {
             f"{self._name}.router.weight": WeightSlot(router, partial(self._load_router_part, "weight")),
             f"{self._name}.router.bias": WeightSlot(
                 router[:1], partial(self._load_router_part, "bias"), WeightKind.BIAS
             ),
-            **self._whole_gate_up.slots(f"{name}gate_up_proj"),
-            **self._whole_down.slots(f"{name}down_proj"),
+            **self._whole_gate_up.slots(),
+            **self._whole_down.slots(),
         }
 
     def _compute(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -94,6 +102,7 @@ class _Projection:
 
     def __init__(
         self,
+        name: str,
         num_experts: int,
         shape: tuple[int, int],
         experts: range,
@@ -103,12 +112,14 @@ class _Projection:
         device: torch.device,
     ) -> None:
         """Of experts [out_features, in_features] this rank has some, with some outputs or inputs; None for all."""
+        self._name = name
         self.shape = shape
         self._num_experts = num_experts
         self._experts = experts
         self._outputs, self._inputs = outputs, inputs
         self._dtype, self._device = dtype, device
         num_outputs = shape[0] if outputs is None else len(outputs)
+        self._own_shape = (len(experts), num_outputs, shape[1] if inputs is None else len(inputs))
         self.bias = torch.zeros((len(experts), num_outputs), dtype=dtype, device=device)
         self._packed: PackedExperts | None = None
 
@@ -119,9 +130,9 @@ class _Projection:
             raise RuntimeError("the experts have no weights yet")
         return self._packed
 
-    def slots(self, name: str) -> dict[str, WeightSlot]:
+    def slots(self) -> dict[str, WeightSlot]:
         """Slots of the weight, whose matrices are transposed in full precision, and of the bias."""
-        count, (num_outputs, num_inputs) = self._num_experts, self.shape
+        name, count, (num_outputs, num_inputs) = self._name, self._num_experts, self.shape
         weight, bias = self._part(2, 1), self._part(1, None)
         return {
             name: WeightSlot(
@@ -130,6 +141,7 @@ class _Projection:
                 load_stored=self._load_stored,
                 stored_shape=(count * num_outputs, num_inputs),
                 part=weight,
+                skip=self._skip if are_packed(name, self._own_shape) else None,
             ),
             f"{name}_bias": WeightSlot((count, num_outputs), self._load_bias, WeightKind.BIAS, part=bias),
         }
@@ -145,7 +157,11 @@ class _Projection:
     def _load(self, tensor: torch.Tensor) -> None:
         chosen = packing()
         weights = tensor.to(self._device, self._dtype).transpose(1, 2).contiguous()
-        self._packed = pack_experts(weights, chosen.quantization, chosen.is_batch_invariant)
+        packed = pack_experts(weights, chosen.quantization, chosen.is_batch_invariant)
+        self._packed = keep_experts(self._name, packed)
+
+    def _skip(self) -> None:
+        self._packed = experts_packed_before(self._name, len(self._experts))
 
     def _load_bias(self, tensor: torch.Tensor) -> None:
         self.bias.copy_(tensor)
@@ -161,6 +177,7 @@ class _Projection:
         if self._device.type == "cuda" or len(stored) < len(parts):
             inputs = slice(None) if self._inputs is None else slice(self._inputs.start, self._inputs.stop)
             widened = [part.to(self._device).dequantize(self._dtype)[:, inputs] for part in parts]
-            self._packed = pack_experts(torch.stack(widened), None, packing().is_batch_invariant)
+            packed = pack_experts(torch.stack(widened), None, packing().is_batch_invariant)
         else:
-            self._packed = join_experts([pack_parts([part], None, self._dtype) for part in stored])
+            packed = join_experts([pack_parts([part], None, self._dtype) for part in stored])
+        self._packed = keep_experts(self._name, packed)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from llmstack_kernels.linear import StoredWeight
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
 
 class WeightKind(Enum):
@@ -77,6 +78,7 @@ class WeightSlot:
         load_stored: The same for a whole quantized weight [out_features, in_features]; None where none is supported.
         stored_shape: Its shape, where it is not `shape`.
         part: What is read of the tensor; None for all of it.
+        skip: Called instead of the others where nothing is read: the layer was packed before, or is another rank's.
     """
 
     shape: tuple[int, ...]
@@ -85,6 +87,7 @@ class WeightSlot:
     load_stored: Callable[[StoredWeight], None] | None = None
     stored_shape: tuple[int, ...] | None = None
     part: WeightPart | None = None
+    skip: Callable[[], None] | None = None
 
     def fits(self, tensor: torch.Tensor | FileTensor | StoredWeight) -> bool:
         """Whether `tensor` has the shape; a single number may have any number of dimensions."""
@@ -115,6 +118,9 @@ class WeightSlot:
         return math.prod(self.shape) // (self.shape[self.part.dim] or 1) * len(self.part)
 
 
+AnyWeight: TypeAlias = torch.Tensor | FileTensor | StoredWeight | UnreadWeight
+
+
 class HasSlots(Protocol):
     """A part of a model that owns weights."""
 
@@ -143,9 +149,19 @@ def unread(slots: dict[str, WeightSlot]) -> dict[str, WeightSlot]:
     """Slots of tensors that the checkpoint must have and this rank does not read."""
     nothing = WeightPart(0)
     return {
-        name: replace(slot, load=_drop, load_stored=slot.load_stored and _drop, part=nothing if slot.shape else None)
+        name: replace(
+            slot,
+            load=_drop,
+            load_stored=slot.load_stored and _drop,
+            part=nothing if slot.shape else None,
+            skip=skip_nothing if slot.load_stored else None,
+        )
         for name, slot in slots.items()
     }
+
+
+def skip_nothing() -> None:
+    """For a tensor that is not read, and that no layer waits for."""
 
 
 def _drop(tensor: torch.Tensor | StoredWeight) -> None:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmstack_kernels.linear import StoredWeight
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.embedding import Embedding
 from llmstack_model_runner.layers.sharding import sharding
-from llmstack_model_runner.layers.weight_slot import FileTensor, WeightSlot
+from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightSlot
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class Model(ABC):
         """Name of the slot for a tensor's name in a checkpoint."""
         return name
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | FileTensor | StoredWeight]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
         """Loads all tensors, or this rank's part of them; each is read once and can be dropped afterwards.
 
         Tensors that the model does not expect are listed in one warning.
@@ -136,7 +136,7 @@ class Model(ABC):
             unused: list[str] = []
             doubled: list[str] = []
             misshapen: list[str] = []
-            for given_name, tensor in weights:
+            for given_name, weight in weights:
                 renamed = self.rename(given_name)
                 name = renamed if renamed in slots or renamed in loaded else f"{self.root}{renamed}"
                 slot = slots.get(name)
@@ -145,11 +145,9 @@ class Model(ABC):
                 elif slot is None:
                     if not self.is_ignored(given_name):
                         unused.append(given_name)
-                elif not slot.fits(tensor):
-                    misshapen.append(f"{given_name} {list(tensor.shape)} instead of {list(slot.shape)}")
-                    del slots[name]
+                elif misfit := _fill(slots.pop(name), given_name, weight):
+                    misshapen.append(misfit)
                 else:
-                    _put(slots.pop(name), given_name, tensor)
                     loaded.add(name)
             missing = [name for name in slots if name not in optional]
             raise_on_mismatch(missing=missing, doubled=doubled, misshapen=misshapen, unused=unused)
@@ -206,11 +204,23 @@ def raise_on_mismatch(
         logger.warning("%d tensors of the checkpoint are unexpected and not used: %s", len(unused), shown)
 
 
-def _put(slot: WeightSlot, name: str, tensor: torch.Tensor | FileTensor | StoredWeight) -> None:
+def _fill(slot: WeightSlot, name: str, weight: AnyWeight) -> str:
+    """Fills a slot, unless the weight has another shape: that is what it returns then."""
+    if isinstance(weight, UnreadWeight):
+        if slot.skip is not None:
+            slot.skip()
+            return ""
+        weight = weight.read()
+    if not slot.fits(weight):
+        return f"{name} {list(weight.shape)} instead of {list(slot.shape)}"
+    if slot.skip is not None:
+        slot.skip()
+        return ""
     try:
-        slot.put(tensor)
+        slot.put(weight)
     except ValueError as error:
         raise ValueError(f"The weights cannot be loaded: {name[:128]} {error}.") from None
+    return ""
 
 
 def _enumerate(names: list[str], max_names: int = 5) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from llmstack_kernels.linear import INT8_DYNAMIC, StoredWeight
+from llmstack_kernels.linear import INT8_DYNAMIC
 from llmstack_model_files import check_safetensors, gguf_weights, safetensors_files
 from llmstack_model_runner.checkpoint_formats.config import CheckpointFormat
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.packing import PackedWeights, packed_linears
 from llmstack_model_runner.layers.weight_slot import FileTensor, WeightPart
 from llmstack_model_runner.models.base import Model
@@ -70,7 +71,7 @@ def _weights(
     seed: int,
     device: torch.device | None,
     checkpoint_format: CheckpointFormat | None,
-) -> Iterator[tuple[str, torch.Tensor | FileTensor | StoredWeight]]:
+) -> Iterator[tuple[str, torch.Tensor | FileTensor | UnreadWeight]]:
     if load_format == "dummy":
         return dummy_weights(model.slots(), seed, device)
     if load_format in words_of(LoadFormat):
@@ -115,7 +116,7 @@ def _read_safetensors(paths: list[Path]) -> Iterator[tuple[str, FileTensor]]:
 
 def _read_quantized(
     paths: list[Path], checkpoint_format: CheckpointFormat
-) -> Iterator[tuple[str, torch.Tensor | StoredWeight]]:
+) -> Iterator[tuple[str, torch.Tensor | UnreadWeight]]:
     """As `_read_safetensors`, with one weight for the tensors of each quantized layer, which several files may have."""
     from llmstack_model_runner.checkpoint_formats.read import read_quantized
 

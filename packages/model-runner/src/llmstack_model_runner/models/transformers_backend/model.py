@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from llmstack_kernels.linear import StoredWeight
+from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 from llmstack_model_runner.layers.attention_metadata import AttentionMetadata
 from llmstack_model_runner.layers.packing import Packing, packing
-from llmstack_model_runner.layers.weight_slot import FileTensor, WeightKind, WeightSlot, finite
+from llmstack_model_runner.layers.weight_slot import AnyWeight, WeightKind, WeightSlot, finite
 from llmstack_model_runner.models.base import CausalLM, KVCaches, ModelKVSpec
 from llmstack_model_runner.models.transformers_backend.attention import IMPLEMENTATION, PagedAttention, install
 from llmstack_model_runner.models.transformers_backend.head import OutputLines
@@ -71,7 +72,7 @@ class TransformersModel(CausalLM):
         """Raises for contexts in which rows of a batch would not be independent."""
         check_context(self._config, self._model_class.__name__, max_model_len)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | FileTensor | StoredWeight]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, AnyWeight]]) -> None:
         """Loads through transformers, which renames and joins tensors of older checkpoints."""
         plain = ((name, _in_full_precision(name, tensor)) for name, tensor in weights)
         self._model = load_model(self._config, self._model_class, plain, self._dtype, self._device)
@@ -141,8 +142,8 @@ def _not_by_slot(tensor: torch.Tensor) -> None:
     raise RuntimeError("tensors are renamed and joined while loading; `load_weights` loads all of them at once")
 
 
-def _in_full_precision(name: str, tensor: torch.Tensor | FileTensor | StoredWeight) -> torch.Tensor:
-    if isinstance(tensor, StoredWeight):
+def _in_full_precision(name: str, tensor: AnyWeight) -> torch.Tensor:
+    if isinstance(tensor, StoredWeight | UnreadWeight):
         raise TypeError("quantized checkpoints are refused before they are read")
     try:
         return finite(tensor if isinstance(tensor, torch.Tensor) else tensor.read(None))
