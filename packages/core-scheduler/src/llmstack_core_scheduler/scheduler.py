@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import count
 
 from llmstack_core_scheduler.adapter_places import AdapterPlaces
 from llmstack_core_scheduler.admission import check_block_sharing, check_fork, longest_length
@@ -85,13 +84,18 @@ class Scheduler(PrefixTransfer):
         self._forking = Forking(kv_cache_manager)
         self._drafting = Drafting(draft_source, config, kv_cache_manager)
         self._on_status = on_status
-        self._arrival_numbers = count()
+        self._num_arrivals = 0
         self._requests: dict[str, Request] = {}
         self._steps_under_way: dict[int, StepUnderWay] = {}
         self._removed_request_ids: list[str] = []
         self._step = 0
         self._last_step = NO_STEP
         self._num_swapped = self._num_protected = 0
+
+    @property
+    def kv_cache_manager(self) -> KVCacheManager:
+        """The cache that its requests use."""
+        return self._kv_cache_manager
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request.
@@ -197,7 +201,8 @@ class Scheduler(PrefixTransfer):
                 code="duplicate_request_id",
             )
         max_num_tokens = longest_length(request, self._config.max_model_len, self._needs)
-        rank = self._policy.rank(request, next(self._arrival_numbers))
+        rank = self._policy.rank(request, self._num_arrivals)
+        self._num_arrivals += 1
         accepted = Request(request, rank, max_num_tokens, parent, self._on_status)
         self._requests[accepted.request_id] = accepted
         accepted.change_status(RequestStatus.WAITING)

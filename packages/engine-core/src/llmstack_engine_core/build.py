@@ -25,7 +25,7 @@ from llmstack_engine_core.kv_transfer.request_transfers import TransferParts
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.profiles import StepProfiles
 from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner, TransferRunner
-from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog
+from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog, make_marker
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_types import EngineReady, EngineStartError, KVCacheSpec
@@ -106,7 +106,8 @@ def _build_with_runner(
             scheduler_config = with_whole_prompts(scheduler_config)
         kv_cache = build_cache(cache)
         scheduler = build_scheduler(scheduler_config, cache, events.on_status, kv_cache)
-        header = LogHeader.of(scheduler_config, cache, _versions())
+        marker = make_marker() if config.record_steps is not None and config.snapshot_steps else b""
+        header = LogHeader.of(scheduler_config, cache, _versions(), marker)
         shadow = make_shadow(config, header)
         step_log = open_step_log(config, header, shadow)
     ready = _make_ready(config, spec, cache, max_model_len, timer.phases_s, runner.backends())
@@ -291,7 +292,7 @@ def open_step_log(config: EngineConfig, header: LogHeader, follower: ShadowFeed 
         is_needed = config.step_log_bytes or follower is not None
         return StepLog(header, RingSink(config.step_log_bytes), follower) if is_needed else None
     try:
-        return StepLog(header, FileSink(config.record_steps), follower)
+        return StepLog(header, FileSink(config.record_steps), follower, config.snapshot_steps)
     except OSError as error:
         raise EngineStartError(f"cannot write --record-steps {config.record_steps}: {error.strerror}") from error
 

@@ -104,6 +104,7 @@ class EngineConfig:
         start_timeout_s: How long a client waits for the engine core to become ready.
         record_steps: File for the log of all steps; None keeps the last ones in memory.
         step_log_bytes: Size of that memory; 0 keeps nothing.
+        snapshot_steps: Steps between two snapshots in that file; 0 writes none.
         shutdown_grace_s: How long a client waits for the process to end by itself before it kills it.
         max_restarts: How often within a minute a client for an event loop starts another process for one that died,
             and goes on with its requests; 0 ends them.
@@ -135,6 +136,7 @@ class EngineConfig:
     hosts: HostsConfig | None = None
     record_steps: str | None = None
     step_log_bytes: int = 8 << 20
+    snapshot_steps: int = 4096
     num_host_blocks: int = 0
     host_kv_bytes: int = 0
     async_scheduling: bool | None = None
@@ -162,6 +164,7 @@ class EngineConfig:
             raise ValueError("num_host_blocks and host_kv_bytes both set the host's share of the KV cache; give one")
         for name in (
             "step_log_bytes",
+            "snapshot_steps",
             "num_host_blocks",
             "host_kv_bytes",
             "num_recorded_steps",

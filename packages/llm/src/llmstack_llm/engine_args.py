@@ -153,7 +153,7 @@ class EngineArgs(
             "enable_prefix_caching": self.enable_prefix_caching, "num_blocks": self._num_blocks(),
             "kv_cache_bytes": self.kv_cache_memory_bytes, "log_stats": not self.disable_log_stats,
             "is_max_model_len_explicit": self.max_model_len is not None,
-            "log_format": self.log_format,
+            "log_format": self.log_format, "profiler": self.profiler_config,
             "log_level": "DEBUG" if self.log_level == "trace" else self.log_level.upper(),
             "num_host_blocks": self.num_host_blocks, "host_kv_bytes": int(self.swap_space * 2**30),
             "async_scheduling": self.async_scheduling, "trace": self.trace,
@@ -163,8 +163,8 @@ class EngineArgs(
             "warm_spare": self.warm_spare, "max_cpu_loras": self.max_cpu_loras or self.max_loras,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "key_file": self._key_file(), "hosts": self._hosts(), "shadow_scheduler": self.shadow_scheduler,
-            "kv_events": self.kv_events_config, "step_log_bytes": self.step_log_bytes,
-            "kv_transfer": self.kv_transfer_config, "profiler": self.profiler_config,
+            "step_log_bytes": self.step_log_bytes, "snapshot_steps": self.snapshot_steps,
+            "kv_events": self.kv_events_config, "kv_transfer": self.kv_transfer_config,
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:

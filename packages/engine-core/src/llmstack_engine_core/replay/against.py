@@ -17,7 +17,6 @@ from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.replay.derive import Decision, derive_decisions
 from llmstack_engine_core.replay.installation import derive_with_installation
 from llmstack_engine_core.step_log import LogHeader, RecordedRun, StepLogError
-from llmstack_engine_core.step_log.records import Checkpoint
 
 SchedulerFactory = Callable[[SchedulerConfig, KVCacheManager], Scheduler]
 
@@ -41,7 +40,7 @@ def decisions_against(run: RecordedRun, path: Path, against: str) -> Iterator[De
     if against in POLICIES:
         return _with_settings(run, f"policy={against}")
     if Path(against).exists():
-        return derive_with_installation(path, Path(against))
+        return derive_with_installation(path, Path(against), run.without_snapshots() if run.header.marker else None)
     if "=" in against:
         return _with_settings(run, against)
     if ":" in against:
@@ -53,7 +52,7 @@ def decisions_against(run: RecordedRun, path: Path, against: str) -> Iterator[De
 
 
 def _decisions(run: RecordedRun, scheduler: Scheduler) -> Iterator[Decision]:
-    return (item for item in derive_decisions(run.events(), scheduler) if not isinstance(item, Checkpoint))
+    return (item for item in derive_decisions(run.events(), scheduler) if isinstance(item, Decision))
 
 
 def _with_settings(run: RecordedRun, settings: str) -> Iterator[Decision]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.step_log.decisions import (
+    DecisionHash,
     pack_forked,
     pack_imported,
     pack_refused,
@@ -20,14 +21,17 @@ from llmstack_engine_core.step_log.records import (
     Checkpoint,
     Event,
     Gap,
+    Marked,
     PrefixCacheReset,
     PrefixImported,
     RequestAdded,
     RequestForked,
     RequestsAborted,
+    Snapshotted,
     StepScheduled,
     StepUpdated,
 )
+from llmstack_engine_core.step_log.snapshots import Snapshot, state_digest, take_state
 from llmstack_types import EngineCoreRequest, InvalidRequestError, ModelRunnerOutput, SchedulerOutput
 
 
@@ -50,34 +54,85 @@ class Decision:
     packed: bytes
 
 
-def derive_decisions(events: Iterable[Event], scheduler: Scheduler) -> Iterator[Decision | Checkpoint]:
-    """The decisions of `scheduler` for the events of the log, with the log's checkpoints between them.
+@dataclass(frozen=True, slots=True)
+class PassedMark:
+    """The moment of a snapshot.
+
+    Attributes:
+        recorded: The hash of the state in the recorded run, where the log has it.
+        derived: Computes that of the scheduler.
+    """
+
+    num_steps: int
+    recorded: bytes | None
+    derived: Callable[[], bytes]
+
+
+def derive_decisions(
+    events: Iterable[Event], scheduler: Scheduler, start: Snapshot | None = None
+) -> Iterator[Decision | Checkpoint | PassedMark]:
+    """The decisions of `scheduler` for the events of the log, with the log's checkpoints and marks between them.
+
+    `start`: The snapshot that scheduler and events begin with; None for the beginning.
 
     Raises:
         StepLogError: The beginning of the log is missing, or a record cannot be read.
         DecisionsDifferError: A step has other rows than the results that were recorded for it.
     """
-    deriver = _Deriver(scheduler)
+    deriver = _Deriver(scheduler, start)
     for event in events:
         if isinstance(event, Checkpoint):
             yield event
+        elif isinstance(event, Marked):
+            yield PassedMark(event.num_steps, event.state_digest, deriver.state_digest)
         elif isinstance(event, Gap):
             raise StepLogError(
                 f"lacks its first {event.num_steps} steps, which the ring in memory no longer held: "
                 "record with --record-steps to keep them all"
             )
-        else:
+        elif not isinstance(event, Snapshotted):
             packed = deriver.apply(event)
             if packed is not None:
                 yield Decision(deriver.step, deriver.now_us, packed)
 
 
+def proven(items: Iterable[Decision | Checkpoint | PassedMark], start: Snapshot | None = None) -> Iterator[Decision]:
+    """The decisions, whose running hash has to be that of each checkpoint, and the state that of each snapshot.
+
+    Raises:
+        DecisionsDifferError: Something was decided differently; the text says between which steps.
+    """
+    decided = DecisionHash()
+    proven_steps = 0
+    if start is not None:
+        decided, proven_steps = DecisionHash(start.place.digest), start.place.num_steps
+    for item in items:
+        if isinstance(item, Decision):
+            decided.add(item.packed)
+            yield item
+        elif isinstance(item, PassedMark):
+            if start is not None and item.num_steps == start.place.num_steps:
+                continue  # it begins here
+            decided.restart()
+            if item.recorded is not None and item.derived() != item.recorded:
+                raise DecisionsDifferError(f"the state at step {item.num_steps} is not that of the recorded snapshot")
+        elif item.digest != decided.digest():
+            raise DecisionsDifferError(
+                f"a decision between steps {proven_steps} and {item.num_steps} is not the recorded one"
+            )
+        else:
+            proven_steps = item.num_steps
+
+
 class _Deriver:
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.step = 0
-        self.now_us = 0
+    def __init__(self, scheduler: Scheduler, start: Snapshot | None) -> None:
+        self.step = 0 if start is None else start.place.num_steps
+        self.now_us = 0 if start is None else start.place.last_us
         self._scheduler = scheduler
-        self._under_way: dict[int, SchedulerOutput] = {}
+        self._under_way: dict[int, SchedulerOutput] = {} if start is None else start.steps_under_way()
+
+    def state_digest(self) -> bytes:
+        return state_digest(take_state(self._scheduler, self._under_way))
 
     def apply(self, event: Event) -> bytes | None:
         """The decision that follows from the event, if any."""

@@ -17,11 +17,12 @@ from llmstack_engine_core.step_log import StepLogError
 PACKAGES = "llmstack_*"
 
 
-def derive_with_installation(path: Path, installation: Path) -> Iterator[Decision]:
+def derive_with_installation(path: Path, installation: Path, copy: bytes | None = None) -> Iterator[Decision]:
     """What the packages of another installation decide.
 
     Args:
         path: The log.
+        copy: What the packages read instead; None for the log itself.
         installation: A wheel, a folder of wheels or of unpacked packages, or a checkout with `packages/*/src`.
 
     Raises:
@@ -30,7 +31,7 @@ def derive_with_installation(path: Path, installation: Path) -> Iterator[Decisio
     found = installation_paths(installation)
     if not found:
         raise StepLogError(f"there are no packages of llmstack in {installation}")
-    return _run_child(path, found)
+    return _run_child(path, found) if copy is None else _run_on_copy(copy, found)
 
 
 def installation_paths(installation: Path) -> list[str]:
@@ -41,6 +42,13 @@ def installation_paths(installation: Path) -> list[str]:
         wheels = sorted(str(wheel.resolve()) for wheel in installation.glob(f"{PACKAGES}.whl"))
         return wheels or [str(installation.resolve())]
     return sorted(str(folder.resolve()) for folder in installation.glob("packages/*/src"))
+
+
+def _run_on_copy(copy: bytes, found: list[str]) -> Iterator[Decision]:
+    with tempfile.NamedTemporaryFile(suffix=".steps") as file:  # only its owner can read it
+        file.write(copy)
+        file.flush()
+        yield from _run_child(Path(file.name), found)
 
 
 def _run_child(path: Path, found: list[str]) -> Iterator[Decision]:

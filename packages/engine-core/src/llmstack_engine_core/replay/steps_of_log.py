@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from llmstack_engine_core.control_plane import build_scheduler
 from llmstack_engine_core.protocols import Scheduler
-from llmstack_engine_core.replay.derive import Decision, DecisionsDifferError, derive_decisions
+from llmstack_engine_core.replay.derive import Decision, DecisionsDifferError, derive_decisions, proven
 from llmstack_engine_core.step_log import RecordedRun
-from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, DecisionHash, scheduled_rows
+from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows
 from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
 from llmstack_engine_core.step_log.packing import unpack
-from llmstack_engine_core.step_log.records import Checkpoint
 from llmstack_types import (
     RequestEvent,
     RequestStatus,
@@ -43,10 +42,13 @@ def steps_of_log(run: RecordedRun, max_steps: int, around: Collection[str] = ())
         DecisionsDifferError: These packages decide otherwise than those of the run, which the text names.
         StepLogError: The log cannot be replayed.
     """
-    reading = _Reading(max_steps, frozenset(around))
-    scheduler = build_scheduler(*run.header.configs(), reading.note_status)
+    reading = _Reading(max_steps, frozenset(around), len(run.start.state.under_way) if run.start is not None else 0)
+    if run.start is None:
+        scheduler = build_scheduler(*run.header.configs(), reading.note_status)
+    else:
+        scheduler = run.start.build_scheduler(run.header, reading.note_status)
     try:
-        for item in _proven(derive_decisions(run.events(), scheduler)):
+        for item in proven(derive_decisions(run.events(), scheduler, run.start), run.start):
             if not reading.take(item, scheduler):
                 break
     except DecisionsDifferError as error:
@@ -55,28 +57,18 @@ def steps_of_log(run: RecordedRun, max_steps: int, around: Collection[str] = ())
     return reading.kept()
 
 
-def _proven(items: Iterable[Decision | Checkpoint]) -> Iterator[Decision]:
-    """The decisions, whose running hash has to be that of each checkpoint."""
-    decided = DecisionHash()
-    for item in items:
-        if not isinstance(item, Checkpoint):
-            decided.add(item.packed)
-            yield item
-        elif item.digest != decided.digest():
-            raise DecisionsDifferError(f"these packages decide otherwise before step {item.num_steps}")
-
-
 class _Reading:
     """What is kept of a run while it is read."""
 
-    def __init__(self, max_steps: int, around: frozenset[str]) -> None:
+    def __init__(self, max_steps: int, around: frozenset[str], num_under_way: int) -> None:
         self._max_steps = max_steps
         self._around = around
         self._steps: deque[StepRecord] = deque()
         self._num_dropped = self._num_kept = 0
         self._events: deque[RequestEvent] = deque(maxlen=MAX_EVENTS)
         self._statuses: list[tuple[str, RequestStatus]] = []
-        self._under_way: deque[int | None] = deque()  # results come in the order of the steps
+        # Results come in the order of the steps; those of steps before the beginning are not kept.
+        self._under_way: deque[int | None] = deque([None] * num_under_way)
         self._now_s = self._last_result_s = 0.0
         self._come: dict[str, int] = {}
         self._open: set[str] = set()

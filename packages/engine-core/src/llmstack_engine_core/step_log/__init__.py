@@ -1,7 +1,7 @@
 """The step log: every input of the scheduler, and the hash of its decisions."""
 
 from llmstack_engine_core.step_log.errors import StepLogError
-from llmstack_engine_core.step_log.header import LogHeader
+from llmstack_engine_core.step_log.header import LogHeader, make_marker
 from llmstack_engine_core.step_log.logged_scheduler import LoggedScheduler
 from llmstack_engine_core.step_log.reader import RecordedRun, read_step_log
 from llmstack_engine_core.step_log.sinks import FileSink, RingSink
@@ -15,5 +15,6 @@ __all__ = [
     "RingSink",
     "StepLog",
     "StepLogError",
+    "make_marker",
     "read_step_log",
 ]

@@ -140,8 +140,13 @@ class DecisionHash:
 
     __slots__ = ("_hash",)
 
-    def __init__(self) -> None:
-        self._hash = blake2b(digest_size=DIGEST_SIZE)
+    def __init__(self, before: bytes = b"") -> None:
+        """`before`: The digest at a mark, from which it goes on."""
+        self._hash = blake2b(before, digest_size=DIGEST_SIZE)
+
+    def restart(self) -> None:
+        """Goes on from its value alone, which a snapshot has."""
+        self._hash = blake2b(self.digest(), digest_size=DIGEST_SIZE)
 
     def add(self, packed: bytes) -> None:
         """Takes in one decision."""

@@ -14,18 +14,20 @@ from zlib import crc32
 
 from llmstack_engine_core.step_log.decisions import DIGEST_SIZE
 from llmstack_engine_core.step_log.errors import StepLogError
-from llmstack_engine_core.step_log.header import LogHeader
+from llmstack_engine_core.step_log.header import MARKER_SIZE, LogHeader
 from llmstack_engine_core.step_log.packing import pack, unpack
 from llmstack_engine_core.step_log.primitives import Cursor, put_int, put_ints, put_uint
 from llmstack_engine_core.step_log.records import (
     Checkpoint,
     Event,
     Gap,
+    Marked,
     PrefixCacheReset,
     PrefixImported,
     RequestAdded,
     RequestForked,
     RequestsAborted,
+    Snapshotted,
     StepScheduled,
     StepUpdated,
     Tag,
@@ -33,7 +35,9 @@ from llmstack_engine_core.step_log.records import (
 from llmstack_engine_core.step_log.request_fields import pack_request, unpack_request
 
 MAGIC: Final = b"llmsteps"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+OLDEST_VERSION: Final = 1
+"""Without snapshots; written where there are none, so that older packages can read it."""
 
 _HAS_COUNTS: Final = 1
 _HAS_ERRORS: Final = 2
@@ -41,7 +45,7 @@ _IS_CLOSED: Final = 1
 _CRC_SIZE: Final = 4
 
 
-def put_record(segment: bytearray, tag: Tag, payload: bytes | bytearray) -> None:
+def put_record(segment: bytearray, tag: int, payload: bytes | bytearray) -> None:
     """Appends a record: tag, length, payload."""
     segment.append(tag)
     put_uint(segment, len(payload))
@@ -51,7 +55,7 @@ def put_record(segment: bytearray, tag: Tag, payload: bytes | bytearray) -> None
 def encode_header(header: LogHeader) -> bytearray:
     """The beginning of a log; its first segment."""
     segment = bytearray(MAGIC)
-    segment.append(FORMAT_VERSION)
+    segment.append(FORMAT_VERSION if header.marker else OLDEST_VERSION)
     packed = header.pack()
     put_uint(segment, len(packed))
     segment += packed
@@ -111,6 +115,13 @@ def encode_imported(event: PrefixImported) -> bytearray:
     return payload
 
 
+def encode_mark(marker: bytes, num_steps: int) -> bytearray:
+    """Payload of a mark."""
+    payload = bytearray(marker)
+    put_uint(payload, num_steps)
+    return payload
+
+
 def encode_scheduled(now_us: int, last_us: int) -> bytearray:
     """Payload of a call for a step; times are differences to the one before."""
     payload = bytearray()
@@ -153,6 +164,8 @@ class EventDecoder:
                 Tag.RESET_PREFIX_CACHE: lambda payload: PrefixCacheReset(),
                 Tag.IMPORT: _imported,
                 Tag.CHECKPOINT: read_checkpoint,
+                Tag.MARK: lambda payload: Marked(Cursor(payload, MARKER_SIZE).take_uint()),
+                Tag.SNAPSHOT: lambda payload: Snapshotted(),
                 Tag.GAP: lambda payload: Gap(Cursor(payload).take_uint()),
             }
         )

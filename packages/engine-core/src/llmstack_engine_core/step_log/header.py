@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from secrets import token_bytes
+from typing import Any, Final
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
@@ -12,6 +13,13 @@ from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.packing import pack, unpack
+
+MARKER_SIZE: Final = 16
+
+
+def make_marker() -> bytes:
+    """Random bytes for the header of a log with snapshots."""
+    return token_bytes(MARKER_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +30,21 @@ class LogHeader:
         scheduler: The fields of `SchedulerConfig`.
         cache: The fields of `CacheConfig`.
         versions: Distribution name to version, of the packages that made the log.
+        marker: Random bytes that begin each snapshot, so that a search finds them; no client knows them. Empty in a
+            log without snapshots.
     """
 
     scheduler: dict[str, Any]
     cache: dict[str, Any]
     versions: Mapping[str, str] = field(default_factory=dict)
+    marker: bytes = b""
 
     @classmethod
-    def of(cls, scheduler: SchedulerConfig, cache: CacheConfig, versions: Mapping[str, str]) -> LogHeader:
+    def of(
+        cls, scheduler: SchedulerConfig, cache: CacheConfig, versions: Mapping[str, str], marker: bytes = b""
+    ) -> LogHeader:
         """The header of a run under these configurations."""
-        return cls(to_plain(scheduler), to_plain(cache), dict(versions))
+        return cls(to_plain(scheduler), to_plain(cache), dict(versions), marker)
 
     def configs(self) -> tuple[SchedulerConfig, CacheConfig]:
         """The configurations as these packages know them.
@@ -58,7 +71,8 @@ class LogHeader:
 
     def pack(self) -> bytes:
         """The header as one msgpack map."""
-        return pack({"scheduler": self.scheduler, "cache": self.cache, "versions": dict(self.versions)})
+        named = {"scheduler": self.scheduler, "cache": self.cache, "versions": dict(self.versions)}
+        return pack({**named, "marker": self.marker} if self.marker else named)
 
     @classmethod
     def unpack(cls, packed: bytes) -> LogHeader:
@@ -69,9 +83,10 @@ class LogHeader:
         """
         try:
             named = unpack(packed, dict)
-            header = cls(named["scheduler"], named["cache"], named["versions"])
+            header = cls(named["scheduler"], named["cache"], named["versions"], named.get("marker", b""))
         except (StepLogError, KeyError) as error:
             raise StepLogError("its header cannot be read") from error
-        if not all(isinstance(part, dict) for part in (header.scheduler, header.cache, header.versions)):
+        kinds = ((header.scheduler, dict), (header.cache, dict), (header.versions, dict), (header.marker, bytes))
+        if not all(isinstance(part, kind) for part, kind in kinds) or len(header.marker) not in (0, MARKER_SIZE):
             raise StepLogError("its header cannot be read")
         return header

@@ -13,6 +13,7 @@ from llmstack_engine_core.step_log.decisions import (
     pack_scheduled,
     pack_updated,
 )
+from llmstack_engine_core.step_log.snapshots import State, take_state
 from llmstack_engine_core.step_log.step_log import StepLog
 from llmstack_types import (
     EngineCoreOutputs,
@@ -33,6 +34,8 @@ class LoggedScheduler:
         self._scheduler = scheduler
         self._log = log
         self._step = 0
+        self._under_way: dict[int, SchedulerOutput] = {}
+        log.take_state = self._take_state
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request.
@@ -83,6 +86,7 @@ class LoggedScheduler:
         scheduled = self._scheduler.schedule(now_us / MICROSECONDS)
         self._log.decisions.add(pack_scheduled(scheduled))
         self._step = scheduled.step
+        self._under_way[scheduled.step] = scheduled
         return scheduled
 
     def update_from_output(
@@ -93,7 +97,11 @@ class LoggedScheduler:
         self._log.update(now_us, self._step - scheduled.step, output.sampled_token_ids, output.errors)
         outputs = self._scheduler.update_from_output(scheduled, output, now_us / MICROSECONDS)
         self._log.decisions.add(pack_updated(outputs))
+        self._under_way.pop(scheduled.step, None)
         return outputs
+
+    def _take_state(self) -> State:
+        return take_state(self._scheduler, self._under_way)
 
     def stats(self) -> SchedulerStats:
         """The state after the last step."""

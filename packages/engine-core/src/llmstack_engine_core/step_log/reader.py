@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from llmstack_engine_core.step_log.encoding import FORMAT_VERSION, MAGIC, EventDecoder, read_checkpoint
+from llmstack_engine_core.step_log.encoding import (
+    FORMAT_VERSION,
+    MAGIC,
+    OLDEST_VERSION,
+    EventDecoder,
+    encode_header,
+    put_checkpoint,
+    put_record,
+    read_checkpoint,
+)
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.header import LogHeader
 from llmstack_engine_core.step_log.primitives import Cursor
-from llmstack_engine_core.step_log.records import Checkpoint, Event, Tag
+from llmstack_engine_core.step_log.records import Checkpoint, Event, Marked, Tag
+from llmstack_engine_core.step_log.snapshots import Snapshot, read_place
 
 Record = tuple[int, int, int, int]
 """A record: where it begins, its tag, where its payload begins, and where that ends."""
@@ -26,7 +38,10 @@ class RecordedRun:
         is_closed: The run ended in good order; otherwise the process was killed, or goes on.
         last: The last checkpoint: what the log proves.
         truncated_at: Where the last segment begins that is not whole; None where all are.
+        start: The snapshot that its events begin with; None for the beginning of the run.
     """
+
+    start: Snapshot | None = None
 
     def __init__(self, data: bytes, *, up_to_damage: bool = False) -> None:
         """Checks `data`. `up_to_damage`: Uses what comes before a damaged segment, as before one that is not whole.
@@ -34,15 +49,10 @@ class RecordedRun:
         Raises:
             StepLogError: It is no log of this version, or damaged.
         """
-        if not data.startswith(MAGIC):
-            raise StepLogError("is no log of steps")
-        if len(data) <= len(MAGIC):
-            raise StepLogError(_NO_HEADER)
-        if data[len(MAGIC)] != FORMAT_VERSION:
-            raise StepLogError(f"has format version {data[len(MAGIC)]}, and these packages read {FORMAT_VERSION}")
         self._data = data
         self._up_to_damage = up_to_damage
-        self._start, packed_header = self._read_header()
+        packed_header, self._start = _split_header(data)
+        self._state_digests: dict[int, bytes] = {}
         self.last, self._end = self._check_segments()
         self.truncated_at = None if self._end == len(data) else self._end
         self.header = LogHeader.unpack(packed_header)
@@ -62,15 +72,29 @@ class RecordedRun:
         for _, tag, start, end in self._records():
             if end > self._end:
                 return
-            yield decoder.decode(tag, self._data[start:end])
+            event = decoder.decode(tag, self._data[start:end])
+            yield event if tag != Tag.MARK else self._with_digest(event)
 
-    def _read_header(self) -> tuple[int, bytes]:
-        cursor = Cursor(self._data, len(MAGIC) + 1)
-        try:
-            packed = cursor.take(cursor.take_uint())
-        except StepLogError as error:
-            raise StepLogError(_NO_HEADER) from error
-        return cursor.position, packed
+    def without_snapshots(self) -> bytes:
+        """The same log as packages wrote it before there were snapshots; the hashes are those of this one."""
+        segment = encode_header(replace(self.header, marker=b""))
+        written = bytearray()
+        for _, tag, start, end in self._records():
+            if end > self._end:
+                break
+            payload = self._data[start:end]
+            if tag == Tag.CHECKPOINT:
+                put_checkpoint(segment, read_checkpoint(payload))
+                written += segment
+                segment.clear()
+            elif tag not in (Tag.MARK, Tag.SNAPSHOT):
+                put_record(segment, tag, payload)
+        return bytes(written)
+
+    def _with_digest(self, event: Event) -> Event:
+        if not isinstance(event, Marked):
+            return event
+        return Marked(event.num_steps, self._state_digests.get(event.num_steps))
 
     def _records(self) -> Iterator[Record]:
         """Records up to the first that is not whole."""
@@ -93,7 +117,9 @@ class RecordedRun:
         """The last checkpoint, and where it ends."""
         segment_start, last = 0, None
         for record_start, tag, start, end in self._records():
-            if tag == Tag.CHECKPOINT:
+            if tag == Tag.SNAPSHOT:
+                self._note_snapshot(self._data[start:end])
+            elif tag == Tag.CHECKPOINT:
                 try:
                     last = self._end_segment(segment_start, record_start, self._data[start:end])
                 except StepLogError:
@@ -105,11 +131,64 @@ class RecordedRun:
             raise StepLogError(_NO_HEADER)
         return last, segment_start
 
+    def _note_snapshot(self, payload: bytes) -> None:
+        try:
+            place, _ = read_place(payload)
+        except StepLogError:
+            return  # the check of its segment finds that, too
+        self._state_digests[place.num_steps] = place.state_digest
+
     def _end_segment(self, start: int, end: int, payload: bytes) -> Checkpoint:
         try:
             return read_checkpoint(payload, self._data[start:end])
         except StepLogError as error:
             raise StepLogError(f"is damaged between byte {start} and byte {end}") from error
+
+
+class Run(Protocol):
+    """A run, or what follows one of its snapshots."""
+
+    @property
+    def header(self) -> LogHeader:
+        """What the control plane was built with."""
+        ...
+
+    @property
+    def start(self) -> Snapshot | None:
+        """The snapshot that its events begin with; None for the beginning of the run."""
+        ...
+
+    def events(self) -> Iterator[Event]:
+        """Everything that follows, as far as it is whole."""
+        ...
+
+
+def read_header(data: bytes) -> tuple[LogHeader, int]:
+    """The header at the beginning of a log, and where it ends.
+
+    Raises:
+        StepLogError: It is no log of this version.
+    """
+    packed, end = _split_header(data)
+    return LogHeader.unpack(packed), end
+
+
+def _split_header(data: bytes) -> tuple[bytes, int]:
+    if not data.startswith(MAGIC):
+        raise StepLogError("is no log of steps")
+    if len(data) <= len(MAGIC):
+        raise StepLogError(_NO_HEADER)
+    version = data[len(MAGIC)]
+    if not OLDEST_VERSION <= version <= FORMAT_VERSION:
+        raise StepLogError(
+            f"has format version {version}, and these packages read {OLDEST_VERSION} to {FORMAT_VERSION}"
+        )
+    cursor = Cursor(data, len(MAGIC) + 1)
+    try:
+        packed = cursor.take(cursor.take_uint())
+    except StepLogError as error:
+        raise StepLogError(_NO_HEADER) from error
+    return packed, cursor.position
 
 
 def read_step_log(path: str | Path, *, up_to_damage: bool = False) -> RecordedRun:

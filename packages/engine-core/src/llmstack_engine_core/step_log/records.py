@@ -20,6 +20,8 @@ class Tag(IntEnum):
     GAP = 7
     FORK = 8
     IMPORT = 9
+    MARK = 10
+    SNAPSHOT = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,24 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Marked:
+    """The moment of a snapshot, which is written later. The running hash goes on from its value here.
+
+    Attributes:
+        num_steps: Steps scheduled so far.
+        state_digest: The hash of the state, where the log has the snapshot.
+    """
+
+    num_steps: int
+    state_digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshotted:
+    """A snapshot of an earlier moment: nothing happens here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """The ring has let go of what stood here."""
 
@@ -111,5 +131,7 @@ Event = (
     | PrefixCacheReset
     | PrefixImported
     | Checkpoint
+    | Marked
+    | Snapshotted
     | Gap
 )

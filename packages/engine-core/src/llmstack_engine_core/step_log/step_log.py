@@ -5,7 +5,7 @@ Inputs of the scheduler as they come, and the hash of its decisions at checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from llmstack_engine_core.step_log.decisions import DecisionHash
@@ -15,6 +15,7 @@ from llmstack_engine_core.step_log.encoding import (
     encode_forked,
     encode_header,
     encode_imported,
+    encode_mark,
     encode_scheduled,
     encode_updated,
     put_checkpoint,
@@ -30,6 +31,8 @@ from llmstack_engine_core.step_log.records import (
     Tag,
 )
 from llmstack_engine_core.step_log.sinks import Sink
+from llmstack_engine_core.step_log.snapshot_writer import SnapshotWriter
+from llmstack_engine_core.step_log.snapshots import State
 from llmstack_types import EngineCoreRequest
 
 # A checkpoint takes about 30 bytes, so this adds half a byte per step; a killed process loses what came after the last.
@@ -67,11 +70,21 @@ class StepLog:
 
     Attributes:
         decisions: The hash of what the scheduler decides.
+        take_state: Copies the state of the control plane for a snapshot; without it there are none.
     """
 
-    def __init__(self, header: LogHeader, sink: Sink, follower: Follower | None = None) -> None:
-        """`follower`: Receives the log too, without its header."""
+    def __init__(
+        self, header: LogHeader, sink: Sink, follower: Follower | None = None, snapshot_steps: int = 0
+    ) -> None:
+        """`follower`: Receives the log too, without its header and its snapshots.
+
+        `snapshot_steps`: Steps between two snapshots, which need a marker in the header; 0 writes none.
+        """
         self.sink = sink
+        self.take_state: Callable[[], State] | None = None
+        self._marker = header.marker
+        self._snapshot_steps = snapshot_steps if header.marker else 0
+        self._snapshots = SnapshotWriter(header.marker) if self._snapshot_steps else None
         self.decisions = DecisionHash() if follower is None else _KeptDecisions()
         self._follower: Follower | None = None  # not of the header
         self._start_us = 0
@@ -104,7 +117,9 @@ class StepLog:
 
     def schedule(self, now_us: int) -> None:
         """Logs a call for the next step."""
-        if self._num_steps and self._num_steps % STEPS_PER_CHECKPOINT == 0:
+        if self._snapshots is not None and self._num_steps and self._num_steps % self._snapshot_steps == 0:
+            self._mark(self._snapshots)
+        elif self._num_steps and self._num_steps % STEPS_PER_CHECKPOINT == 0:
             self.checkpoint()
         self._num_steps += 1
         put_record(self._segment, Tag.SCHEDULE, encode_scheduled(now_us, self._last_us))
@@ -132,6 +147,27 @@ class StepLog:
             self._follower.take(segment, decided, self._start_us)
         self._start_us = self._last_us
         self._segment.clear()
+        if self._snapshots is not None:
+            self._write_snapshot(self._snapshots.take())
+
+    def _mark(self, snapshots: SnapshotWriter) -> None:
+        """Begins a segment with a mark and a hash that starts again, and takes the snapshot of this moment."""
+        self.checkpoint()
+        digest = self.decisions.digest()
+        self.decisions.restart()
+        put_record(self._segment, Tag.MARK, encode_mark(self._marker, self._num_steps))
+        if self.take_state is not None:
+            snapshots.begin(self._num_steps, self._last_us, digest, self.take_state)
+
+    def _write_snapshot(self, payload: bytes | None) -> None:
+        """A segment of its own, which no follower needs."""
+        if payload is None:
+            return
+        segment = bytearray()
+        put_record(segment, Tag.SNAPSHOT, payload)
+        checkpoint = Checkpoint(self._num_steps, self.decisions.digest())
+        put_checkpoint(segment, checkpoint)
+        self.sink.write(bytes(segment), checkpoint)
 
     def _put(self, tag: Tag, payload: bytes | bytearray) -> None:
         if len(self._segment) > MAX_SEGMENT_BYTES:
@@ -142,5 +178,9 @@ class StepLog:
         """Ends the log in good order. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            if self._snapshots is not None:
+                payload = self._snapshots.close()
+                self.checkpoint()
+                self._write_snapshot(payload)
             self.checkpoint(is_closed=True)
             self.sink.close()

@@ -1,0 +1,52 @@
+"""Segments of a log: records up to a checkpoint, whose checksum they have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llmstack_engine_core.step_log.encoding import read_checkpoint
+from llmstack_engine_core.step_log.records import Tag
+
+
+class Record(NamedTuple):
+    """One record; `at` is where it begins."""
+
+    at: int
+    tag: int
+    payload: bytes
+
+
+def segment_at(data: bytes, position: int, base: int = 0) -> tuple[list[Record], int] | None:
+    """The records of the segment that begins at `position`, and where it ends; None if the data end before that.
+
+    `base`: Where the data begin in their file, for the places of the records.
+
+    Raises:
+        StepLogError: Its checksum does not agree.
+    """
+    records: list[Record] = []
+    start, size = position, len(data)
+    while position < size:
+        at = position
+        tag = data[position]
+        length = shift = 0
+        while True:
+            position += 1
+            if position >= size or shift > 63:
+                return None
+            byte = data[position]
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        position += 1
+        end = position + length
+        if end > size:
+            return None
+        payload = data[position:end]
+        position = end
+        records.append(Record(base + at, tag, payload))
+        if tag == Tag.CHECKPOINT:
+            read_checkpoint(payload, data[start:at])
+            return records, end
+    return None

@@ -1,0 +1,165 @@
+"""Snapshots of a cache: its state as plain data, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+from llmstack_kv_cache.block import BlockTable, Segment
+from llmstack_kv_cache.block_accounts import BlockAccounts
+from llmstack_kv_cache.block_pool import BlockPool
+from llmstack_kv_cache.errors import KVCacheIntegrityError
+from llmstack_kv_cache.groups import GroupTable
+from llmstack_kv_cache.hybrid import HybridKVCacheManager
+from llmstack_kv_cache.kv_cache_manager import KVCacheManager
+from llmstack_kv_cache.prefix_index import ROOT, Prefix, PrefixIndex, Run
+
+State = dict[str, Any]
+"""Builtins only, which msgpack and JSON with bytes can hold."""
+
+
+def num_snapshot_items(manager: BlockAccounts) -> int:
+    """How many numbers a snapshot holds, about; O(1)."""
+    return 2 * manager.num_blocks + manager.block_size * manager._prefix_index.num_findable
+
+
+def take_snapshot(manager: BlockAccounts) -> State:
+    """All that the answers of a cache depend on: equal snapshots mean equal answers from now on.
+
+    Copies, so that the cache can go on. The last lookup and the events for routers are no part of it. O(blocks).
+    """
+    pool, index, host = manager._pool, manager._prefix_index, manager._host_pool
+    segments = list(pool._segments)
+    return {
+        "blocks": [len(pool._holders), pool.num_free_blocks, pool.num_evictions],
+        "owners": list(chain.from_iterable(pool._num_owners.items())),
+        "unfindable": pool._unfindable.copy(),
+        "segments": [_segment_state(pool, segment) for segment in segments],
+        "collector": next((i for i, segment in enumerate(segments) if segment is pool._collector), -1),
+        "runs": [
+            (run.start, run.key, run.contents, run.block_ids.copy(), run.max_blocks)
+            for run in index._key_to_run.values()
+        ],
+        "next_start": index._next_start,
+        "host": [host.num_swap_outs, host.num_swap_ins, host._free.copy()],
+        "host_tables": [
+            (request_id, host._request_id_to_salt[request_id], block_ids.copy())
+            for request_id, block_ids in host._request_id_to_block_ids.items()
+        ],
+        "counters": [manager._num_queried_tokens, manager._num_hit_tokens, manager._num_forks],
+        "tables": _tables_state(manager),
+        "swapped": _swapped_state(manager),
+    }
+
+
+def restore_snapshot(manager: BlockAccounts, state: State) -> None:
+    """Puts a new cache, built with the same arguments, into the state of a snapshot. O(blocks).
+
+    Raises:
+        ValueError: The snapshot is of another kind of cache, or its books do not agree.
+    """
+    pool, index, host = manager._pool, manager._prefix_index, manager._host_pool
+    try:
+        if state["blocks"][0] != len(pool._holders):
+            raise ValueError(f"the snapshot has {state['blocks'][0]} blocks, the cache {len(pool._holders)}")
+        _restore_index(index, state)
+        tables = _restore_tables(manager, state, {run.start: run for run in index._key_to_run.values()})
+        _restore_pool(pool, state, tables)
+        host.num_swap_outs, host.num_swap_ins, host._free = state["host"]
+        host._request_id_to_block_ids = {request_id: block_ids for request_id, _, block_ids in state["host_tables"]}
+        host._request_id_to_salt = {request_id: salt for request_id, salt, _ in state["host_tables"]}
+        manager._num_queried_tokens, manager._num_hit_tokens, manager._num_forks = state["counters"]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"it is no snapshot of a cache: {type(error).__name__}") from error
+    try:
+        manager.check_integrity()
+    except KVCacheIntegrityError as error:
+        raise ValueError(f"the books of the snapshot do not agree: {error}") from error
+
+
+def _segment_state(pool: BlockPool, segment: Segment) -> tuple[list[int], list[int]]:
+    """The blocks of a free segment, and those that are still free as part of it where that is not all of them."""
+    is_whole = segment.num_free == len(segment.block_ids)
+    return segment.block_ids.copy(), [] if is_whole else pool._left(segment)
+
+
+def _table_state(table: BlockTable) -> tuple[Any, ...]:
+    passed = (table.num_passed_blocks,) if isinstance(table, GroupTable) else ()
+    prefix = table.prefix.run.start, table.prefix.index
+    counts = table.num_full_blocks, table.num_cached_blocks
+    return (table.salt, table.block_ids.copy(), *counts, table.copies.copy(), *prefix, *passed)
+
+
+def _tables_state(manager: BlockAccounts) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    if isinstance(manager, HybridKVCacheManager):
+        return [(name, [_table_state(table) for table in tables]) for name, tables in manager._tables.items()]
+    if isinstance(manager, KVCacheManager):
+        return [(name, [_table_state(table)]) for name, table in manager._tables.items()]
+    raise ValueError(f"there are no snapshots of a {type(manager).__name__}")
+
+
+def _swapped_state(manager: BlockAccounts) -> list[Any]:
+    if isinstance(manager, HybridKVCacheManager):
+        return [(name, [list(pair) for pair in pairs]) for name, pairs in manager._swapped.items()]
+    return []
+
+
+def _restore_index(index: PrefixIndex, state: State) -> None:
+    for start, key, contents, block_ids, max_blocks in state["runs"]:
+        run = index._key_to_run[key] = Run(start, key, contents, list(block_ids))
+        run.max_blocks = max_blocks
+        for block_id in run.block_ids:
+            index.runs[block_id] = run
+        index.num_findable += len(run.block_ids)
+    index._next_start = state["next_start"]
+
+
+def _restore_tables(manager: BlockAccounts, state: State, runs: dict[int, Run]) -> list[BlockTable]:
+    made = [(name, [_restore_table(table, runs) for table in tables]) for name, tables in state["tables"]]
+    if isinstance(manager, HybridKVCacheManager):
+        manager._tables = {name: [table for table in tables if isinstance(table, GroupTable)] for name, tables in made}
+        manager._swapped = {name: [(passed, held) for passed, held in pairs] for name, pairs in state["swapped"]}
+    elif isinstance(manager, KVCacheManager):
+        manager._tables = {name: tables[0] for name, tables in made}
+    return [table for _, tables in made for table in tables]
+
+
+def _restore_table(state: Iterable[Any], runs: dict[int, Run]) -> BlockTable:
+    salt, block_ids, num_full, num_cached, copies, start, index, *passed = state
+    table = GroupTable(salt, *passed) if passed else BlockTable(salt)
+    table.block_ids, table.copies = list(block_ids), list(copies)
+    table.num_full_blocks, table.num_cached_blocks = num_full, num_cached
+    table.prefix = Prefix(runs.get(start) or _gone(start), index) if start else ROOT
+    return table
+
+
+def _gone(start: int) -> Run:
+    """A run of which nothing can be found any more: only its identities matter, and it never grows."""
+    run = Run(start, b"", b"", [])
+    run.max_blocks = 0
+    return run
+
+
+def _restore_pool(pool: BlockPool, state: State, tables: Iterable[BlockTable]) -> None:
+    _, pool.num_free_blocks, pool.num_evictions = state["blocks"]
+    owners = state["owners"]
+    pool._num_owners = dict(zip(owners[::2], owners[1::2], strict=True))
+    pool._unfindable = list(state["unfindable"])
+    holders: list[Segment | None] = [None] * len(pool._holders)
+    pool._segments.clear()
+    for number, (block_ids, left) in enumerate(state["segments"]):
+        segment = Segment(list(block_ids))
+        free = left or block_ids
+        segment.num_free = len(free)
+        pool._segments[segment] = None
+        if number == state["collector"]:
+            pool._collector = segment
+        for block_id in free:
+            holders[block_id] = segment
+    for table in tables:
+        for block_id in table.block_ids:
+            holders[block_id] = table
+    for block_id in pool._num_owners:
+        holders[block_id] = pool._shared
+    pool._holders = holders
