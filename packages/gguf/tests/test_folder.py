@@ -19,7 +19,7 @@ from llmstack_gguf import (
     TensorType,
     cache_folder,
     folder,
-    gguf_file,
+    gguf_files,
     model_folder,
     target_of,
 )
@@ -62,7 +62,7 @@ def header(changes: dict[str, Any] | None = None, tensors: dict[str, TensorInfo]
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file whose header is given, in a home of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(folder, "read_header", lambda path: header(SENTENCEPIECE))
+    monkeypatch.setattr(folder, "read_model", lambda paths: header(SENTENCEPIECE))
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
     return path
@@ -208,10 +208,10 @@ def test_a_folder_is_made_once_and_leads_to_the_file(file: Path, monkeypatch: py
     made = model_folder(file)
     assert json.loads((made / "config.json").read_text())["model_type"] == "llama"
     assert json.loads((made / "generation_config.json").read_text()) == {"eos_token_id": [2]}
-    assert gguf_file(made) == file
+    assert gguf_files(made) == [file]
     assert cache_folder().stat().st_mode & 0o777 == 0o700
 
-    monkeypatch.setattr(folder, "read_header", None)  # from here on nothing is read
+    monkeypatch.setattr(folder, "read_model", None)  # from here on nothing is read
     assert model_folder(file) == made
     os.utime(file, (1, 1))
     with pytest.raises(TypeError):
@@ -223,7 +223,7 @@ def test_a_link_in_any_other_folder_is_not_followed(file: Path, tmp_path: Path) 
     other = tmp_path / "other"
     other.mkdir()
     (other / "model.gguf").symlink_to(file)
-    assert gguf_file(other) is None
+    assert gguf_files(other) == []
 
 
 def test_a_cache_that_others_may_write_is_refused(file: Path) -> None:
@@ -243,17 +243,10 @@ def test_the_folders_used_last_are_kept(file: Path, monkeypatch: pytest.MonkeyPa
     assert [path.exists() for path in made] == [False, False, True, True]
 
 
-def test_a_part_of_a_split_model_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "read_header", lambda path: header({"split.count": 3}))
-    with pytest.raises(GGUFError, match=r"^model\.gguf is not supported: it is one of several files"):
-        model_folder(file)
-    assert not any(path.name.startswith(".") for path in cache_folder().iterdir())
-
-
 def test_without_a_known_tokenizer_the_folder_has_none_and_the_log_says_why(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(folder, "read_header", lambda path: header())
+    monkeypatch.setattr(folder, "read_model", lambda paths: header())
     made = model_folder(file)
     assert not (made / "tokenizer.json").exists()
     assert "model.gguf: it has no tokenizer. Name a folder" in caplog.text
@@ -263,5 +256,5 @@ def test_factors_of_rope_are_read_from_the_file(file: Path, monkeypatch: pytest.
     factors = llama_3_factors(8.0, 8192, 10_000.0, 8)
     file.write_bytes(struct.pack(f"<{len(factors)}f", *factors))
     tensors = {"rope_freqs.weight": TensorInfo((len(factors),), F32, 0, 4 * len(factors))}
-    monkeypatch.setattr(folder, "read_header", lambda path: header(SENTENCEPIECE, tensors))
+    monkeypatch.setattr(folder, "read_model", lambda paths: header(SENTENCEPIECE, tensors))
     assert json.loads((model_folder(file) / "config.json").read_text())["rope_scaling"]["factor"] == 8.0

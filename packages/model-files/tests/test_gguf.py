@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmstack_model_files import ModelFilesError, gguf_weights, looks_like_path, resolve, resolve_model
-from llmstack_model_files.gguf import choose_file, split_quantization
+from llmstack_model_files.gguf import choose_files, split_quantization
 
 FILES = ["model-Q4_K_M.gguf", "model-Q8_0.gguf", "model-F16-00001-of-00002.gguf", "model-F16-00002-of-00002.gguf",
          "mmproj-model-Q8_0.gguf", "README.md"]  # fmt: skip
@@ -47,9 +47,9 @@ def test_a_path_and_a_folder_with_one_file_lead_to_the_same_model(tmp_path: Path
     path = write_model(folder / "model.gguf")
     found = resolve_model(str(path))
     assert (found / "config.json").is_file()
-    assert gguf_weights(found) == path
+    assert gguf_weights(found) == [path]
     assert resolve_model(str(folder)) == found
-    assert gguf_weights(folder) is None
+    assert gguf_weights(folder) == []
     assert looks_like_path("model.gguf")
 
     write_model(folder / "other.gguf")
@@ -85,12 +85,14 @@ def test_a_quantization_follows_a_colon(name: str, expected: tuple[str, str]) ->
 
 
 def test_the_file_of_a_quantization_is_chosen_or_the_files_are_named() -> None:
-    assert choose_file(FILES, "Q8_0", "org/name") == "model-Q8_0.gguf"
-    assert choose_file(FILES, "q4_k_m", "org/name") == "model-Q4_K_M.gguf"
-    with pytest.raises(ModelFilesError, match="org/name has F16 in 2 files"):
-        choose_file(FILES, "F16", "org/name")
+    assert choose_files(FILES, "Q8_0", "org/name") == ["model-Q8_0.gguf"]
+    assert choose_files(FILES, "q4_k_m", "org/name") == ["model-Q4_K_M.gguf"]
+    assert choose_files(FILES, "F16", "org/name") == [FILES[2], FILES[3]]
+    for files in (FILES[:3], [*FILES, "other-F16.gguf"]):
+        with pytest.raises(ModelFilesError, match=r"org/name has F16 in \d files, which are not all parts of one"):
+            choose_files(files, "F16", "org/name")
     with pytest.raises(ModelFilesError, match=r"no GGUF file of Q4; its GGUF files: model-F16"):
-        choose_file(FILES, "Q4", "org/name")
+        choose_files(FILES, "Q4", "org/name")
 
 
 def test_a_quantization_is_found_in_the_hubs_cache_and_else_downloaded(
@@ -102,7 +104,7 @@ def test_a_quantization_is_found_in_the_hubs_cache_and_else_downloaded(
     path = write_model(tmp_path / "model-Q8_0.gguf")
     monkeypatch.setattr(resolve, "_find_cached", lambda repository, revision: tmp_path)
     found = resolve_model("org/name:Q8_0")
-    assert gguf_weights(found) == path
+    assert gguf_weights(found) == [path]
 
     asked: list[Any] = []
     siblings = [SimpleNamespace(rfilename=name) for name in FILES]

@@ -1,9 +1,10 @@
 """GGUF files: their header, and the model folder that they stand for."""
 
 from llmstack_gguf.architecture import ROPE_TENSORS
-from llmstack_gguf.folder import cache_folder, gguf_file, model_folder
+from llmstack_gguf.folder import cache_folder, gguf_files, model_folder
 from llmstack_gguf.header import GGUFError, Header, TensorInfo, read_header
 from llmstack_gguf.names import ARCHITECTURES, CLASS_NAMES, Target, target_of
+from llmstack_gguf.split import read_model, split_names
 from llmstack_gguf.tensor_types import TENSOR_TYPES, TensorType
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "TensorInfo",
     "TensorType",
     "cache_folder",
-    "gguf_file",
+    "gguf_files",
     "model_folder",
     "read_header",
+    "read_model",
+    "split_names",
     "target_of",
 ]

@@ -1,7 +1,7 @@
 """Model folder of a GGUF file.
 
-It has the small files that a repository of Hugging Face would have, and a link to the file. Folders are kept in the
-user's cache, so that a tokenizer is converted once.
+It has the small files that a repository of Hugging Face would have, and a link to each file of the model. Folders are
+kept in the user's cache, so that a tokenizer is converted once.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ import shutil
 import stat
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmstack_gguf.architecture import ROPE_TENSORS, generation_config, model_config
-from llmstack_gguf.header import GGUFError, Header, read_header
+from llmstack_gguf.header import GGUFError, Header
+from llmstack_gguf.split import model_files, read_model
 from llmstack_gguf.tokenizer import tokenizer_files
 
 logger = logging.getLogger(__name__)
 
 LINK_NAME = "model.gguf"
+_OTHER_LINKS = "model-part-{:05}.gguf"
 MAX_FOLDERS = 32
 _MAX_ROPE_FACTORS = 4096
-_FORMAT = "2"
+_FORMAT = "3"
 """Is part of a folder's name, and changes when the conversion does."""
 
 
@@ -37,27 +39,27 @@ def cache_folder() -> Path:
 
 
 def model_folder(path: Path) -> Path:
-    """The model folder of a GGUF file, made unless it is in the cache.
+    """The model folder of a GGUF file, or of all files that one belongs to; made unless it is in the cache.
 
     Raises:
-        GGUFError: The file or its model is not supported, or others may write to the cache.
+        GGUFError: The file or its model is not supported, a part is missing, or others may write to the cache.
         OSError: The file cannot be read, or the cache not written.
     """
-    file = Path(os.path.realpath(path))
-    status = file.stat()
-    identity = f"{_FORMAT}\0{file}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
+    files = [Path(os.path.realpath(part)) for part in model_files(path)]  # links of the hub's cache lose their names
+    identity = "\0".join([_FORMAT, *map(_identity, files)])
     cache = _own_cache()
     folder = cache / hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
     if (folder / "config.json").is_file():
         os.utime(folder)
         return folder
-    header = read_header(file)
-    contents = _contents(file, header)
+    header = read_model(files)
+    contents = _contents(files, header)
     made = Path(tempfile.mkdtemp(prefix=".", dir=cache))
     try:
         for name, content in contents.items():
             (made / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        (made / LINK_NAME).symlink_to(file)
+        for number, file in enumerate(files):
+            (made / (_OTHER_LINKS.format(number + 1) if number else LINK_NAME)).symlink_to(file)
         try:
             made.rename(folder)
         except OSError:  # another process was first
@@ -69,21 +71,26 @@ def model_folder(path: Path) -> Path:
     return folder
 
 
-def gguf_file(folder: Path) -> Path | None:
-    """The GGUF file of a folder that `model_folder` made; None for any other folder."""
+def gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files of a folder that `model_folder` made, in order; none for any other folder."""
     real = Path(os.path.realpath(folder))
     link = real / LINK_NAME
     if real.parent != Path(os.path.realpath(cache_folder())) or not link.is_symlink():
-        return None
-    return Path(os.path.realpath(link))
+        return []
+    others = sorted(real.glob(_OTHER_LINKS.replace("{:05}", "*")))
+    return [Path(os.path.realpath(each)) for each in (link, *others)]
 
 
-def _contents(file: Path, header: Header) -> dict[str, Any]:
+def _identity(file: Path) -> str:
+    status = file.stat()
+    return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
+
+
+def _contents(files: Sequence[Path], header: Header) -> dict[str, Any]:
+    file = files[0]
     try:
-        if header.metadata.get("split.count", 0) not in (0, 1):
-            raise GGUFError("it is one of several files; merge them first (llama-gguf-split --merge).")
         contents = {
-            "config.json": model_config(header, _rope_factors(file, header)),
+            "config.json": model_config(header, _rope_factors(files, header)),
             "generation_config.json": generation_config(header),
         }
     except GGUFError as error:
@@ -95,7 +102,7 @@ def _contents(file: Path, header: Header) -> dict[str, Any]:
     return contents
 
 
-def _rope_factors(file: Path, header: Header) -> dict[str, list[float]]:
+def _rope_factors(files: Sequence[Path], header: Header) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for name in ROPE_TENSORS:
         info = header.tensors.get(name)
@@ -103,7 +110,7 @@ def _rope_factors(file: Path, header: Header) -> dict[str, list[float]]:
             continue
         if info.type.name != "F32" or info.num_bytes > 4 * _MAX_ROPE_FACTORS:
             raise GGUFError(f"{name} is no list of float32 numbers.")
-        with file.open("rb") as data:
+        with files[info.file].open("rb") as data:
             data.seek(info.start)
             found[name] = list(struct.unpack(f"<{info.num_bytes // 4}f", data.read(info.num_bytes)))
     return found

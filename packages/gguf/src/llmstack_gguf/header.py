@@ -60,12 +60,14 @@ class TensorInfo:
         type: How its numbers are stored.
         start: Offset of its first byte in the file.
         num_bytes: Length of its data.
+        file: Number of its file, where the model has several.
     """
 
     shape: tuple[int, ...]
     type: TensorType
     start: int
     num_bytes: int
+    file: int = 0
 
 
 @dataclass(frozen=True, slots=True)

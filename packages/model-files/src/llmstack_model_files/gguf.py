@@ -1,4 +1,4 @@
-"""Models that are one GGUF file, of a path, a folder or a repository."""
+"""Models that are a GGUF file, or several, of a path, a folder or a repository."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ def open_gguf(path: Path) -> Path:
         raise ModelFilesError(f"{path.name} cannot be opened: {error.strerror} ({error.filename}).") from error
 
 
-def gguf_weights(folder: Path) -> Path | None:
-    """The GGUF file of a folder that `open_gguf` returned; None for a folder with weights of its own.
+def gguf_weights(folder: Path) -> list[Path]:
+    """The GGUF files of a folder that `open_gguf` returned, in order; none for a folder with weights of its own.
 
     Raises:
-        ModelFilesError: The file is gone.
+        ModelFilesError: A file is gone.
     """
-    from llmstack_gguf import gguf_file
+    from llmstack_gguf import gguf_files
 
-    path = gguf_file(folder)
-    if path is not None and not path.is_file():
-        raise ModelFilesError(f"{path} is gone; the model was loaded from it.")
-    return path
+    paths = gguf_files(folder)
+    for path in paths:
+        if not path.is_file():
+            raise ModelFilesError(f"{path} is gone; the model was loaded from it.")
+    return paths
 
 
 def only_gguf(folder: Path) -> Path | None:
-    """The GGUF file of a folder that has no `config.json`; None where it has none.
+    """The GGUF file of a folder that has no `config.json`, the first of its parts; None where it has none.
 
     Raises:
-        ModelFilesError: It has several.
+        ModelFilesError: It has several models.
     """
+    from llmstack_gguf import split_names
+
     names = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if _PROJECTOR not in path.name)
-    if len(names) > 1:
+    if len(names) > 1 and names != split_names(names[0]):
         raise ModelFilesError(
             f"The folder {folder} has {len(names)} GGUF files; name one, such as {folder / names[0]}."
         )
@@ -63,20 +66,22 @@ def split_quantization(name: str) -> tuple[str, str]:
     return (repository, quantization) if _QUANTIZATION.fullmatch(quantization) else (name, "")
 
 
-def choose_file(names: Iterable[str], quantization: str, repository: str) -> str:
-    """The GGUF file of a quantization, of all file names of a repository.
+def choose_files(names: Iterable[str], quantization: str, repository: str) -> list[str]:
+    """The GGUF file of a quantization, or all parts of it, of all file names of a repository.
 
     Raises:
-        ModelFilesError: There is none, or it is split into several files.
+        ModelFilesError: There is none, a part is missing, or there are several models.
     """
+    from llmstack_gguf import split_names
+
     files = [name for name in names if name.endswith(SUFFIX) and _PROJECTOR not in name]
     word = re.compile(rf"(?:^|[-._/]){re.escape(quantization)}(?:[-./]|$)", re.IGNORECASE)
     found = sorted(name for name in files if word.search(name.removesuffix(SUFFIX)))
-    if len(found) == 1:
-        return found[0]
+    if found and found == split_names(found[0]):
+        return found
     if found:
         raise ModelFilesError(
-            f"{repository} has {quantization} in {len(found)} files; a model of one file is supported."
+            f"{repository} has {quantization} in {len(found)} files, which are not all parts of one model."
         )
     listed = ", ".join(sorted(files)[:8]) or "none"
     raise ModelFilesError(f"{repository} has no GGUF file of {quantization}; its GGUF files: {listed}.")

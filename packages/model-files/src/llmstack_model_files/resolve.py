@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmstack_model_files.folder import ModelFilesError
-from llmstack_model_files.gguf import SUFFIX, choose_file, only_gguf, open_gguf, split_quantization
+from llmstack_model_files.gguf import SUFFIX, choose_files, only_gguf, open_gguf, split_quantization
 
 logger = logging.getLogger(__name__)
 
@@ -149,11 +149,12 @@ def _find_cached(repository: str, revision: str | None) -> Path | None:
 
 
 def _find_gguf(repository: str, quantization: str, revision: str | None) -> Path:
-    """The GGUF file of a repository, from the hub's cache or downloaded."""
+    """The GGUF file of a repository, or the first of its parts, from the hub's cache or downloaded."""
     cached = _find_cached(repository, revision)
-    names = [path.name for path in cached.glob(f"*{SUFFIX}")] if cached is not None else []
+    paths = cached.rglob(f"*{SUFFIX}") if cached is not None else ()  # parts may be in a folder of their own
+    names = [path.relative_to(cached or "").as_posix() for path in paths]
     try:
-        return Path(cached or "") / choose_file(names, quantization, repository)
+        return Path(cached or "") / choose_files(names, quantization, repository)[0]
     except ModelFilesError:
         return _download_gguf(repository, quantization, revision)
 
@@ -166,9 +167,10 @@ def _download_gguf(repository: str, quantization: str, revision: str | None) -> 
     try:
         found = HfApi().repo_info(repository, revision=revision, timeout=_HUB_TIMEOUT_S)
         files = getattr(found, "siblings", None) or ()  # other kinds of repositories have none
-        name = choose_file((entry.rfilename for entry in files), quantization, repository)
-        logger.info("downloading %s of %s at %s", name, repository, found.sha)
-        return Path(hf_hub_download(repository, name, revision=revision))
+        names = choose_files((entry.rfilename for entry in files), quantization, repository)
+        logger.info("downloading %s of %s at %s", ", ".join(names), repository, found.sha)
+        paths = [Path(hf_hub_download(repository, name, revision=revision)) for name in names]
+        return paths[0]
     except ModelFilesError:
         raise
     except Exception as error:  # of the network or the hub, whose libraries have many kinds

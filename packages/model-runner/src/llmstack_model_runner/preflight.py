@@ -201,9 +201,9 @@ def _may_be_known_to_transformers(name: str, origin: str | None) -> bool:
 
 def _least_weight_bytes(folder: Path, config: ModelRunnerConfig) -> int:
     """A lower bound of the weights in memory."""
-    file = gguf_weights(folder)
-    if file is not None:
-        return file.stat().st_size  # weights keep their bits
+    files = gguf_weights(folder)
+    if files:
+        return sum(file.stat().st_size for file in files)  # weights keep their bits
     tensors = [info for path in safetensors_files(folder) for info in check_safetensors(path).values()]
     return sum(_least_bytes(info, config) for info in tensors)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 from llmstack_gguf import TENSOR_TYPES, Header, TensorInfo, read_header, target_of
 from llmstack_kernels.linear import StoredWeight
-from llmstack_model_files import resolve_model
+from llmstack_model_files import gguf_weights, resolve_model, weights_digest
 from llmstack_model_runner.checkpoint_formats import gguf
 from llmstack_model_runner.checkpoint_formats.config import read_format
 from llmstack_model_runner.models import load_model_class
@@ -140,6 +141,33 @@ def test_a_file_is_checked_before_torch_and_its_weights_are_counted_with_their_b
     assert "quantized already (by gguf)" in message
 
 
+def test_parts_are_one_model_whichever_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path / "whole.gguf", "qwen2", mixed)
+    write_model(tmp_path / "parts.gguf", "qwen2", mixed, tensors_per_file=9)
+    parts = sorted(tmp_path.glob("parts-*-of-00003.gguf"))
+    assert len(parts) == 3
+    folder = resolve_model(str(parts[2]))
+    assert resolve_model(str(parts[0])) == folder
+    assert gguf_weights(folder) == parts
+    whole, joined = (
+        {name: weight.read() for name, weight in gguf.read_gguf(paths, 64)}
+        for paths in ([tmp_path / "whole.gguf"], gguf_weights(folder))
+    )
+    assert joined.keys() == whole.keys()
+    for name, tensor in whole.items():
+        pair = [
+            one.dequantize(torch.float32) if isinstance(one, StoredWeight) else one for one in (tensor, joined[name])
+        ]
+        assert torch.equal(*pair)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    before = weights_digest(folder)
+    os.utime(parts[1], ns=(0, 0))
+    assert weights_digest(folder) != before  # of every part
+    model = load_model_class(config["architectures"][0])(config, torch.float32, CPU)
+    load_weights(model, folder, dtype=torch.float32, checkpoint_format=read_format(config))
+    assert find_problems(ModelRunnerConfig(str(folder), max_model_len=32)) == []
+
+
 def test_a_scale_that_is_no_number_is_refused_by_the_tensors_name(tmp_path: Path) -> None:
     write_model(tmp_path / "model.gguf", "qwen2", mixed)
     header = read_header(tmp_path / "model.gguf")
@@ -149,7 +177,7 @@ def test_a_scale_that_is_no_number_is_refused_by_the_tensors_name(tmp_path: Path
     (tmp_path / "damaged.gguf").write_bytes(content)
     (damaged,) = (
         weight
-        for name, weight in gguf.read_gguf(tmp_path / "damaged.gguf", 64)
+        for name, weight in gguf.read_gguf([tmp_path / "damaged.gguf"], 64)
         if name.endswith("1.mlp.up_proj.weight")
     )
     with pytest.raises(ValueError, match=r"^blk\.1\.ffn_up\.weight cannot be read as Q4_K: a .* is NaN or infinite"):

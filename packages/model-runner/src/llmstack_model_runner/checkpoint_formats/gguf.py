@@ -8,13 +8,13 @@ Q4_K, Q5_K) mean `number * scale + smallest`, so their zero point is a float. Th
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from llmstack_gguf import ROPE_TENSORS, GGUFError, Header, Target, TensorInfo, read_header, target_of
+from llmstack_gguf import ROPE_TENSORS, GGUFError, Header, Target, TensorInfo, read_model, target_of
 from llmstack_kernels.linear import StoredWeight
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
@@ -24,8 +24,8 @@ _TABLES = (_EMBEDDINGS, "position_embd.weight")
 _HEAD_NAME = "lm_head.weight"
 
 
-def read_gguf(path: Path, head_dim: int) -> Iterator[tuple[str, UnreadWeight]]:
-    """The tensors of a GGUF file under the names that repositories of Hugging Face have.
+def read_gguf(paths: Sequence[Path], head_dim: int) -> Iterator[tuple[str, UnreadWeight]]:
+    """The tensors of a model of GGUF files under the names that repositories of Hugging Face have.
 
     Token embeddings are widened, as rows are looked up in them; where the output head shares them, it is given too and
     keeps their few bits. `head_dim` is for the order of rows of queries and keys.
@@ -34,19 +34,23 @@ def read_gguf(path: Path, head_dim: int) -> Iterator[tuple[str, UnreadWeight]]:
         ValueError: The file is damaged, or a scale is no finite number.
     """
     try:
-        header = read_header(path)
+        header = read_model(paths)
         targets = {name: target_of(header, name) for name in header.tensors if name not in ROPE_TENSORS}
     except GGUFError as error:
         raise ValueError(str(error)) from None
-    with path.open("rb") as file:
-        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # ends with the last tensor that looks into it
-    data = torch.frombuffer(view, dtype=torch.uint8)
+    data = [_mapped(path) for path in paths]
     for name, target in targets.items():
         for own_name, info in _parts(header, name, target):
-            read = partial(_read_placed, data, name, info, target, head_dim)
+            read = partial(_read_placed, data[info.file], name, info, target, head_dim)
             if name == _EMBEDDINGS and _HEAD not in header.tensors:
                 yield _HEAD_NAME, UnreadWeight(read)
             yield own_name, UnreadWeight(partial(_widened, read) if name in _TABLES else read)
+
+
+def _mapped(path: Path) -> torch.Tensor:
+    with path.open("rb") as file:
+        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # ends with the last tensor that looks into it
+    return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _widened(read: Callable[[], torch.Tensor | StoredWeight]) -> torch.Tensor:
@@ -68,7 +72,7 @@ def _parts(header: Header, name: str, target: Target) -> Iterator[tuple[str, Ten
         return
     num_bytes = info.num_bytes // len(target.names)
     for expert, own_name in enumerate(target.names):
-        yield own_name, TensorInfo(info.shape[1:], info.type, info.start + expert * num_bytes, num_bytes)
+        yield own_name, TensorInfo(info.shape[1:], info.type, info.start + expert * num_bytes, num_bytes, info.file)
 
 
 def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | StoredWeight:

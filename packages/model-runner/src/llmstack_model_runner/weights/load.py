@@ -75,11 +75,11 @@ def _weights(
     if load_format == "dummy":
         return dummy_weights(model.slots(), seed, device)
     if load_format in words_of(LoadFormat):
-        file = gguf_weights(model_path)
-        if file is not None:
+        files = gguf_weights(model_path)
+        if files:
             from llmstack_model_runner.checkpoint_formats.gguf import read_gguf
 
-            return read_gguf(file, model.kv_spec.head_dim)
+            return read_gguf(files, model.kv_spec.head_dim)
         paths = safetensors_files(model_path)
         return _read_safetensors(paths) if checkpoint_format is None else _read_quantized(paths, checkpoint_format)
     *others, last = words_of(LoadFormat)

@@ -52,10 +52,20 @@ def meaning(data: np.ndarray, kind: str) -> torch.Tensor:
 
 
 def write_model(
-    path: Path, architecture: str, kind_of: Callable[[str], str], *, is_tied: bool = False, has_tokenizer: bool = True
+    path: Path,
+    architecture: str,
+    kind_of: Callable[[str], str],
+    *,
+    is_tied: bool = False,
+    has_tokenizer: bool = True,
+    tensors_per_file: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """Writes a file; the tensors that it means, by their names in it. `mixtral` is `llama` with experts."""
-    writer = gguf.GGUFWriter(path, "llama" if architecture == "mixtral" else architecture)
+    """Writes a file; the tensors that it means, by their names in it. `mixtral` is `llama` with experts.
+
+    `tensors_per_file`: Of parts whose names follow from the path; 0 for one file.
+    """
+    name = "llama" if architecture == "mixtral" else architecture
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=tensors_per_file)
     _add_metadata(writer, architecture)
     if has_tokenizer:
         add_tokenizer(writer)
