@@ -150,9 +150,9 @@ def ask(address: str, model: str, stop: threading.Event, seed: int, counts: Coun
 
 
 @contextmanager
-def serving() -> Iterator[tuple[psutil.Process, str]]:
+def serving(*options: str) -> Iterator[tuple[psutil.Process, str]]:
     """A server of the demo model, and its address."""
-    command = [sys.executable, "-m", "llmstack_command", "serve", "--port", "0", *SERVER_OPTIONS]
+    command = [sys.executable, "-m", "llmstack_command", "serve", "--port", "0", *SERVER_OPTIONS, *options]
     with tempfile.NamedTemporaryFile("r") as log:
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=os.open(log.name, os.O_WRONLY))
         try:

@@ -6,6 +6,7 @@ import asyncio
 
 import fuzz_parsers
 import fuzz_requests
+import fuzz_schema
 import pytest
 
 from llmstack_server.testing.asgi_client import Answer
@@ -46,3 +47,12 @@ def _run_broken(target: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(fuzz_parsers.TARGETS, target, broken)
         fuzz_parsers.run_random(target, 1, seed=2)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_server_does_what_its_openapi_document_says() -> None:
+    command = fuzz_schema.find_command()
+    if command is None:
+        pytest.skip("the command schemathesis is not installed")
+    assert fuzz_schema.run(command, max_examples=2, seed=1) == 0

@@ -185,6 +185,9 @@ async def test_an_explanation_estimates_other_settings_where_asked(monkeypatch: 
     assert found["facts"]["queue_cause"] == "token budget"
     assert found["facts"]["replayed"]["error"] < 0.1
     assert "With --long-prefill-token-threshold 4 it would have taken about " in found["sentences"][-1]
+    odd = await call(app, "GET", "/v1/requests/r/explanation?estimates=null")
+    assert (odd.status, odd.json()["error"]["code"]) == (400, "invalid_value")
+    assert odd.json()["error"]["param"] == "estimates"
     monkeypatch.setattr(explain_routes, "MAX_ESTIMATES", 0)
     refused = await call(app, "GET", "/v1/requests/r/explanation?estimates=true")
     assert (refused.status, refused.json()["error"]["code"]) == (503, "server_is_overloaded")

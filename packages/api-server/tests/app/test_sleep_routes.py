@@ -33,6 +33,8 @@ async def test_an_engine_sleeps_refuses_and_wakes():
         assert "/wake_up" in refused.json()["error"]["message"]
     for path in ("/health", "/ready", "/metrics", "/v1/models", "/server_info"):
         assert (await call(app, "GET", path)).status == 200
+    assert (await call(app, "GET", "/v1/completions")).status == 405  # path and method come first in every state
+    assert (await call(app, "POST", "/v1/nothing")).status == 404
     assert (await call(app, "POST", "/tokenize", {"model": "fake", "prompt": "a"})).status == 200
     metrics = (await call(app, "GET", "/metrics")).body.decode()
     assert 'llmstack:engine_sleep_state{engine="0",model_name="fake",sleep_state="weights_offloaded"} 1.0' in metrics

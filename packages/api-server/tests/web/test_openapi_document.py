@@ -32,6 +32,8 @@ def test_every_operation_has_a_tag_a_summary_and_its_errors(document: dict[str, 
         assert "422" not in operation["responses"]
         assert {"200", "404", "405", "500", "503"} <= operation["responses"].keys(), path
         assert "Allow" in operation["responses"]["405"]["headers"]
+        if any(parameter["in"] == "query" for parameter in operation.get("parameters", ())):
+            assert "400" in operation["responses"], path
         if "requestBody" in operation:
             assert operation["requestBody"]["required"] is True
             assert {"400", "413", "415"} <= operation["responses"].keys(), path

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from llmstack_llm import request_errors
 from llmstack_server import server_version
 from llmstack_server.apis.anthropic.errors import AnthropicErrorMiddleware
 from llmstack_server.app.routes import build_router
@@ -76,19 +78,20 @@ def build_app(state: ServerState) -> FastAPI:
     router = build_router(state)
     app.include_router(router)
     app.add_exception_handler(HTTPException, _translator(router.routes))
+    app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(Exception, _raise)
     app.add_middleware(DirectRoutes, routes=router.routes)
-    _add_middleware(app, state)
+    _add_middleware(app, state, router.routes)
     state.application = app
     return app
 
 
-def _add_middleware(app: FastAPI, state: ServerState) -> None:
+def _add_middleware(app: FastAPI, state: ServerState, routes: Sequence[BaseRoute]) -> None:
     """Adds middleware from the innermost to the outermost."""
     http = state.config.http
     app.add_middleware(QueueGateMiddleware, state=state)
     app.add_middleware(ResumableMiddleware, state=state)
-    app.add_middleware(GateMiddleware, state=state)
+    app.add_middleware(GateMiddleware, state=state, routes=routes)
     if http.rate_limits != RateLimits():
         app.add_middleware(RateLimitMiddleware, state=state)
     app.add_middleware(AuthenticationMiddleware, state=state)
@@ -108,6 +111,15 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
     if state.telemetry is not None:
         app.add_middleware(ObservingMiddleware, observers=state.telemetry.observers)
     app.add_middleware(RequestContextMiddleware, state=state)
+
+
+async def _refuse(request: Request, error: Exception) -> NoReturn:
+    """Raises what FastAPI finds wrong in a query as an error about that parameter."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    reason = str(first["msg"])
+    raise request_errors.invalid_value(str(first["loc"][-1]), reason[:1].lower() + reason[1:])
 
 
 async def _raise(request: Request, error: Exception) -> NoReturn:

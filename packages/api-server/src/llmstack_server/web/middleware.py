@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmstack_server.observability.logs import current_request_id
@@ -195,27 +196,32 @@ def _has_key(headers: Headers) -> bool:
 class GateMiddleware:
     """Refuses requests that need the engine while it is not ready, asleep, or being shut down."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, routes: Sequence[BaseRoute]) -> None:
         self._app = app
         self._state = state
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = route_path(scope)
             if path not in UNGATED_PATHS and not path.startswith(UNGATED_FOLDERS):
-                self._check(path)
+                refusal = self._refusal(path)
+                # Path and method come first: what no route takes gets its 404 or 405 in every state.
+                if refusal is not None and any(route.matches(scope)[0] is Match.FULL for route in self._routes):
+                    raise HTTPError(refusal)
         await self._app(scope, receive, send)
 
-    def _check(self, path: str) -> None:
+    def _refusal(self, path: str) -> ErrorAnswer | None:
         lifecycle = self._state.lifecycle
         if not lifecycle.is_ready:
             if lifecycle.is_stopping:
-                raise HTTPError(server_shutting_down())
-            raise HTTPError(engine_unavailable(f"The server is not ready yet: {lifecycle.state}."))
+                return server_shutting_down()
+            return engine_unavailable(f"The server is not ready yet: {lifecycle.state}.")
         if self._state.is_paused and path not in PAUSED_PATHS:
-            raise HTTPError(engine_unavailable("The server is paused: POST /resume ends that."))
+            return engine_unavailable("The server is paused: POST /resume ends that.")
         if self._state.engine.sleep_level and path not in WAKING_PATHS:
-            raise HTTPError(engine_unavailable("The engine is asleep: POST /wake_up wakes it."))
+            return engine_unavailable("The engine is asleep: POST /wake_up wakes it.")
+        return None
 
 
 def health_body(answer: ErrorAnswer, status: str) -> dict[str, Any]:

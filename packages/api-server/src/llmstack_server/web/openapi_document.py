@@ -70,8 +70,10 @@ def _complete(path: str, operation: Schema) -> None:
     text = " ".join(str(operation.get("description", operation["summary"])).split())
     operation["summary"] = str(re.split(r"[.:;] |\.$", text)[0])
     responses = operation["responses"]
-    responses.pop("422", None)  # FastAPI checks nothing here
-    for status in (401, 403, 404, 429, 500, 503) + ((400, 408, 413, 415) if _has_body(path, operation) else ()):
+    responses.pop("422", None)  # what FastAPI finds wrong in a query is a 400
+    has_query = any(parameter["in"] == "query" for parameter in operation.get("parameters", ()))
+    of_input = (400, 408, 413, 415) if _has_body(path, operation) else (400,) * has_query
+    for status in (401, 403, 404, 429, 500, 503, *of_input):
         if str(status) not in responses:
             responses[str(status)] = error_responses(status)[status]
     content = {"application/json": {"schema": ERROR_SCHEMA}}
