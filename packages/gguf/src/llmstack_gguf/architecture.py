@@ -11,10 +11,10 @@ from llmstack_gguf.names import architecture_of
 from llmstack_gguf.tokenizer import special_id
 from llmstack_gguf.variants import (
     LONG_FACTORS,
+    OWN_FIELDS,
     PARTLY_ROTATED,
     SHORT_FACTORS,
     Values,
-    gpt2_fields,
     share_of,
     variant_fields,
 )
@@ -50,8 +50,8 @@ def model_config(header: Header, rope_factors: Mapping[str, Sequence[float]] | N
         "dtype": _dtype(header),
         "quantization_config": {"quant_method": "gguf"},
     }
-    if header.architecture == "gpt2":
-        config |= gpt2_fields(values)
+    if header.architecture in OWN_FIELDS:
+        config |= OWN_FIELDS[header.architecture](header, values)
     else:
         config |= _llama_fields(header, values, rope_factors or {})
     for name in ("bos", "eos"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from llmstack_gguf.header import GGUFError, Header
@@ -30,6 +30,22 @@ _AROUND: Mapping[str, str] = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+_TO_4H: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_SELF_ATTENTION: Mapping[str, str] = {
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+}
+_WORD_ENDS: Mapping[str, str] = {
+    "token_embd": "transformer.word_embeddings",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_STACKS = "mlp.experts."
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -39,11 +55,14 @@ class Architecture:
         class_name: Entry of `architectures` in `config.json`.
         model_type: The same of `model_type`.
         ends: Names of what is in no layer, of files and of repositories.
-        layer: The same of a layer. `{}` is the number of an expert, of which the file has all in one tensor.
+        layer: The same of a layer. `{}` is the number of an expert, of which the file has all in one tensor. A name
+            with `.weight` or `.bias` is that of one tensor alone.
         layers: What names of layers begin with in repositories.
         interleaves_heads: Whether rows of queries and keys are stored in the order of pairs that are rotated together.
         has_offset_norms: Whether scales of norms are stored as what they are, and in repositories without 1.
         is_transposed: Whether repositories store matrices of layers as [inputs, outputs].
+        groups_heads: Whether rows of `attn_qkv` are grouped by key-value heads in repositories.
+        partners: Tensors of a layer whose rows repositories have in turns with those of another one.
     """
 
     class_name: str
@@ -54,6 +73,8 @@ class Architecture:
     interleaves_heads: bool = False
     has_offset_norms: bool = False
     is_transposed: bool = False
+    groups_heads: bool = False
+    partners: Mapping[str, str] = field(default_factory=dict)
 
 
 _LLAMA = Architecture("LlamaForCausalLM", "llama", {**_ATTENTION, **_GATED}, _ENDS, interleaves_heads=True)
@@ -69,6 +90,14 @@ _GEMMA = replace(
 )
 _GEMMA_2 = replace(
     _GEMMA, class_name="Gemma2ForCausalLM", model_type="gemma2", layer={**_ATTENTION, **_GATED, **_AROUND}
+)
+_FALCON = Architecture(
+    "FalconForCausalLM",
+    "falcon",
+    {**_TO_4H, **_SELF_ATTENTION},
+    _WORD_ENDS,
+    layers="transformer.h.",
+    groups_heads=True,
 )
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
@@ -135,7 +164,46 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         is_transposed=True,
     ),
     "stablelm": Architecture("StableLmForCausalLM", "stablelm", {**_ATTENTION, **_GATED}, _ENDS),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        {
+            **_TO_4H,
+            "ffn_norm": "post_attention_layernorm",
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+        },
+        {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+        layers="gpt_neox.layers.",
+        groups_heads=True,
+    ),
+    "bloom": Architecture(
+        "BloomForCausalLM",
+        "bloom",
+        {**_TO_4H, **_SELF_ATTENTION, "ffn_norm": "post_attention_layernorm"},
+        {**_WORD_ENDS, "token_embd_norm": "transformer.word_embeddings_layernorm"},
+        layers="transformer.h.",
+        groups_heads=True,
+    ),
+    "falcon": _FALCON,
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        {
+            **_ATTENTION,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks.weight": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+            "ffn_gate_exps.weight": f"{_STACKS}gate_up_proj",
+            "ffn_gate_exps.bias": f"{_STACKS}gate_up_proj_bias",
+            "ffn_down_exps.weight": f"{_STACKS}down_proj",
+            "ffn_down_exps.bias": f"{_STACKS}down_proj_bias",
+        },
+        _ENDS,
+        partners={f"ffn_gate_exps.{kind}": f"ffn_up_exps.{kind}" for kind in ("weight", "bias")},
+    ),
 }
+_FALCON_OF_TWO_NORMS = replace(_FALCON, layer={**_FALCON.layer, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
 _MIXTRAL = replace(
     _LLAMA,
     class_name="MixtralForCausalLM",
@@ -163,6 +231,9 @@ class Target(NamedTuple):
         has_interleaved_heads: Its rows must be put into order for RoPE by halves.
         is_offset: 1 is subtracted, as repositories store it.
         is_transposed: Repositories store it the other way around.
+        qkv_heads: Numbers of heads of queries, and of keys and values, by which its rows must be grouped.
+        is_stack: Repositories have all experts in one tensor too.
+        partner: Tensor of the file whose rows follow those of this one in turns.
     """
 
     names: tuple[str, ...]
@@ -170,6 +241,9 @@ class Target(NamedTuple):
     has_interleaved_heads: bool = False
     is_offset: bool = False
     is_transposed: bool = False
+    qkv_heads: tuple[int, int] | None = None
+    is_stack: bool = False
+    partner: str = ""
 
 
 def architecture_of(header: Header) -> Architecture:
@@ -183,6 +257,8 @@ def architecture_of(header: Header) -> Architecture:
         raise GGUFError(
             f"the architecture {header.architecture[:64]!r} is not supported as GGUF; {', '.join(ARCHITECTURES)} are."
         )
+    if found is _FALCON and "blk.0.attn_norm_2.weight" in header.tensors:
+        return _FALCON_OF_TWO_NORMS
     return _MIXTRAL if found is _LLAMA and header.metadata.get("llama.expert_count") else found
 
 
@@ -190,10 +266,12 @@ def target_of(header: Header, name: str) -> Target:
     """What becomes of a tensor, by its name in the file; one that is not known keeps its name.
 
     Raises:
-        GGUFError: Its shape is not that of experts.
+        GGUFError: Its shape is not that of experts, or what it belongs to is missing.
     """
     architecture, shape = architecture_of(header), header.tensors[name].shape
     layer = _LAYER.fullmatch(name)
+    if layer is not None and (stack := _stack_of(header, architecture, layer)) is not None:
+        return stack
     if layer is None or layer[2] not in architecture.layer:
         part, _, kind = name.rpartition(".")
         is_norm = part == "output_norm"
@@ -210,4 +288,36 @@ def target_of(header: Header, name: str) -> Target:
         has_interleaved_heads=architecture.interleaves_heads and part in ("attn_q", "attn_k"),
         is_offset=architecture.has_offset_norms and part.endswith("_norm"),
         is_transposed=architecture.is_transposed and len(shape) == 2,
+        qkv_heads=_heads_of(header, name) if architecture.groups_heads and part == "attn_qkv" else None,
     )
+
+
+def _stack_of(header: Header, architecture: Architecture, layer: re.Match[str]) -> Target | None:
+    """What becomes of a tensor with a name of its own; None where there is none."""
+    number, part, kind = layer.groups()
+    key = f"{part}.{kind}"
+    if key in architecture.partners.values():
+        return Target(())  # it comes with its partner
+    if key not in architecture.layer:
+        return None
+    partner = f"blk.{number}.{architecture.partners[key]}" if key in architecture.partners else ""
+    if partner and (partner not in header.tensors or _kind_of(header, partner) != _kind_of(header, layer[0])):
+        raise GGUFError(f"{layer[0]} and {partner[:128]} are not of the same shape and type.")
+    named = f"{architecture.layers}{number}.{architecture.layer[key]}"
+    return Target((named,), is_stack=part.endswith(_EXPERTS), partner=partner)
+
+
+def _kind_of(header: Header, name: str) -> tuple[tuple[int, ...], str]:
+    info = header.tensors[name]
+    return info.shape, info.type.name
+
+
+def _heads_of(header: Header, name: str) -> tuple[int, int]:
+    heads = header.metadata.get(f"{header.architecture}.attention.head_count")
+    shared = header.metadata.get(f"{header.architecture}.attention.head_count_kv", heads)
+    num_rows = header.tensors[name].shape[0]
+    if type(heads) is not int or type(shared) is not int or shared < 1 or heads % shared:
+        raise GGUFError(f"{heads} heads cannot share {shared} heads of keys and values.")
+    if num_rows % (heads + 2 * shared):
+        raise GGUFError(f"{name[:128]} has {num_rows} rows, which are not those of {heads} and {shared} heads.")
+    return heads, shared

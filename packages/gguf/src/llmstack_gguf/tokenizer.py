@@ -21,6 +21,12 @@ _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDINGS}|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDINGS}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 _GPT_2 = {**_BYTES, "use_regex": True}
@@ -36,6 +42,10 @@ _PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
     "gpt-2": _GPT_2,
     "phi-2": _GPT_2,
     "default": _GPT_2,
+    "mpt": _GPT_2,
+    "olmo": _GPT_2,
+    "bloom": _by_expression(r" ?[^(\s|.,!?…。，、।۔،)]+"),
+    "gpt-4o": _by_expression(_O200K),
     "llama-bpe": _by_expression(_LLAMA_3),
     "llama3": _by_expression(_LLAMA_3),
     "dbrx": _by_expression(_LLAMA_3),
@@ -46,7 +56,7 @@ _PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
     "starcoder": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT_2]},
 }
 _IGNORES_MERGES = ("llama-bpe", "llama3")  # a whole word that is a token is that token
-_COMPOSES = ("qwen2", "deepseek-r1-qwen")  # normalization form C
+_COMPOSES = ("qwen2", "deepseek-r1-qwen", "mpt", "olmo")  # normalization form C
 
 
 def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def share_of(rotary_dim: int, head_dim: int) -> float:
     return share if share * head_dim >= rotary_dim else math.nextafter(share, 2.0)
 
 
-def gpt2_fields(values: Values) -> dict[str, Any]:
+def gpt2_fields(header: Header, values: Values) -> dict[str, Any]:
     """The fields of GPT-2, whose names are its own."""
     return {
         "n_embd": values.integer("embedding_length"),
@@ -59,6 +59,65 @@ def gpt2_fields(values: Values) -> dict[str, Any]:
         "n_inner": values.integer("feed_forward_length"),
         "layer_norm_epsilon": values.number("attention.layer_norm_epsilon"),
         "activation_function": "gelu_new",
+    }
+
+
+def gpt_neox_fields(header: Header, values: Values) -> dict[str, Any]:
+    """The fields of GPT-NeoX. Files do not say the activation, which all but the first of its models have in common."""
+    hidden_size, num_heads = values.integer("embedding_length"), values.integer("attention.head_count")
+    head_dim = hidden_size // num_heads if num_heads else 0
+    share = share_of(values.integer("rope.dimension_count", head_dim), head_dim)
+    theta = values.number("rope.freq_base", 10_000.0)
+    return {
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_heads,
+        "num_hidden_layers": values.integer("block_count"),
+        "intermediate_size": values.integer("feed_forward_length"),
+        "max_position_embeddings": values.integer("context_length"),
+        "rotary_pct": share,
+        "partial_rotary_factor": share,
+        "rotary_emb_base": theta,
+        "rope_theta": theta,
+        "layer_norm_eps": values.number("attention.layer_norm_epsilon"),
+        "use_parallel_residual": values.flag("use_parallel_residual", default=True),
+        "attention_bias": "blk.0.attn_qkv.bias" in header.tensors,
+        "hidden_act": "gelu",
+    }
+
+
+def bloom_fields(header: Header, values: Values) -> dict[str, Any]:
+    """The fields of BLOOM."""
+    hidden_size = values.integer("embedding_length")
+    if values.integer("feed_forward_length") != 4 * hidden_size:
+        raise GGUFError("a feed-forward layer that is not four times as wide is not supported for this architecture.")
+    return {
+        "hidden_size": hidden_size,
+        "n_head": values.integer("attention.head_count"),
+        "n_layer": values.integer("block_count"),
+        "seq_length": values.integer("context_length"),
+        "layer_norm_epsilon": values.number("attention.layer_norm_epsilon"),
+    }
+
+
+def falcon_fields(header: Header, values: Values) -> dict[str, Any]:
+    """The fields of Falcon with RoPE, of both generations; files of those with ALiBi do not exist."""
+    num_kv_heads = values.integer("attention.head_count_kv", 1)
+    has_two_norms = "blk.0.attn_norm_2.weight" in header.tensors
+    return {
+        "hidden_size": values.integer("embedding_length"),
+        "num_attention_heads": values.integer("attention.head_count"),
+        "num_kv_heads": num_kv_heads,
+        "num_hidden_layers": values.integer("block_count"),
+        "ffn_hidden_size": values.integer("feed_forward_length"),
+        "max_position_embeddings": values.integer("context_length"),
+        "rope_theta": values.number("rope.freq_base", 10_000.0),
+        "layer_norm_epsilon": values.number("attention.layer_norm_epsilon"),
+        "new_decoder_architecture": num_kv_heads > 1 or has_two_norms,
+        "num_ln_in_parallel_attn": 2 if has_two_norms else 1,
+        "multi_query": True,
+        "parallel_attn": True,
+        "alibi": False,
+        "bias": "blk.0.attn_qkv.bias" in header.tensors,
     }
 
 
@@ -148,7 +207,30 @@ def _phi3(values: Values, common: Mapping[str, Any], rope_factors: Mapping[str, 
     return fields
 
 
+def _gpt_oss(header: Header, values: Values, common: Mapping[str, Any]) -> dict[str, Any]:
+    scaling: dict[str, Any] = dict(common.get("rope_scaling") or {"rope_type": "default"})
+    if scaling["rope_type"] == "yarn":
+        scaling |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}  # which files do not say
+    return {
+        "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
+        "sliding_window": values.integer("attention.sliding_window"),
+        "intermediate_size": values.integer("expert_feed_forward_length"),
+        "num_local_experts": values.integer("expert_count"),
+        "num_experts_per_tok": values.integer("expert_used_count"),
+        "rope_scaling": scaling,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+    }
+
+
+OWN_FIELDS: Mapping[str, Callable[[Header, Values], dict[str, Any]]] = {
+    "gpt2": gpt2_fields,
+    "gptneox": gpt_neox_fields,
+    "bloom": bloom_fields,
+    "falcon": falcon_fields,
+}
+"""Architectures whose fields have names of their own."""
 _FIELDS: Mapping[str, _Fields] = {
+    "gpt-oss": _gpt_oss,
     "gemma": _gemma,
     "gemma2": _gemma,
     "gemma3": _gemma,

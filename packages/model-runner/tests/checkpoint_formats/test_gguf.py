@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_runner_helpers.gguf_models import SIZES, TYPES, meaning, random_data, write_model
+from model_runner_helpers.gguf_models import SIZES, TYPES, kv_heads, meaning, random_data, write_model
 from model_runner_helpers.paged_harness import PagedHarness
 from safetensors.torch import save_file
 
@@ -36,6 +36,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mixed(name: str) -> str:
     return next((kind for suffix, kind in MIXED.items() if name.endswith(suffix)), "Q4_K")
+
+
+def experts_in_mxfp4(name: str) -> str:
+    return "MXFP4" if "_exps" in name else "Q8_0"
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -78,10 +82,13 @@ def interleaved(weight: torch.Tensor) -> torch.Tensor:
         ("mixtral", False),
         ("gemma2", True),
         ("gpt2", True),
+        ("falcon-40b", False),
+        ("gpt-oss", False),
         *(
             pytest.param(architecture, architecture.startswith("gemma"), marks=pytest.mark.full)
             for architecture in (
-                "qwen2", "qwen3", "qwen3moe", "gemma", "gemma3", "phi2", "phi3", "stablelm",
+                "qwen2", "qwen3", "qwen3moe", "gemma", "gemma3", "phi2", "phi3", "stablelm", "gptneox", "bloom",
+                "falcon",
             )
         ),
     ],
@@ -90,7 +97,8 @@ def test_a_model_of_a_file_computes_what_transformers_does_with_the_weights_it_m
     architecture: str, is_tied: bool, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    meant = write_model(tmp_path / "model.gguf", architecture, mixed, is_tied=is_tied)
+    kind_of = experts_in_mxfp4 if architecture == "gpt-oss" else mixed
+    meant = write_model(tmp_path / "model.gguf", architecture, kind_of, is_tied=is_tied)
     folder = resolve_model(str(tmp_path / "model.gguf"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     model = load_model_class(config["architectures"][0])(config, torch.float32, CPU)
@@ -106,6 +114,33 @@ def test_a_model_of_a_file_computes_what_transformers_does_with_the_weights_it_m
     assert (found.reshape(-1, SIZES["vocab"])[-1] - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
+GROUPED = ("gptneox", "bloom", "falcon", "falcon-40b")
+
+
+def grouped(rows: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Rows as repositories have them: each group's queries, key and value."""
+    num_heads, head_dim = SIZES["heads"], SIZES["hidden"] // SIZES["heads"]
+    heads = list(rows.split(head_dim))
+    queries, others = heads[:num_heads], heads[num_heads:]
+    size = num_heads // num_groups
+    found = []
+    for group in range(num_groups):
+        found += [*queries[group * size : (group + 1) * size], others[group], others[num_groups + group]]
+    return torch.cat(found)
+
+
+def stacked(name: str, meant: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts as repositories of gpt-oss have them: gates and ups in turns, matrices the other way around."""
+    _, layer, part, kind = name.split(".")
+    key = f"model.layers.{layer}.mlp.experts.{'down' if 'down' in part else 'gate_up'}_proj{'_bias' * (kind == 'bias')}"
+    tensor = meant[name]
+    if part != "ffn_down_exps":
+        gates, ups = (meant[f"blk.{layer}.ffn_{which}_exps.{kind}"] for which in ("gate", "up"))
+        tensor = torch.empty((gates.shape[0], 2 * gates.shape[1], *gates.shape[2:]))
+        tensor[:, 0::2], tensor[:, 1::2] = gates, ups
+    return {key: (tensor.transpose(1, 2) if kind == "weight" else tensor).contiguous()}
+
+
 def write_repository(
     folder: Path, header: Header, architecture: str, config: dict[str, Any], meant: dict[str, torch.Tensor]
 ) -> Path:
@@ -119,10 +154,15 @@ def write_repository(
             placed = tensor - 1
         if architecture == "gpt2" and name.startswith("blk.") and name.endswith("weight") and tensor.ndim == 2:
             placed = tensor.t()
+        if name.endswith(("attn_qkv.weight", "attn_qkv.bias")) and architecture in GROUPED:
+            placed = grouped(tensor, kv_heads(architecture))
+        if "_exps." in name and architecture == "gpt-oss":
+            state |= stacked(name, meant)
+            continue
         target = target_of(header, name)
         parts = placed.unbind() if target.is_experts else (placed,)
         state |= {key: part.clone().contiguous() for key, part in zip(target.names, parts, strict=True)}
-    if "lm_head.weight" not in state:
+    if not state.keys() & {"lm_head.weight", "embed_out.weight"}:
         table = "transformer.wte.weight" if architecture == "gpt2" else "model.embed_tokens.weight"
         state["lm_head.weight"] = state[table].clone()
     folder.mkdir()

@@ -90,8 +90,12 @@ def mxfp4_weight(packed: torch.Tensor, exponents: torch.Tensor) -> StoredWeight:
     wanted = (num_outputs, -(-2 * num_bytes // MXFP4_GROUP_SIZE))
     if tuple(exponents.shape) != wanted:
         raise ValueError(f"the scales have the shape {list(exponents.shape)} instead of {list(wanted)}.")
+    return mxfp4_of_numbers(split_bytes(packed, is_low_first=True), exponents)
+
+
+def mxfp4_of_numbers(numbers: torch.Tensor, exponents: torch.Tensor) -> StoredWeight:
+    """A weight from numbers of four bits [outputs, inputs] and exponents of e8m0 [outputs, groups]."""
     if (exponents == _E8M0_NAN).any():
         raise ValueError("a scale is NaN or infinite.")
-    scales = torch.ldexp(torch.ones(wanted), exponents.int() - _E8M0_BIAS)
-    numbers = split_bytes(packed, is_low_first=True)
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - _E8M0_BIAS)
     return StoredWeight("table4", numbers, scales, MXFP4_GROUP_SIZE, table=MXFP4_VALUES.clone())

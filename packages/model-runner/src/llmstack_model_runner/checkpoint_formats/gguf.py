@@ -7,15 +7,18 @@ Q4_K, Q5_K) mean `number * scale + smallest`, so their zero point is a float. Th
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from llmstack_gguf import ROPE_TENSORS, GGUFError, Header, Target, TensorInfo, read_model, target_of
-from llmstack_kernels.linear import StoredWeight
+from llmstack_kernels.linear import StoredWeight, join_stored
+from llmstack_model_runner.checkpoint_formats.floats import mxfp4_of_numbers
 from llmstack_model_runner.checkpoint_formats.layer_tensors import UnreadWeight
 
 _DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -42,6 +45,8 @@ def read_gguf(paths: Sequence[Path], head_dim: int) -> Iterator[tuple[str, Unrea
     for name, target in targets.items():
         for own_name, info in _parts(header, name, target):
             read = partial(_read_placed, data[info.file], name, info, target, head_dim)
+            if target.is_stack:
+                read = partial(_read_stack, data, header, name, target)
             if name == _EMBEDDINGS and _HEAD not in header.tensors:
                 yield _HEAD_NAME, UnreadWeight(read)
             yield own_name, UnreadWeight(partial(_widened, read) if name in _TABLES else read)
@@ -68,7 +73,7 @@ def _parts(header: Header, name: str, target: Target) -> Iterator[tuple[str, Ten
     """Name and place of each of a tensor's parts, which are the whole tensor or the experts."""
     info = header.tensors[name]
     if not target.is_experts:
-        yield target.names[0], info
+        yield from ((own_name, info) for own_name in target.names)
         return
     num_bytes = info.num_bytes // len(target.names)
     for expert, own_name in enumerate(target.names):
@@ -90,6 +95,25 @@ def _read(data: torch.Tensor, name: str, info: TensorInfo) -> torch.Tensor | Sto
         raise ValueError(f"{name[:128]} cannot be read as {info.type.name}: {error}") from None
 
 
+def _read_stack(data: Sequence[torch.Tensor], header: Header, name: str, target: Target) -> torch.Tensor | StoredWeight:
+    """All experts in one tensor: quantized weights one below the other, plain ones [experts, inputs, outputs]."""
+    names = [name, target.partner] if target.partner else [name]
+    parts = []
+    for each in names:
+        info = header.tensors[each]
+        shape = info.shape if info.type.name in _DTYPES else (math.prod(info.shape[:-1]), info.shape[-1])
+        parts.append(_read(data[info.file], each, replace(info, shape=shape)))
+    first = parts[0]
+    if isinstance(first, StoredWeight):
+        joined = join_stored([part for part in parts if isinstance(part, StoredWeight)])
+        if joined is None:
+            raise ValueError(f"{name[:128]} and {target.partner[:128]} are not stored alike.")
+        return joined if len(parts) == 1 else joined.rows(torch.arange(2 * first.shape[0]).view(2, -1).t().reshape(-1))
+    plain = [part for part in parts if isinstance(part, torch.Tensor)]
+    stacked = first if len(plain) == 1 else torch.stack(plain, 2).flatten(1, 2)
+    return stacked.transpose(1, 2) if stacked.ndim == 3 else stacked
+
+
 def _placed(
     tensor: torch.Tensor | StoredWeight, name: str, target: Target, head_dim: int
 ) -> torch.Tensor | StoredWeight:
@@ -98,13 +122,26 @@ def _placed(
         return tensor.float() - 1
     if target.is_transposed and isinstance(tensor, torch.Tensor):
         return tensor.t()
+    if target.qkv_heads is not None:
+        return _in_order(tensor, _grouped_rows(tensor.shape[0], *target.qkv_heads))
     if not target.has_interleaved_heads:
         return tensor
     num_rows = tensor.shape[0]  # in the order of pairs that are rotated together; here halves are
     if num_rows % head_dim:
         raise ValueError(f"{name[:128]} has {num_rows} rows, which are no heads of {head_dim}.")
     order = torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)
+    return _in_order(tensor, order)
+
+
+def _in_order(tensor: torch.Tensor | StoredWeight, order: torch.Tensor) -> torch.Tensor | StoredWeight:
     return tensor.rows(order) if isinstance(tensor, StoredWeight) else tensor[order]
+
+
+def _grouped_rows(num_rows: int, num_heads: int, num_kv_heads: int) -> torch.Tensor:
+    """The row of all queries, then keys, then values, for each row of groups: queries that share a key, key, value."""
+    head_dim = num_rows // (num_heads + 2 * num_kv_heads)
+    heads = torch.arange(num_rows).view(-1, head_dim).split([num_heads, num_kv_heads, num_kv_heads])
+    return torch.cat([part.view(num_kv_heads, -1) for part in heads], 1).reshape(-1)
 
 
 def _q8_0(blocks: torch.Tensor) -> StoredWeight:
@@ -129,6 +166,10 @@ def _q5_0(blocks: torch.Tensor) -> StoredWeight:
 def _q5_1(blocks: torch.Tensor) -> StoredWeight:
     numbers = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
     return _with_smallest("int8", numbers, _halves(blocks, 0).float(), _halves(blocks, 2).float(), 32)
+
+
+def _mxfp4(blocks: torch.Tensor) -> StoredWeight:
+    return mxfp4_of_numbers(_nibbles(blocks[..., 1:]).flatten(1), blocks[..., 0])
 
 
 def _q4_k(blocks: torch.Tensor) -> StoredWeight:
@@ -164,6 +205,7 @@ _READERS: Mapping[str, Callable[[torch.Tensor], StoredWeight]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }
 
 

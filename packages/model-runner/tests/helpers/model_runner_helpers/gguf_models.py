@@ -18,7 +18,10 @@ _SCALES: Mapping[str, tuple[int, ...]] = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q6_K": (208,),
 }  # fmt: skip
-TYPES = (*_SCALES, "F32", "F16", "BF16")
+TYPES = (*_SCALES, "F32", "F16", "BF16", "MXFP4")
+_LAYER_NORMS = ("gpt2", "phi2", "stablelm", "gptneox", "bloom", "falcon")
+_FUSED = ("gpt2", "phi3", "gptneox", "bloom", "falcon")
+_UNGATED = ("phi2", "gptneox", "bloom", "falcon")
 SIZES = {
     "hidden": 256,
     "heads": 4,
@@ -39,7 +42,9 @@ def random_data(kind: str, shape: tuple[int, int], seed: int, scale: float = 0.0
         values = generator.standard_normal(shape, dtype=np.float32) * 20 * scale
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]).view(np.uint8).reshape(shape[0], -1)
     blocks = generator.integers(0, 256, (shape[0], shape[1] // block_size, block_bytes), dtype=np.uint8)
-    for start in _SCALES[kind]:
+    if kind == "MXFP4":
+        blocks[..., 0] = generator.integers(114, 119, blocks.shape[:2])  # exponents
+    for start in _SCALES.get(kind, ()):
         scales = (generator.random(blocks.shape[:2]) * scale * (0.05 if kind.endswith("_K") else 1)).astype(np.float16)
         blocks[..., start : start + 2] = scales[..., None].view(np.uint8)
     return blocks.reshape(shape[0], -1)
@@ -60,11 +65,12 @@ def write_model(
     has_tokenizer: bool = True,
     tensors_per_file: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """Writes a file; the tensors that it means, by their names in it. `mixtral` is `llama` with experts.
+    """Writes a file; the tensors that it means, by their names in it. `mixtral` is `llama` with experts,
+    and `falcon-40b` is `falcon` with two norms and two key-value heads.
 
     `tensors_per_file`: Of parts whose names follow from the path; 0 for one file.
     """
-    name = "llama" if architecture == "mixtral" else architecture
+    name = {"mixtral": "llama", "falcon-40b": "falcon"}.get(architecture, architecture)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=tensors_per_file)
     _add_metadata(writer, architecture)
     if has_tokenizer:
@@ -76,7 +82,8 @@ def write_model(
             meant[name] = values + 1 if "norm" in name and name.endswith("weight") else values
             writer.add_tensor(name, meant[name].numpy())
             continue
-        kind = "F32" if name.startswith("position_embd") or "gate_inp" in name else kind_of(name)  # as llama.cpp
+        is_plain = name.startswith("position_embd") or "gate_inp" in name or name.endswith("bias")
+        kind = "F32" if is_plain else kind_of(name)  # as llama.cpp
         *outer, num_rows, num_inputs = shape
         data = random_data(kind, (math.prod(outer) * num_rows, num_inputs), seed)
         meant[name] = meaning(data, kind).reshape(shape)
@@ -115,17 +122,30 @@ def _add_metadata(writer: Any, architecture: str) -> None:
     writer.add_context_length(SIZES["positions"])
     writer.add_embedding_length(SIZES["hidden"])
     writer.add_block_count(SIZES["layers"])
-    writer.add_feed_forward_length(SIZES["inner"])
+    is_wide = architecture.removesuffix("-40b") in ("gptneox", "bloom", "falcon")
+    writer.add_feed_forward_length(4 * SIZES["hidden"] if is_wide else SIZES["inner"])
     writer.add_head_count(SIZES["heads"])
-    if architecture in ("gpt2", "phi2", "stablelm"):
+    if architecture.removesuffix("-40b") in _LAYER_NORMS:
         writer.add_layer_norm_eps(1e-5)
     else:
         writer.add_layer_norm_rms_eps(1e-5)
-    if architecture == "gpt2":
+    if architecture in ("gpt2", "gptneox"):
+        if architecture == "gptneox":
+            writer.add_rope_dimension_count(16)
+            writer.add_parallel_residual(True)
         return
-    writer.add_head_count_kv(SIZES["kv_heads"])
+    writer.add_head_count_kv(kv_heads(architecture))
+    if architecture in ("bloom", "falcon", "falcon-40b"):
+        return
     writer.add_rope_freq_base(10_000.0)
-    if architecture in ("mixtral", "qwen3moe"):
+    if architecture == "gpt-oss":
+        writer.add_key_length(SIZES["hidden"] // SIZES["heads"])
+        writer.add_value_length(SIZES["hidden"] // SIZES["heads"])
+        writer.add_sliding_window(5)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(2.0)
+        writer.add_rope_scaling_orig_ctx_len(SIZES["positions"] // 2)
+    if architecture in ("mixtral", "qwen3moe", "gpt-oss"):
         writer.add_expert_count(SIZES["experts"])
         writer.add_expert_used_count(2)
         writer.add_expert_feed_forward_length(SIZES["inner"])
@@ -140,11 +160,17 @@ def _add_metadata(writer: Any, architecture: str) -> None:
         writer.add_final_logit_softcapping(15.0)
 
 
+def kv_heads(architecture: str) -> int:
+    return {"bloom": SIZES["heads"], "gptneox": SIZES["heads"], "falcon": 1}.get(architecture, SIZES["kv_heads"])
+
+
 def _shapes(architecture: str, is_tied: bool) -> dict[str, tuple[int, ...]]:
     hidden = SIZES["hidden"]
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (SIZES["vocab"], hidden)}
     if architecture == "gpt2":
         shapes["position_embd.weight"] = (SIZES["positions"], hidden)
+    if architecture == "bloom":
+        shapes |= _norm_shapes(architecture, "token_embd_norm")
     for index in range(SIZES["layers"]):
         layer = {**_attention_shapes(architecture), **_feed_forward_shapes(architecture)}
         shapes |= {f"blk.{index}.{name}": shape for name, shape in layer.items()}
@@ -155,24 +181,28 @@ def _shapes(architecture: str, is_tied: bool) -> dict[str, tuple[int, ...]]:
 
 
 def _norm_shapes(architecture: str, *names: str) -> dict[str, tuple[int, ...]]:
-    kinds = ("weight", "bias") if architecture in ("gpt2", "phi2", "stablelm") else ("weight",)
+    kinds = ("weight", "bias") if architecture.removesuffix("-40b") in _LAYER_NORMS else ("weight",)
     return {f"{name}.{kind}": (SIZES["hidden"],) for name in names for kind in kinds}
 
 
 def _attention_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
     hidden, head_dim = SIZES["hidden"], SIZES["hidden"] // SIZES["heads"]
-    kv_size = SIZES["kv_heads"] * head_dim
+    kv_size = kv_heads(architecture) * head_dim
     shapes: dict[str, tuple[int, ...]] = _norm_shapes(architecture, "attn_norm")
-    if architecture in ("gpt2", "phi3"):
+    if architecture == "falcon-40b":
+        shapes |= _norm_shapes(architecture, "attn_norm_2")
+    if architecture.removesuffix("-40b") in _FUSED:
         kv_size = hidden if architecture == "gpt2" else kv_size
         shapes["attn_qkv.weight"] = (hidden + 2 * kv_size, hidden)
     else:
         shapes |= {"attn_q.weight": (hidden, hidden), "attn_k.weight": (kv_size, hidden)}
         shapes["attn_v.weight"] = (kv_size, hidden)
     shapes["attn_output.weight"] = (hidden, hidden)
-    if architecture == "gpt2":
+    if architecture in ("gpt2", "gptneox", "bloom"):
         shapes |= {"attn_qkv.bias": (3 * hidden,), "attn_output.bias": (hidden,)}
-    if architecture in ("qwen2", "phi2", "stablelm"):
+    if architecture == "gpt-oss":
+        shapes |= {"attn_output.bias": (hidden,), "attn_sinks.weight": (SIZES["heads"],)}
+    if architecture in ("qwen2", "phi2", "stablelm", "gpt-oss"):
         shapes |= {"attn_q.bias": (hidden,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
     if architecture == "phi2":
         shapes["attn_output.bias"] = (hidden,)
@@ -183,16 +213,24 @@ def _attention_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
 
 def _feed_forward_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
     hidden, inner, experts = SIZES["hidden"], SIZES["inner"], SIZES["experts"]
-    if architecture == "phi2":
-        return {
-            "ffn_up.weight": (inner, hidden), "ffn_up.bias": (inner,),
-            "ffn_down.weight": (hidden, inner), "ffn_down.bias": (hidden,),
-        }  # fmt: skip
+    if architecture.removesuffix("-40b") in _UNGATED:
+        inner = inner if architecture == "phi2" else 4 * hidden
+        norms = _norm_shapes(architecture, "ffn_norm") if architecture in ("gptneox", "bloom") else {}
+        found = norms | {"ffn_up.weight": (inner, hidden), "ffn_down.weight": (hidden, inner)}
+        has_bias = not architecture.startswith("falcon")
+        return found | ({"ffn_up.bias": (inner,), "ffn_down.bias": (hidden,)} if has_bias else {})
     names = ("ffn_norm",)
     if architecture in ("gemma2", "gemma3"):
         names = ("ffn_norm", "post_attention_norm", "post_ffw_norm")
+    if architecture == "gpt-oss":
+        names = ("post_attention_norm",)
     shapes = _norm_shapes(architecture, *names)
-    if architecture in ("mixtral", "qwen3moe"):
+    if architecture == "gpt-oss":
+        shapes |= {
+            "ffn_gate_inp.bias": (experts,), "ffn_gate_exps.bias": (experts, inner),
+            "ffn_up_exps.bias": (experts, inner), "ffn_down_exps.bias": (experts, hidden),
+        }  # fmt: skip
+    if architecture in ("mixtral", "qwen3moe", "gpt-oss"):
         return shapes | {
             "ffn_gate_inp.weight": (experts, hidden), "ffn_gate_exps.weight": (experts, inner, hidden),
             "ffn_up_exps.weight": (experts, inner, hidden), "ffn_down_exps.weight": (experts, hidden, inner),
