@@ -8,65 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from engine_core_helpers.scripted import OTHER, READY, Engine
 
 from llmstack_engine_core.client import BalancedClient, RecoveringClient
-from llmstack_engine_core.client.async_client import AsyncClient
 from llmstack_engine_core.contract import numeric_contract_id
-from llmstack_engine_core.ipc.frames import ClientMessage, ControlCall, ControlResult
 from llmstack_types import (
     Control,
-    EngineCoreOutput,
-    EngineCoreOutputs,
     EngineCoreRequest,
     EngineDeadError,
     EngineLostError,
     EngineReady,
     EngineStartError,
-    FinishReason,
     ModelRunnerConfig,
     QuarantinedError,
     SamplingParams,
 )
-
-READY = EngineReady(64, 16, 128, 257, "float32", "cpu", backends={"linear": "avx512"}, numeric_contract_id="a")
-OTHER = replace(READY, backends={"linear": "avx2"}, numeric_contract_id="b")
-
-
-class Engine(AsyncClient):
-    """A client whose engine core is the test."""
-
-    def __init__(self, ready: EngineReady | None = READY) -> None:
-        super().__init__(start_timeout_s=60.0)
-        self.sent: list[ClientMessage] = []
-        if ready is not None:
-            self.deliver(ready)
-
-    def deliver(self, message: Any) -> None:
-        self._mailbox.take(message)
-        self._wake()
-
-    def say(self, request_id: str, *token_ids: int, is_end: bool = False) -> None:
-        reason = FinishReason.LENGTH if is_end else None
-        self.deliver(EngineCoreOutputs([EngineCoreOutput(request_id, list(token_ids), finish_reason=reason)], 1.0))
-
-    def die(self) -> None:
-        self._mailbox.set_dead("it was killed")
-        self._wake()
-
-    @property
-    def requests(self) -> dict[str, EngineCoreRequest]:
-        return {one.request_id: one for one in self.sent if isinstance(one, EngineCoreRequest)}
-
-    async def shutdown(self) -> None:
-        self.die()
-
-    async def _send(self, message: ClientMessage) -> None:
-        self.sent.append(message)
-        if isinstance(message, ControlCall):
-            self.deliver(ControlResult(message.call_id, message.operation, True))
-
-    def _attach(self) -> None:
-        """Everything arrives through `deliver`."""
 
 
 class Replicas:

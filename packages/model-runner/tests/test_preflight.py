@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,4 +202,7 @@ def test_a_second_process_needs_room_in_the_memory_that_is_free_now(tmp_path: Pa
         problem = find_room_problem(config, num_blocks=64, root=tmp_path)
         assert (problem == "") is is_enough
         assert is_enough or "GiB are free" in problem
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1000000000 kB\nMemAvailable: {2 * kilobytes - 2} kB\n")
+    replicas = replace(config, num_engines=2)
+    assert "2 more engine cores need" in find_room_problem(replicas, num_blocks=64, root=tmp_path)
     assert find_room_problem(config, num_blocks=64, root=tmp_path / "empty") == ""

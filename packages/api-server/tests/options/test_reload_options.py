@@ -39,7 +39,7 @@ def test_an_entry_is_a_model_or_an_object_with_settings_and_adapters() -> None:
         (["--engine-address", "ipc:///a"], "--engine-address"),
         (["--headless"], "--headless"),
         (["--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing"),
-        (["-dp", "2"], "--data-parallel-size"),
+        (["-dp", "2", "-dpl", "1", "-dpa", "h", "--cluster-key-file", "k"], "--data-parallel-size-local"),
         (["-tp", "2"], "--tensor-parallel-size"),
         (["-pp", "2"], "--pipeline-parallel-size"),
         (["--record-steps", "f"], "--record-steps"),

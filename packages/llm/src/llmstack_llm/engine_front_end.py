@@ -351,8 +351,9 @@ class EngineFrontEnd:
         self.model_config = model_config
         self.ready = model_config.use.restrict(started)
         self.input_processor.set_model(model_config, self.ready)
-        for stat_logger in self._stat_loggers:
-            stat_logger.log_engine_initialized(started)
+        for engine in self._client.engines:
+            for stat_logger in self._stat_loggers:
+                stat_logger.log_engine_initialized(engine)
         return self.ready
 
     def _has_failed_to_start(self) -> bool:

@@ -114,10 +114,10 @@ async def _exchange(
 
     def check_exchange(started: EngineReady) -> None:
         check(started)
-        _check_longest(before, started)
+        _check_longest(engine, started)
 
     if problem:
-        if config.model.max_model_len < before.max_model_len:  # known before the engine core is touched
+        if config.model.max_model_len < _now(engine).max_model_len:  # known before the engine core is touched
             raise ReloadError(f"{problem}, and requests that wait could be too long for the next engine core")
         logger.warning("new requests wait until the running ones have ended: %s", problem)
         started = await client.exchange(config, needed, check_exchange)
@@ -126,7 +126,7 @@ async def _exchange(
     try:
         check(started)
         if moves:
-            _check_longest(client.engines[0], started)
+            _check_longest(engine, started)
         num_moved = client.switch(moves=moves)
     except LLMStackError:
         await client.drop()
@@ -159,8 +159,20 @@ def _check_ready(before: EngineReady, started: EngineReady) -> None:
             raise ReloadError(f"{name} is {ours}, but {theirs}: another use of the model needs a restart")
 
 
-def _check_longest(before: EngineReady, started: EngineReady) -> None:
+def _now(engine: EngineFrontEnd) -> EngineReady:
+    """The facts that hold for each engine core that there is.
+
+    Raises:
+        ReloadError: There is none.
+    """
+    if engine.ready is None:
+        raise ReloadError("the engine core is not up")
+    return engine.ready
+
+
+def _check_longest(engine: EngineFrontEnd, started: EngineReady) -> None:
     """Refuses to move requests that could be too long for the other engine core."""
+    before = _now(engine)
     if _longest(started) < _longest(before):
         raise ReloadError(
             f"requests cannot go on there: they may have {_longest(before)} tokens, and {_longest(started)} is the "

@@ -81,7 +81,7 @@ def find_room_problem(
     kv_cache_bytes: int | None = None,
     root: Path = Path("/"),
 ) -> str:
-    """Why a second process with such a model does not fit into the memory that is free now; empty where it may.
+    """Why further engine cores, as many as there are, do not fit into the memory that is free; empty where they may.
 
     Raises:
         ModelFilesError: Files of the model cannot be read.
@@ -94,10 +94,11 @@ def find_room_problem(
     weight_bytes = 0 if config.load_format == "dummy" else _least_weight_bytes(folder, config)
     token_bytes = _least_token_bytes(model_config, config.kv_cache_dtype)
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or config.block_size * token_bytes
-    needed = PROCESS_BYTES + weight_bytes + weight_bytes // PACKING_SHARE + kv_bytes
+    needed = config.num_engines * (PROCESS_BYTES + weight_bytes + weight_bytes // PACKING_SHARE + kv_bytes)
     if needed <= room:
         return ""
-    return f"a second engine core needs about {needed / _GIB:.1f} GiB, and {room / _GIB:.1f} GiB are free"
+    beside = "a second engine core needs" if config.num_engines == 1 else f"{config.num_engines} more engine cores need"
+    return f"{beside} about {needed / _GIB:.1f} GiB, and {room / _GIB:.1f} GiB are free"
 
 
 def readable_formats(architecture: str, model_impl: str = "auto") -> tuple[str, ...]:

@@ -119,7 +119,7 @@ class ReloadOptions(OptionGroup):
             ("engine_addresses", processes.is_attached, "another program runs the engine cores"),
             ("is_headless", processes.is_headless, "headless serves no HTTP"),
             ("is_multiprocess", not processes.is_multiprocess, "the engine core has no process of its own"),
-            ("data_parallel_size", engine.data_parallel_size > 1, "one engine core can be exchanged, not several"),
+            ("data_parallel_size_local", engine.has_other_hosts, "engine cores of other machines cannot be exchanged"),
             ("tensor_parallel_size", engine.tensor_parallel_size > 1, "its ranks would be there twice"),
             ("pipeline_parallel_size", engine.pipeline_parallel_size > 1, "its ranks would be there twice"),
             ("record_steps", engine.record_steps is not None, "two processes would write one file"),

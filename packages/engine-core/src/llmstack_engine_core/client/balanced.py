@@ -225,13 +225,31 @@ class BalancedClient:
         self._listen()
         while True:
             self._has_news.clear()
-            for _ in self._clients:
-                index, self._next = self._next, (self._next + 1) % len(self._clients)
-                outputs = self._take_outputs(index)
-                if outputs is not None:
-                    return outputs
-            self._check_alive()
+            outputs = self.get_outputs_nowait()
+            if outputs is not None:
+                return outputs
             await self._has_news.wait()
+
+    def get_outputs_nowait(self) -> EngineCoreOutputs | None:
+        """Outputs that have come from any engine core, or None; they take turns.
+
+        Raises:
+            EngineDeadError: There are none, and one is gone.
+        """
+        death: EngineDeadError | None = None
+        for _ in self._clients:
+            index, self._next = self._next, (self._next + 1) % len(self._clients)
+            try:
+                outputs = self._take_outputs(index)
+            except EngineDeadError as error:  # another one may still have something
+                death = death or error
+                continue
+            if outputs is not None:
+                return outputs
+        if death is not None:
+            raise death
+        self._check_alive()
+        return None
 
     async def call(
         self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs, engine_index: int | None = None

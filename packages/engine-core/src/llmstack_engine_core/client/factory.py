@@ -9,6 +9,7 @@ from functools import partial
 from llmstack_engine_core.client.async_inproc import AsyncInprocClient
 from llmstack_engine_core.client.async_mp import AsyncAttachedClient, AsyncMPClient
 from llmstack_engine_core.client.balanced import BalancedClient
+from llmstack_engine_core.client.exchangeable import Exchangeable, ReplicasClient
 from llmstack_engine_core.client.hosts import HostsClient
 from llmstack_engine_core.client.inproc import InprocClient
 from llmstack_engine_core.client.recovering import RecoveringClient
@@ -19,6 +20,7 @@ from llmstack_engine_core.ipc.link import Link
 from llmstack_engine_core.launcher import make_spares
 from llmstack_engine_core.routing import RoutingPolicy
 from llmstack_engine_core.spare import Spares
+from llmstack_types import EngineStartError
 
 AnyAsyncClient = (
     AsyncInprocClient | AsyncMPClient | AsyncAttachedClient | RecoveringClient | BalancedClient | ReloadingClient
@@ -48,9 +50,9 @@ def make_async_client(
     """
     configs = engine_configs(config)
     if can_reload:
-        if not multiprocess or len(configs) > 1 or config.hosts is not None:
-            raise ValueError("a reload needs one engine core in a process of its own")
-        return ReloadingClient(config, _start_reloadable)
+        if not multiprocess or config.hosts is not None:
+            raise ValueError("a reload needs engine cores in processes of their own, on this machine")
+        return ReloadingClient(config, partial(_start_exchangeable, routing=routing))
     if not multiprocess:
         if len(configs) > 1:
             raise ValueError("one process holds one engine core; several need processes of their own")
@@ -70,8 +72,12 @@ def _start(config: EngineConfig, spares: Spares | None) -> AsyncMPClient | Recov
     return _recovering(config, spares)
 
 
-def _start_reloadable(config: EngineConfig) -> RecoveringClient:
-    return _recovering(config, make_spares(config))
+def _start_exchangeable(config: EngineConfig, addresses: Sequence[str], *, routing: RoutingPolicy) -> Exchangeable:
+    if addresses:
+        raise ValueError("these engine cores are started here")
+    spares = make_spares(config)
+    clients = [_recovering(one, spares) for one in engine_configs(config)]
+    return clients[0] if len(clients) == 1 else ReplicasClient(clients, routing=routing)
 
 
 def _recovering(config: EngineConfig, spares: Spares | None) -> RecoveringClient:
@@ -102,6 +108,30 @@ def attach_async_client(
     starts = [partial(AsyncAttachedClient, address, client_index, start_timeout_s, link) for address in addresses]
     clients = [RecoveringClient(start, max_restarts, client_index) if max_restarts else start() for start in starts]
     return clients[0] if len(clients) == 1 else BalancedClient(clients, routing=routing)
+
+
+def attach_reloading_client(
+    config: EngineConfig,
+    addresses: Sequence[str],
+    *,
+    client_index: int = 0,
+    routing: RoutingPolicy = RoutingPolicy.EXACT,
+) -> ReloadingClient:
+    """As `attach_async_client`, and the engine cores can be exchanged for others that run already.
+
+    Raises:
+        EngineStartError: No engine core may listen at such an address.
+    """
+
+    def attach(config: EngineConfig, addresses: Sequence[str]) -> Exchangeable:
+        if not addresses:
+            raise EngineStartError("another program runs the engine cores")
+        link, timeout_s = Link(), config.start_timeout_s
+        starts = [partial(AsyncAttachedClient, address, client_index, timeout_s, link) for address in addresses]
+        clients = [RecoveringClient(start, config.max_restarts, client_index) for start in starts]
+        return clients[0] if len(clients) == 1 else ReplicasClient(clients, routing=routing)
+
+    return ReloadingClient(config, attach, addresses)
 
 
 def engine_configs(config: EngineConfig) -> list[EngineConfig]:

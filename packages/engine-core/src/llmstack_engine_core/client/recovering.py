@@ -42,7 +42,10 @@ class RecoveringClient(ResumingClient):
 
     Attributes:
         num_restarts: So far.
+        num_unmoved_requests: Always 0: without replicas no request waits for another one.
     """
+
+    num_unmoved_requests = 0
 
     def __init__(
         self,
@@ -210,6 +213,11 @@ class RecoveringClient(ResumingClient):
         """Ends the engine cores in reserve; after a crash another one is started."""
         if self._spares is not None:
             self._spares.close()
+
+    def retire(self) -> None:
+        """It gets no further requests. Where it dies for good, its own end with an error each."""
+        self.share(lambda _: False)
+        self.drop_spares()
 
     async def shutdown(self) -> None:
         """Stops the engine core, or the attempt to start one. Idempotent."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, cast
 
-from llmstack_engine_core.adapter_gate import LOADED, LOADING
-from llmstack_engine_core.client.recovering import RecoveringClient
+from llmstack_engine_core.client.exchangeable import LOAD_POLL_S, Exchangeable, check_move, load_adapters
 from llmstack_engine_core.config import EngineConfig
 from llmstack_types import (
     Control,
@@ -26,12 +25,11 @@ from llmstack_types import (
 )
 from llmstack_types.control import ArgumentTs, ResultT
 
-LOAD_POLL_S: Final = 0.01
 # How long requests may finish while new ones wait.
 MAX_DRAIN_S: Final = 600.0
 
-StartCore = Callable[[EngineConfig], RecoveringClient]
-"""Starts an engine core, and returns without waiting for it."""
+StartCores = Callable[[EngineConfig, Sequence[str]], Exchangeable]
+"""Starts engine cores, or attaches to those at the addresses, and returns without waiting for them."""
 
 
 class ReloadingClient:
@@ -42,23 +40,25 @@ class ReloadingClient:
     one with its own weights. Where there is no room for two, `exchange` lets new requests wait meanwhile.
     """
 
-    def __init__(self, config: EngineConfig, start: StartCore) -> None:
-        """Starts the first engine core.
+    def __init__(self, config: EngineConfig, start: StartCores, addresses: Sequence[str] = ()) -> None:
+        """Starts the first engine cores.
+
+        `addresses`: Of engine cores that another program runs; none are started here then.
 
         Raises:
             EngineStartError: A process cannot be started.
         """
         self._start = start
         self._config = config
-        self._current = start(config)
+        self._current = start(config, addresses)
         self._next_config = config
         self._held: dict[str, EngineCoreRequest] | None = None  # new requests of an exchange
         self._is_between = False  # one engine core has ended, and the next one is not ready
         self._own_outputs: list[EngineCoreOutput] = []
-        self._old: RecoveringClient | None = None
-        self._next: RecoveringClient | None = None
+        self._old: Exchangeable | None = None
+        self._next: Exchangeable | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._num_past_restarts = 0
+        self._num_past_restarts = self._num_past_unmoved = 0
         self._moved: set[str] = set()  # what the old one still says of these is computed again
         self._has_news = asyncio.Event()
         self._is_listening = False
@@ -78,6 +78,11 @@ class ReloadingClient:
     def num_restarts(self) -> int:
         """How often an engine core has been replaced after a crash."""
         return self._num_past_restarts + sum(client.num_restarts for client in self._clients())
+
+    @property
+    def num_unmoved_requests(self) -> int:
+        """Requests of a lost replica that had to wait, since no other one computes the same bits."""
+        return self._num_past_unmoved + sum(client.num_unmoved_requests for client in self._clients())
 
     @property
     def engines(self) -> list[EngineReady]:
@@ -117,10 +122,16 @@ class ReloadingClient:
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
-    async def prepare(self, config: EngineConfig, adapters: Callable[[], Sequence[tuple[str, str]]]) -> EngineReady:
+    async def prepare(
+        self,
+        config: EngineConfig,
+        adapters: Callable[[], Sequence[tuple[str, str]]],
+        addresses: Sequence[str] = (),
+    ) -> EngineReady:
         """Starts the next engine core, which gets no request before `switch`.
 
         `adapters`: The identities and paths of those that it has to have.
+        `addresses`: Of engine cores that another program has started.
 
         Raises:
             EngineStartError: It could not start, there are two already, or the client is shut down meanwhile.
@@ -128,16 +139,21 @@ class ReloadingClient:
         """
         if self.is_reloading or self._is_shut_down:
             raise EngineStartError("another engine core is being started, or has not ended yet")
-        return await self._prepare(config, adapters)
+        return await self._prepare(config, adapters, addresses)
 
-    async def _prepare(self, config: EngineConfig, adapters: Callable[[], Sequence[tuple[str, str]]]) -> EngineReady:
+    async def _prepare(
+        self,
+        config: EngineConfig,
+        adapters: Callable[[], Sequence[tuple[str, str]]],
+        addresses: Sequence[str] = (),
+    ) -> EngineReady:
         if self._is_shut_down:
             raise EngineStartError("the client has been shut down")
-        client = self._next = self._start(config)
+        client = self._next = self._start(config, addresses)
         self._next_config = config
         try:
             ready = await client.wait_until_ready()
-            await _load_adapters(client, adapters)
+            await load_adapters(client, adapters)
         except BaseException:  # also a cancellation
             self._next = None
             await client.shutdown()
@@ -189,7 +205,7 @@ class ReloadingClient:
     async def _go_on(self) -> None:
         """Sends what has waited to the engine core that there is now."""
         if self._next is not None:
-            self._num_past_restarts += self._current.num_restarts
+            self._note_past(self._current)
             self._current, self._next, self._config = self._next, None, self._next_config
             if self._is_listening:
                 self._current.listen(self._has_news.set)
@@ -228,16 +244,14 @@ class ReloadingClient:
             raise EngineStartError("the next engine core has ended")
         old = self._current
         if moves:
-            _check_move(old, client)
+            check_move(old, client)
         self._next, self._current, self._old, self._config = None, client, old, self._next_config
         self._moved.clear()
         if moves:
             requests = old.give_away()
             self._moved.update(request.request_id for request in requests)
             client.receive(requests)
-        # Where it dies for good, its requests end with an error each, and the server goes on.
-        old.share(lambda _: False)
-        old.drop_spares()
+        old.retire()
         if self._is_listening:
             client.listen(self._has_news.set)
         self._has_news.set()
@@ -304,7 +318,7 @@ class ReloadingClient:
             return cast("ResultT", False)
         while self._is_between:  # noqa: ASYNC110 - as long as a start
             await asyncio.sleep(LOAD_POLL_S)
-        return await self._current.call(operation, *arguments)
+        return await self._current.call(operation, *arguments, engine_index=engine_index)
 
     async def shutdown(self) -> None:
         """Stops all engine cores. Idempotent."""
@@ -314,7 +328,11 @@ class ReloadingClient:
         if self._ending is not None:
             await self._ending
 
-    def _clients(self) -> list[RecoveringClient]:
+    def _note_past(self, gone: Exchangeable) -> None:
+        self._num_past_restarts += gone.num_restarts
+        self._num_past_unmoved += gone.num_unmoved_requests
+
+    def _clients(self) -> list[Exchangeable]:
         return [self._current] if self._old is None else [self._old, self._current]
 
     def _take_old(self) -> EngineCoreOutputs | None:
@@ -338,38 +356,11 @@ class ReloadingClient:
         if old is None or old.num_requests or old.has_own_outputs:
             return
         self._old = None
-        self._num_past_restarts += old.num_restarts
+        self._note_past(old)
         self._ending = asyncio.get_running_loop().create_task(self._end(old))
 
-    async def _end(self, old: RecoveringClient) -> None:
+    async def _end(self, old: Exchangeable) -> None:
         try:
             await old.shutdown()
         finally:
             self._ending = None
-
-
-def _check_move(old: RecoveringClient, client: RecoveringClient) -> None:
-    """Checks that requests may go on in another engine core.
-
-    Raises:
-        EngineStartError: Their text could be another one, or one of them may be about to crash it.
-    """
-    if not old.contract_id or old.contract_id != client.contract_id:
-        raise EngineStartError(
-            "running requests cannot move: the numeric contract is another one, so their texts would be, too; "
-            "let them finish"
-        )
-    if not old.is_available:
-        raise EngineStartError("running requests cannot move: their engine core has crashed, and is being replaced")
-
-
-async def _load_adapters(client: RecoveringClient, adapters: Callable[[], Sequence[tuple[str, str]]]) -> None:
-    """Loads adapters until none has been added meanwhile."""
-    loaded: set[str] = set()
-    while missing := [one for one in adapters() if one[0] not in loaded]:
-        for identity, path in missing:
-            while (state := await client.call(Control.LOAD_ADAPTER, identity, path)) == LOADING:  # noqa: ASYNC110 - it only answers
-                await asyncio.sleep(LOAD_POLL_S)
-            if state != LOADED:
-                raise EngineStartError(f"an adapter cannot be loaded: {state}")
-            loaded.add(identity)
