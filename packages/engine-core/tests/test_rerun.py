@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -210,6 +211,10 @@ def test_the_cost_model_keeps_the_sum_of_steps_of_a_busy_machine() -> None:
     assert sums[0] == pytest.approx(sums[1], rel=0.05)
     with pytest.raises(SimulationError, match="at least 16"):
         fit_to_steps(steps[:15])
+    rng = random.Random(2)
+    noise = [(StepWork(0, rng.randint(0, 3), rng.randint(0, 9)), rng.random() / 100) for _ in range(20)]
+    with pytest.raises(SimulationError, match="fit no cost model"):
+        fit_to_steps(noise)
 
 
 class LastComeScheduler(Scheduler):

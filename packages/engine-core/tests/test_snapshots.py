@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_core_helpers.logged_runs import LoggedRun
@@ -14,12 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
-from llmstack_engine_core.control_plane import CacheConfig
-from llmstack_engine_core.replay import Decision, DecisionsDifferError, derive_decisions, installation, verify
+from llmstack_engine_core.commands.explain import ExplainCommand
+from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
+from llmstack_engine_core.replay import (
+    Decision,
+    DecisionsDifferError,
+    derive_decisions,
+    installation,
+    steps_of_log,
+    verify,
+)
 from llmstack_engine_core.replay.against import decisions_against, decisions_as_recorded
 from llmstack_engine_core.replay.derive import proven
-from llmstack_engine_core.step_log import RecordedRun, read_step_log, snapshot_writer, snapshots
+from llmstack_engine_core.step_log import RecordedRun, StepLogError, read_step_log, snapshot_writer, snapshots
+from llmstack_engine_core.step_log.decisions import UPDATED, unpack_decision, updated_rows
 from llmstack_engine_core.step_log.encoding import MAGIC
+from llmstack_engine_core.step_log.records import RequestAdded, StepScheduled, Tag
 from llmstack_engine_core.step_log.seek import LogFile, RunPart
 
 LIMITS = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64, fair_quantum=16, max_loras=1)
@@ -46,8 +59,22 @@ def check_all_snapshots(path: Path) -> int:
     return len(file.snapshot_steps)
 
 
-@settings(max_examples=40)
-@given(
+def check_scenario(
+    seed: int, policy: str, num_blocks: int, finds_prefixes: bool, windows: tuple[int, ...], num_host_blocks: int,
+    speculative: SpeculativeConfig | None, num_under_way: int,
+) -> None:  # fmt: skip
+    scheduler = replace(LIMITS, policy=policy, speculative=speculative)
+    cache = CacheConfig(num_blocks * max(1, len(windows)), 4, finds_prefixes, num_host_blocks, windows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.steps"
+        run = LoggedRun(path, scheduler, cache, seed, snapshot_steps=8)
+        for _ in range(50):
+            run.do_something(1 if speculative else num_under_way)
+        run.finish()
+        assert check_all_snapshots(path) == 6
+
+
+SCENARIOS = given(
     seed=st.integers(0, 10_000),
     policy=st.sampled_from(["fcfs", "priority", "fair", "deadline"]),
     num_blocks=st.integers(12, 40),
@@ -57,20 +84,9 @@ def check_all_snapshots(path: Path) -> int:
     speculative=st.sampled_from([None, None, SpeculativeConfig("ngram", 3, 3, 1)]),
     num_under_way=st.sampled_from([1, 1, 2]),
 )
-def test_a_replay_from_any_snapshot_decides_as_one_from_the_beginning(
-    seed: int, policy: str, num_blocks: int, finds_prefixes: bool, windows: tuple[int, ...], num_host_blocks: int,
-    speculative: SpeculativeConfig | None, num_under_way: int,
-) -> None:  # fmt: skip
-    num_blocks *= max(1, len(windows))
-    scheduler = replace(LIMITS, policy=policy, speculative=speculative)
-    cache = CacheConfig(num_blocks, 4, finds_prefixes, num_host_blocks, windows)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.steps"
-        run = LoggedRun(path, scheduler, cache, seed, snapshot_steps=8)
-        for _ in range(50):
-            run.do_something(1 if speculative else num_under_way)
-        run.finish()
-        assert check_all_snapshots(path) == 6
+
+test_a_replay_from_any_snapshot_decides_as_one_from_the_beginning = settings(max_examples=12)(SCENARIOS(check_scenario))
+test_a_replay_from_any_snapshot_of_many_runs = pytest.mark.full(settings(max_examples=200)(SCENARIOS(check_scenario)))
 
 
 def recorded(path: Path, num_calls: int = 60, cache: CacheConfig = CACHE, **settings: object) -> LoggedRun:
@@ -163,3 +179,158 @@ class SlowThread:
     def shutdown(self, wait: bool) -> None:
         for future, call, arguments in self.left:
             future.set_result(call(*arguments))
+
+
+def explained(path: Path, request_id: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    parser, command = argparse.ArgumentParser(), ExplainCommand()
+    command.add_arguments(parser)
+    code = command.run(parser.parse_args([request_id, "--log", str(path), "--json"]))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    found: dict[str, Any] = json.loads(captured.out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Requests that come and end in a log of 40 snapshots, the steps of 16 before each of which are wanted."""
+    path = tmp_path_factory.mktemp("log") / "run.steps"
+    run = LoggedRun(path, replace(LIMITS, policy="fair"), CACHE, 5, snapshot_steps=16)
+    for _ in range(650):
+        run.do_something(1)
+    run.finish()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def few_steps_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_of_log, "STEPS_BEFORE", 16)
+
+
+def test_an_explanation_from_a_snapshot_is_the_one_from_the_beginning(
+    long_log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Estimates apart: a snapshot has more of the tokens from before the first step that is kept."""
+    names = [name for name in ended_requests(long_log) if int(name[1:]) % 31 == 0]
+    assert len(names) > 3
+    for name in names:
+        found = explained(long_log, name, capsys)["facts"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LogFile, "_find_snapshots", lambda file: [])
+            expected = explained(long_log, name, capsys)["facts"]
+        for facts in (found, expected):
+            facts.pop("replayed", None)
+            facts.pop("no_estimate", None)
+        assert found == expected
+
+
+def ended_requests(path: Path) -> list[str]:
+    """Those with a row that came to their ends."""
+    seen: dict[str, None] = {}
+    for decision in decisions_as_recorded(read_step_log(path)):
+        kind, decided = unpack_decision(decision.packed)
+        if kind == UPDATED:
+            rows = updated_rows(decided)
+            seen.update((name, None) for name, row in rows.items() if row.get("finish_reason") == "length")
+    return list(seen)
+
+
+def read_positions(path: Path, request_id: str) -> tuple[int, RunPart]:
+    """Where the request came, and the part that explains it."""
+    part = LogFile(path).part_with([request_id], 16)
+    assert part is not None
+    return path.read_bytes().index(request_id.encode()), part
+
+
+def test_an_explanation_begins_with_the_snapshot_before_the_request(long_log: Path) -> None:
+    name = ended_requests(long_log)[-1]
+    _, part = read_positions(long_log, name)
+    assert part.start is not None
+    before = list(part.events())
+    came = next(i for i, one in enumerate(before) if isinstance(one, RequestAdded) and one.request.request_id == name)
+    num_steps = sum(isinstance(one, StepScheduled) for one in before[:came])
+    assert 16 <= num_steps < 32 + 1
+    assert part.start.place.num_steps > 500
+
+
+def test_a_damaged_snapshot_is_left_out_for_the_one_before(
+    long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = ended_requests(long_log)[-1]
+    _, part = read_positions(long_log, name)
+    assert part.start is not None
+    num_steps = part.start.place.num_steps
+    data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
+    found = next(one for one in LogFile(long_log)._found if one.place.num_steps == num_steps)
+    data[found.record_at + 200] ^= 1
+    path.write_bytes(data)
+    _, other = read_positions(path, name)
+    assert other.start is not None
+    assert other.start.place.num_steps == num_steps - 16
+    sentence = f"The snapshot at step {num_steps} is damaged: an earlier one is used."
+    assert sentence in explained(path, name, capsys)["sentences"]
+
+
+def test_a_log_without_any_whole_snapshot_is_explained_from_its_beginning(
+    long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = ended_requests(long_log)[20]
+    data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
+    for found in LogFile(long_log)._found:
+        data[found.record_at + 200] ^= 1
+    path.write_bytes(data)
+    _, part = read_positions(path, name)
+    assert part.start is None
+    assert part.notes != []
+    assert explained(path, name, capsys)["facts"] == explained(long_log, name, capsys)["facts"]
+
+
+def test_what_is_damaged_before_a_snapshot_does_no_harm_after_it(
+    long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = ended_requests(long_log)[-1]
+    data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
+    expected = explained(long_log, name, capsys)
+    data[LogFile(long_log).start + 2000] ^= 1
+    path.write_bytes(data)
+    assert explained(path, name, capsys)["facts"] == expected["facts"]
+
+
+def test_bytes_that_look_like_a_snapshot_are_none(long_log: Path, tmp_path: Path) -> None:
+    marker = LogFile(long_log).header.marker
+    path = tmp_path / "more.steps"
+    false = bytes([Tag.SNAPSHOT, 20]) + marker + bytes(3) + bytes([Tag.MARK, 16]) + marker
+    path.write_bytes(long_log.read_bytes() + false)
+    assert LogFile(path).snapshot_steps == LogFile(long_log).snapshot_steps
+
+
+def test_a_log_that_was_cut_anywhere_is_used_up_to_there(long_log: Path, tmp_path: Path) -> None:
+    data, path = long_log.read_bytes(), tmp_path / "cut.steps"
+    steps = LogFile(long_log).snapshot_steps
+    for end in range(len(data) // 2, len(data), len(data) // 31):
+        path.write_bytes(data[:end])
+        found = LogFile(path).snapshot_steps
+        assert found == steps[: len(found)]
+        assert len(decisions_from(LogFile(path).part_at(found[-2]))) > 10
+
+
+def test_a_state_that_these_packages_do_not_know_is_no_snapshot(long_log: Path) -> None:
+    part = LogFile(long_log).part_at(160)
+    assert part.start is not None
+    state = part.start.state
+    for changed in ({**state.cache, "blocks": [1, 1, 1]}, {}):
+        broken = replace(part.start, state=state._replace(cache=changed))
+        with pytest.raises(StepLogError, match="the snapshot at step 160 cannot be restored"):
+            broken.build_scheduler(part.header)
+    other = replace(part.start, state=state._replace(scheduler={**state.scheduler, "num_forks": 77}))
+    with pytest.raises(StepLogError, match="the snapshot at step 160 is not what was recorded"):
+        other.build_scheduler(part.header)
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:60], lambda data: data[:-1], lambda data: data[:-9] + bytes(9)])
+def test_a_snapshot_that_is_not_whole_cannot_be_read(change: Callable[[bytes], bytes]) -> None:
+    run = build_scheduler(LIMITS, CACHE)
+    payload = snapshots.encode_snapshot(bytes(16), 8, 9, bytes(16), snapshots.take_state(run, {}))
+    assert snapshots.read_snapshot(payload).place.num_steps == 8
+    with pytest.raises(StepLogError):
+        snapshots.read_snapshot(change(payload))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ _COUNTS: Final = (
     "num_queued_tokens", "num_queued_prefill_tokens", "num_paid_tokens", "has_lost_deadline", "num_preemptions",
     "num_overtakers", "is_protected", "recompute_step", "has_more_to_tell", "num_cached_tokens",
 )  # fmt: skip
+_TOKENS: Final = 3
 _counts_of = attrgetter(*_COUNTS)
 
 
@@ -71,6 +72,11 @@ def take_snapshot(scheduler: Scheduler) -> tuple[State, list[EngineCoreRequest]]
         "drafting": _drafting_state(scheduler._drafting),
     }  # fmt: skip
     return state, [request.arrival for request in requests.values()]
+
+
+def new_tokens(state: State) -> Iterator[list[int]]:
+    """Of each request in a snapshot, the tokens that it has got since it arrived."""
+    return (named[_TOKENS] for named in state["requests"])
 
 
 def restore_snapshot(scheduler: Scheduler, state: State, arrivals: Sequence[EngineCoreRequest]) -> None:

@@ -109,12 +109,15 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
         explain,
         workload_of_log,
     )
-    from llmstack_engine_core.replay.steps_of_log import steps_of_log
-    from llmstack_engine_core.step_log import StepLogError, read_step_log
+    from llmstack_engine_core.replay.steps_of_log import STEPS_BEFORE, steps_of_log
+    from llmstack_engine_core.step_log import StepLogError
+    from llmstack_engine_core.step_log.seek import run_with
 
     names = (request_id, f"{request_id}-0")
     try:
-        run = read_step_log(path, up_to_damage=True)
+        run = run_with(path, names, STEPS_BEFORE)
+        if run is None:
+            raise ExplainError(f"{path} has no request {request_id[:128]!r}")
         scheduler, cache = run.header.configs()
         log = steps_of_log(run, MAX_STEPS, names)
         for name in names:
@@ -122,6 +125,7 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
                 made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
             except UnknownRequestError:
                 continue
+            made.sentences.extend(run.notes)
             if run.truncated_at is not None:
                 made.facts["damaged_at"] = run.truncated_at
                 made.sentences.append(
@@ -133,6 +137,11 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
             return made
     except StepLogError as error:
         raise ExplainError(f"{path}: {error}") from error
+    if run.truncated_at is not None:
+        raise ExplainError(
+            f"{path} is truncated or damaged after byte {run.truncated_at}, and does not prove what became of "
+            f"{request_id[:128]!r}"
+        )
     raise ExplainError(f"{path} has no request {request_id[:128]!r}")
 
 

@@ -11,26 +11,19 @@ from llmstack_engine_core.explain.explanation import Explanation, to_ms, to_text
 from llmstack_engine_core.explain.what_if import TooMuchError, run_again
 from llmstack_engine_core.explain.workload import Arrival, Workload
 from llmstack_engine_core.prediction.errors import SimulationError
-from llmstack_engine_core.step_log import RecordedRun
-from llmstack_engine_core.step_log.records import RequestAdded
+from llmstack_engine_core.step_log import Run
 from llmstack_types import EngineCoreRequest, RequestStatus, StepRecording
 
 
 def add_deadline(
-    made: Explanation, run: RecordedRun, log: StepRecording, scheduler: SchedulerConfig, cache: CacheConfig
+    made: Explanation, run: Run, log: StepRecording, scheduler: SchedulerConfig, cache: CacheConfig
 ) -> None:
     """Adds a sentence on the deadline of a request that has one; a log knows it."""
-    request = next(
-        (
-            event.request
-            for event in run.events()
-            if isinstance(event, RequestAdded) and event.request.request_id == made.request_id
-        ),
-        None,
-    )
-    if request is None or request.deadline_s is None:
+    requests, _ = run.requests_up_to(made.request_id, 1)
+    if not requests or requests[0].deadline_s is None:
         return
-    given_s = request.deadline_s - request.arrival_time_s
+    request, deadline_s = requests[0], requests[0].deadline_s
+    given_s = deadline_s - request.arrival_time_s
     made.facts["deadline_ms"] = to_ms(given_s)
     is_whole = made.facts["status"] not in (None, RequestStatus.FINISHED_ABORTED.value)
     if is_whole and made.facts["total_ms"] <= to_ms(given_s):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.explain.explanation import Explanation, to_ms, to_text
-from llmstack_engine_core.step_log import RecordedRun
-from llmstack_engine_core.step_log.records import RequestAdded, RequestForked
+from llmstack_engine_core.step_log import Run
 from llmstack_types import EngineCoreRequest, StepRecord, StepRecording
 
 _PREFIX_CACHE = "The prefix cache held "
 # Tokens before the one where prompts part, which are the same in both, and characters of each text.
 NUM_BEFORE = 8
 MAX_CHARACTERS = 80
+# Prompts that one is compared with, the latest before it; it bounds the time in a long log.
+MAX_COMPARED = 8192
 
 TextOf = Callable[[Sequence[int]], str]
 """Token ids to text."""
@@ -34,7 +35,7 @@ class _Shared(NamedTuple):
 
 
 def add_prefix_match(
-    made: Explanation, run: RecordedRun, log: StepRecording, cache: CacheConfig, text_of: TextOf | None = None
+    made: Explanation, run: Run, log: StepRecording, cache: CacheConfig, text_of: TextOf | None = None
 ) -> None:
     """Adds where the match ended: where prompts part, or at a block that another request got when it was evicted.
 
@@ -46,7 +47,7 @@ def add_prefix_match(
     own_rows = [(record, row) for record in log.steps for row in record.rows if row.request_id == made.request_id]
     if not own_rows or "cached_tokens" not in made.facts or not cache.enable_prefix_caching:
         return
-    request, shared = _most_alike(run, made.request_id)
+    request, shared, num_compared = _most_alike(run, made.request_id)
     if request is None:
         return
     num_cached, size = made.facts["cached_tokens"], cache.block_size
@@ -54,7 +55,8 @@ def add_prefix_match(
     if num_cached >= (num_prompt - 1) // size * size:
         return  # all that the cache can hold: it has whole blocks, and never the last token
     if shared is None or shared.num_tokens < size:
-        sentence = f"No earlier prompt has the same first {min(size, num_prompt)} tokens, which are one block."
+        which = "No earlier prompt" if num_compared is None else f"None of the {num_compared} prompts before it"
+        sentence = f"{which} has the same first {min(size, num_prompt)} tokens, which are one block."
     elif shared.num_tokens // size * size <= num_cached:
         made.facts["parts_at"], made.facts["parted_from"] = shared.num_tokens, shared.request_id
         sentence = (
@@ -68,25 +70,23 @@ def add_prefix_match(
     made.sentences.insert(position + 1, sentence)
 
 
-def _most_alike(run: RecordedRun, request_id: str) -> tuple[EngineCoreRequest | None, _Shared | None]:
-    """The request, and the earlier one with the longest common beginning of their prompts; the later of equal ones."""
-    request = next((one for one in _requests(run) if one.request_id == request_id), None)
-    if request is None:
-        return None, None
+def _most_alike(run: Run, request_id: str) -> tuple[EngineCoreRequest | None, _Shared | None, int | None]:
+    """The request, and the earlier one with the longest common beginning of their prompts; the later of equal ones.
+
+    Last comes how many it was compared with, where that is not all.
+    """
+    requests, are_all = run.requests_up_to(request_id, MAX_COMPARED + 1)
+    if not requests:
+        return None, None, None
+    *others, request = requests
     best: _Shared | None = None
-    for other in _requests(run):
-        if other.request_id == request_id:
-            break
+    for other in others:
         if (other.cache_salt, other.lora_name) != (request.cache_salt, request.lora_name):
             continue
         num_tokens = _num_common(other.prompt_token_ids, request.prompt_token_ids)
         if num_tokens and (best is None or num_tokens >= best.num_tokens):
             best = _Shared(other, num_tokens)
-    return request, best
-
-
-def _requests(run: RecordedRun) -> Iterator[EngineCoreRequest]:
-    return (event.request for event in run.events() if isinstance(event, RequestAdded | RequestForked))
+    return request, best, None if are_all else len(others)
 
 
 def _num_common(ones: Sequence[int], others: Sequence[int]) -> int:

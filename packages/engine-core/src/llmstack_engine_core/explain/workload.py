@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmstack_engine_core.explain.history import end_of, num_prefill_tokens
-from llmstack_engine_core.step_log import RecordedRun
-from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
+from llmstack_engine_core.step_log import Run
+from llmstack_engine_core.step_log.primitives import MICROSECONDS
 from llmstack_engine_core.step_log.records import (
     RequestAdded,
     RequestForked,
@@ -15,6 +15,7 @@ from llmstack_engine_core.step_log.records import (
     StepScheduled,
     StepUpdated,
 )
+from llmstack_engine_core.step_log.snapshots import Snapshot
 from llmstack_types import (
     EngineCoreRequest,
     RequestStatus,
@@ -68,16 +69,17 @@ class Workload:
         return replace(self, arrivals=[self.own])
 
 
-def workload_of_log(run: RecordedRun, log: StepRecording, request_id: str) -> Workload | None:
+def workload_of_log(run: Run, log: StepRecording, request_id: str) -> Workload | None:
     """The requests of a step log around one; None where its beginning is not among the steps.
 
     `log`: The steps of the run that are kept.
     """
     step_to_rows = {record.stats.step: record.rows for record in log.steps}
     first_rows = _first_rows(log.steps)
-    known: dict[str, Arrival] = {}
+    known = _known_at(run.start, first_rows)
     waiting: list[tuple[EngineCoreRequest, float]] = []
-    step, now_s, last_step = 0, 0.0, max(step_to_rows, default=0)
+    step, now_s = (0, 0.0) if run.start is None else (run.start.place.num_steps, run.start.now_s)
+    last_step = max(step_to_rows, default=0)
     for event in run.events():
         match event:
             case RequestAdded(request) | RequestForked(_, request):
@@ -97,6 +99,17 @@ def workload_of_log(run: RecordedRun, log: StepRecording, request_id: str) -> Wo
                 _take(known, step_to_rows.get(step - event.lag), event.sampled_token_ids)
     arrivals = [_begin(one, first_rows[name], log.steps[0].start_s) for name, one in known.items()]
     return _around(arrivals, log.steps, request_id, has_tokens=True)
+
+
+def _known_at(start: Snapshot | None, first_rows: Container[str]) -> dict[str, Arrival]:
+    """The requests of a snapshot that have rows in the workload, with the tokens that they had."""
+    if start is None:
+        return {}
+    return {
+        request.request_id: Arrival(request, min(request.arrival_time_s, start.now_s))
+        for request in start.live_requests()
+        if request.request_id in first_rows
+    }
 
 
 def _abort(known: dict[str, Arrival], request_ids: Iterable[str], now_s: float) -> None:

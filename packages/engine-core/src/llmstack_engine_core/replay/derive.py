@@ -16,7 +16,7 @@ from llmstack_engine_core.step_log.decisions import (
     pack_updated,
 )
 from llmstack_engine_core.step_log.errors import StepLogError
-from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
+from llmstack_engine_core.step_log.primitives import MICROSECONDS
 from llmstack_engine_core.step_log.records import (
     Checkpoint,
     Event,

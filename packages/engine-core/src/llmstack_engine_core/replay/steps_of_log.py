@@ -9,10 +9,10 @@ from typing import Any
 from llmstack_engine_core.control_plane import build_scheduler
 from llmstack_engine_core.protocols import Scheduler
 from llmstack_engine_core.replay.derive import Decision, DecisionsDifferError, derive_decisions, proven
-from llmstack_engine_core.step_log import RecordedRun
+from llmstack_engine_core.step_log import Run
 from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows
-from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
 from llmstack_engine_core.step_log.packing import unpack
+from llmstack_engine_core.step_log.primitives import MICROSECONDS
 from llmstack_types import (
     RequestEvent,
     RequestStatus,
@@ -29,7 +29,7 @@ STEPS_BEFORE = 512
 _NO_TIME = StepPhases(0.0, 0.0, 0.0)
 
 
-def steps_of_log(run: RecordedRun, max_steps: int, around: Collection[str] = ()) -> StepRecording:
+def steps_of_log(run: Run, max_steps: int, around: Collection[str] = ()) -> StepRecording:
     """The last `max_steps` steps of a run with rows, and the states that requests entered meanwhile.
 
     A step lasts until its results came, from its schedule or from the results before, since steps may be scheduled

@@ -19,7 +19,7 @@ from llmstack_engine_core.step_log.decisions import (
     unpack_decision,
     updated_rows,
 )
-from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
+from llmstack_engine_core.step_log.primitives import MICROSECONDS
 from llmstack_engine_core.step_log.records import Event, RequestAdded, RequestsAborted, StepScheduled, StepUpdated
 from llmstack_types import EngineCoreRequest
 

@@ -24,12 +24,15 @@ def fit_to_steps(steps: Sequence[tuple[StepWork, float]]) -> LinearCostModel:
     the slowest hundredth: these compile, or wait for another process.
 
     Raises:
-        SimulationError: There are too few steps.
+        SimulationError: There are too few steps, or their times fit no model.
     """
     if len(steps) < MIN_NUM_STEPS:
         raise SimulationError(f"{len(steps)} steps were measured, and a cost model takes at least {MIN_NUM_STEPS}")
     model = fit_cost_model(steps)
-    pairs = sorted(((seconds, model.step_s(work)) for work, seconds in steps), key=lambda pair: pair[0] / pair[1])
+    pairs = [(seconds, model.step_s(work)) for work, seconds in steps]
+    if not all(fitted > 0 for _, fitted in pairs):
+        raise SimulationError("the measured times fit no cost model: it gives some of the steps no time")
+    pairs.sort(key=lambda pair: pair[0] / pair[1])
     kept = pairs[: max(len(pairs) * 99 // 100, 1)]
     factor = sum(real for real, _ in kept) / sum(fitted for _, fitted in kept)
     weights = (model.base_s, model.prefill_token_s, model.decode_row_s, model.context_token_s)

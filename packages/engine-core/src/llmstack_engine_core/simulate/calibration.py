@@ -18,7 +18,7 @@ from llmstack_engine_core.replay.against import decisions_as_recorded
 from llmstack_engine_core.step_log import RecordedRun, StepLogError
 from llmstack_engine_core.step_log.decisions import SCHEDULED, UPDATED, scheduled_rows, unpack_decision
 from llmstack_engine_core.step_log.encoding import MAGIC
-from llmstack_engine_core.step_log.logged_scheduler import MICROSECONDS
+from llmstack_engine_core.step_log.primitives import MICROSECONDS
 
 
 def load_cost_model(path: Path) -> LinearCostModel:

@@ -13,6 +13,7 @@ from llmstack_engine_core.step_log.decisions import (
     pack_scheduled,
     pack_updated,
 )
+from llmstack_engine_core.step_log.primitives import MICROSECONDS
 from llmstack_engine_core.step_log.snapshots import State, take_state
 from llmstack_engine_core.step_log.step_log import StepLog
 from llmstack_types import (
@@ -23,8 +24,6 @@ from llmstack_types import (
     SchedulerOutput,
     SchedulerStats,
 )
-
-MICROSECONDS = 1_000_000
 
 
 class LoggedScheduler:

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 from llmstack_engine_core.step_log.errors import StepLogError
 
+MICROSECONDS = 1_000_000
+
 _TYPECODES = frozenset("HIq")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +21,9 @@ from llmstack_engine_core.step_log.encoding import (
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.header import LogHeader
 from llmstack_engine_core.step_log.primitives import Cursor
-from llmstack_engine_core.step_log.records import Checkpoint, Event, Marked, Tag
+from llmstack_engine_core.step_log.records import Checkpoint, Event, Marked, RequestAdded, RequestForked, Tag
 from llmstack_engine_core.step_log.snapshots import Snapshot, read_place
+from llmstack_types import EngineCoreRequest
 
 Record = tuple[int, int, int, int]
 """A record: where it begins, its tag, where its payload begins, and where that ends."""
@@ -39,9 +41,11 @@ class RecordedRun:
         last: The last checkpoint: what the log proves.
         truncated_at: Where the last segment begins that is not whole; None where all are.
         start: The snapshot that its events begin with; None for the beginning of the run.
+        notes: Sentences about what could not be used.
     """
 
     start: Snapshot | None = None
+    notes: Sequence[str] = ()
 
     def __init__(self, data: bytes, *, up_to_damage: bool = False) -> None:
         """Checks `data`. `up_to_damage`: Uses what comes before a damaged segment, as before one that is not whole.
@@ -74,6 +78,17 @@ class RecordedRun:
                 return
             event = decoder.decode(tag, self._data[start:end])
             yield event if tag != Tag.MARK else self._with_digest(event)
+
+    def requests_up_to(self, request_id: str, max_requests: int) -> tuple[list[EngineCoreRequest], bool]:
+        """A request and those that came before it, `max_requests` at most, and whether these are all."""
+        decoder = EventDecoder()
+        added = (
+            decoder.decode(tag, self._data[start:end])
+            for _, tag, start, end in self._records()
+            if tag in (Tag.ADD, Tag.FORK) and end <= self._end
+        )
+        came = (event.request for event in added if isinstance(event, RequestAdded | RequestForked))
+        return list_up_to(came, request_id, max_requests)
 
     def without_snapshots(self) -> bytes:
         """The same log as packages wrote it before there were snapshots; the hashes are those of this one."""
@@ -161,6 +176,25 @@ class Run(Protocol):
     def events(self) -> Iterator[Event]:
         """Everything that follows, as far as it is whole."""
         ...
+
+    def requests_up_to(self, request_id: str, max_requests: int) -> tuple[list[EngineCoreRequest], bool]:
+        """A request and those that came before it, `max_requests` at most, and whether these are all.
+
+        Empty where it never came.
+        """
+        ...
+
+
+def list_up_to(
+    requests: Iterable[EngineCoreRequest], request_id: str, max_requests: int
+) -> tuple[list[EngineCoreRequest], bool]:
+    """The requests up to the first one of that id, `max_requests` at most, and whether these are all."""
+    listed: deque[EngineCoreRequest] = deque(maxlen=max_requests)
+    for number, request in enumerate(requests, 1):
+        listed.append(request)
+        if request.request_id == request_id:
+            return list(listed), number <= max_requests
+    return [], False
 
 
 def read_header(data: bytes) -> tuple[LogHeader, int]:

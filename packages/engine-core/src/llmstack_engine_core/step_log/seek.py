@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,10 +13,11 @@ from typing import Final
 
 from llmstack_engine_core.step_log.encoding import EventDecoder
 from llmstack_engine_core.step_log.errors import StepLogError
+from llmstack_engine_core.step_log.header import LogHeader
 from llmstack_engine_core.step_log.packing import pack
-from llmstack_engine_core.step_log.reader import read_header
-from llmstack_engine_core.step_log.records import Event, Marked, Tag
-from llmstack_engine_core.step_log.segments import Record, segment_at
+from llmstack_engine_core.step_log.reader import RecordedRun, list_up_to, read_header, read_step_log
+from llmstack_engine_core.step_log.records import Event, Marked, RequestAdded, RequestForked, Tag
+from llmstack_engine_core.step_log.segments import DamagedSegmentError, Record, segment_at
 from llmstack_engine_core.step_log.snapshots import Place, Snapshot, read_place, read_snapshot
 from llmstack_types import EngineCoreRequest
 
@@ -48,8 +50,7 @@ class LogFile:
         except OSError as error:
             raise StepLogError(f"cannot be read: {error.strerror}") from error
         try:
-            beginning = self.read(0, _HEADER_BYTES)
-            self.header, self.start = read_header(beginning)
+            self.header, self.start = self._read_header()
             self._found = self._find_snapshots() if self.header.marker else []
         except BaseException:
             self.close()
@@ -131,9 +132,21 @@ class LogFile:
                 return list(requests), False
         return list(requests), True
 
+    def _read_header(self) -> tuple[LogHeader, int]:
+        """The header, and where its segment ends."""
+        beginning = self.read(0, _HEADER_BYTES)
+        header, end = read_header(beginning)
+        try:
+            found = segment_at(beginning, end, start=0)
+        except StepLogError:
+            found = None
+        if found is None:
+            raise StepLogError("is truncated or damaged in its header")
+        return header, found[1]
+
     def _load(self, found: _Found) -> Snapshot:
         records = next(RunPart(self, None, found.record_at).segments(), (0, []))[1]
-        if not records or records[0].tag != Tag.SNAPSHOT:
+        if not records or records[0].at != found.record_at or records[0].tag != Tag.SNAPSHOT:
             raise StepLogError("a snapshot is damaged")
         return read_snapshot(records[0].payload)
 
@@ -168,12 +181,12 @@ class LogFile:
         return min((one for one in found if one is not None), default=None)
 
     def _num_steps_between(self, start: int, end: int) -> int:
-        return sum(
-            record.tag == Tag.SCHEDULE
-            for at, records in RunPart(self, None, start).segments()
-            for record in records
-            if at < end and record.at < end
-        ) if end > start else 0  # fmt: skip
+        num_steps = 0
+        for at, records in RunPart(self, None, start).segments():
+            num_steps += sum(record.tag == Tag.SCHEDULE and record.at < end for record in records)
+            if at >= end:
+                break
+        return num_steps
 
     def _positions(self, pattern: bytes) -> Iterator[int]:
         """Where some bytes are, after the header."""
@@ -220,30 +233,39 @@ class RunPart:
                     event = Marked(event.num_steps, self._file.state_digest(event.num_steps))
                 yield event
 
-    def requests(self, end: int) -> Iterator[EngineCoreRequest]:
+    def requests(self, end: int = sys.maxsize) -> Iterator[EngineCoreRequest]:
         """The requests that came before a place of the file. O(records); nothing else is decoded."""
         decoder = EventDecoder()
         for at, records in self.segments():
             for record in records:
                 if record.at < end and record.tag in (Tag.ADD, Tag.FORK):
                     event = decoder.decode(record.tag, record.payload)
-                    request = getattr(event, "request", None)
-                    if isinstance(request, EngineCoreRequest):
-                        yield request
+                    if isinstance(event, RequestAdded | RequestForked):
+                        yield event.request
             if at >= end:
                 return
 
-    def earlier_requests(self, max_requests: int) -> tuple[list[EngineCoreRequest], bool]:
-        """The last requests before this part, oldest first, and whether these are all."""
-        return self._file.requests_before(self._offset, max_requests)
+    def requests_up_to(self, request_id: str, max_requests: int) -> tuple[list[EngineCoreRequest], bool]:
+        """As `RecordedRun.requests_up_to`; those before the snapshot are among them."""
+        own, are_all = list_up_to(self.requests(), request_id, max_requests)
+        if self.start is None or not own or not are_all or len(own) == max_requests:
+            return own, are_all and self.start is None
+        earlier, are_all = self._file.requests_before(self._offset, max_requests - len(own))
+        return [*earlier, *own], are_all
 
     def segments(self) -> Iterator[tuple[int, list[Record]]]:
-        """The end of each segment and its records, once it is checked; up to the first that is not whole."""
+        """The end of each segment and its records, once it is checked; up to the first that is not whole.
+
+        A damaged snapshot is passed over.
+        """
         base, buffer, position = self._offset, b"", 0
         while True:
             try:
                 found = segment_at(buffer, position, base)
-            except StepLogError:
+            except DamagedSegmentError as error:
+                if error.is_snapshot:
+                    position = error.end
+                    continue
                 self.truncated_at = base + position
                 return
             if found is not None:
@@ -255,3 +277,20 @@ class RunPart:
                 self.truncated_at = base + position if position < len(buffer) else None
                 return
             base, buffer, position = base + position, buffer[position:] + more, 0
+
+
+def run_with(path: str | Path, request_ids: Sequence[str], num_steps_before: int) -> RecordedRun | RunPart | None:
+    """The run of a log as far as it concerns one of the requests; all of it, up to damage, where it has no snapshots.
+
+    `num_steps_before`: Steps that are wanted before the request came.
+
+    None: The log has snapshots, and no such request.
+
+    Raises:
+        StepLogError: It cannot be read, or is no log.
+    """
+    file = LogFile(path)
+    if not file.header.marker:
+        file.close()
+        return read_step_log(path, up_to_damage=True)
+    return file.part_with(request_ids, num_steps_before)

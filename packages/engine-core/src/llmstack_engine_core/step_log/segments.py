@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from llmstack_engine_core.step_log.encoding import read_checkpoint
+from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.records import Tag
 
 
@@ -16,16 +17,32 @@ class Record(NamedTuple):
     payload: bytes
 
 
-def segment_at(data: bytes, position: int, base: int = 0) -> tuple[list[Record], int] | None:
+class DamagedSegmentError(StepLogError):
+    """The checksum of a segment does not agree.
+
+    Attributes:
+        end: Where it seems to end.
+        is_snapshot: Whether it seems to hold a snapshot alone, which no event depends on.
+    """
+
+    def __init__(self, records: list[Record], end: int) -> None:
+        super().__init__("a checksum does not agree")
+        self.end = end
+        self.is_snapshot = [record.tag for record in records] == [Tag.SNAPSHOT, Tag.CHECKPOINT]
+
+
+def segment_at(data: bytes, position: int, base: int = 0, start: int | None = None) -> tuple[list[Record], int] | None:
     """The records of the segment that begins at `position`, and where it ends; None if the data end before that.
 
     `base`: Where the data begin in their file, for the places of the records.
+    `start`: Where the bytes begin that its checksum is of; None for `position`.
 
     Raises:
-        StepLogError: Its checksum does not agree.
+        DamagedSegmentError: Its checksum does not agree.
     """
     records: list[Record] = []
-    start, size = position, len(data)
+    size = len(data)
+    start = position if start is None else start
     while position < size:
         at = position
         tag = data[position]
@@ -47,6 +64,9 @@ def segment_at(data: bytes, position: int, base: int = 0) -> tuple[list[Record],
         position = end
         records.append(Record(base + at, tag, payload))
         if tag == Tag.CHECKPOINT:
-            read_checkpoint(payload, data[start:at])
+            try:
+                read_checkpoint(payload, data[start:at])
+            except StepLogError as error:
+                raise DamagedSegmentError(records, end) from error
             return records, end
     return None

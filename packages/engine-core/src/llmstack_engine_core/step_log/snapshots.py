@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,7 @@ from llmstack_engine_core.step_log.decisions import DIGEST_SIZE
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.header import MARKER_SIZE, LogHeader
 from llmstack_engine_core.step_log.packing import pack, unpack
-from llmstack_engine_core.step_log.primitives import Cursor, put_int, put_uint
+from llmstack_engine_core.step_log.primitives import MICROSECONDS, Cursor, put_int, put_uint
 from llmstack_engine_core.step_log.request_fields import pack_request, unpack_request
 from llmstack_kv_cache import snapshot as of_cache
 from llmstack_kv_cache.block_accounts import BlockAccounts
@@ -83,6 +83,16 @@ class Snapshot:
         if state_digest(take_state(made, self.steps_under_way())) != self.place.state_digest:
             raise StepLogError(f"the snapshot at step {self.place.num_steps} is not what was recorded")
         return made
+
+    @property
+    def now_s(self) -> float:
+        """The time of the last event before it."""
+        return self.place.last_us / MICROSECONDS
+
+    def live_requests(self) -> Iterator[EngineCoreRequest]:
+        """The requests that had come and not ended, with the tokens that they had got, by arrival."""
+        for arrival, token_ids in zip(self.state.arrivals, of_scheduler.new_tokens(self.state.scheduler), strict=True):
+            yield replace(arrival, output_token_ids=(*arrival.output_token_ids, *token_ids))
 
     def steps_under_way(self) -> dict[int, SchedulerOutput]:
         """The steps whose results come after it, as far as their results need them."""
