@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from parallel_helpers.families import write_family
+from parallel_helpers.recovery import check_another_engine_core
 from parallel_helpers.schedules import NUM_BLOCKS, largest_difference, make_config, run_schedule
 from parallel_helpers.thread_peers import ThreadPeers
 
@@ -38,6 +39,23 @@ def test_ranks_give_the_tokens_of_one_and_stages_the_bits(name: str, tmp_path: P
     assert largest_difference(alone, shared) < 1e-3
     staged = run_schedule(make_config(model, pipeline_parallel_size=2, **LORA), 1, adapters)
     assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+    for ranks in ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+        check_another_engine_core(make_config(model, **LORA, **ranks), adapters)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["int8_dynamic", "int4"])
+def test_adapters_over_quantized_layers_keep_their_bits_over_stages_and_engine_cores(
+    scheme: str, tmp_path: Path
+) -> None:
+    name = "llama with one kv head"
+    model = write_family(tmp_path / "model", name)
+    adapters = write_adapters(tmp_path, model, NAME_TO_TARGETS[name])
+    options = {**LORA, "quantization": scheme}
+    alone = run_schedule(make_config(model, **options), 1, adapters)
+    staged = run_schedule(make_config(model, pipeline_parallel_size=2, **options), 1, adapters)
+    assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+    check_another_engine_core(make_config(model, tensor_parallel_size=2, **options), adapters)
 
 
 def test_an_adapter_that_one_rank_cannot_read_is_in_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model_runner_helpers.quantized_layers import CASES
+from parallel_helpers.families import FAMILIES, write_family
 from parallel_helpers.quantized import EXPERTS_IN_MXFP4, write_checkpoint
-from parallel_helpers.schedules import NUM_BLOCKS, largest_difference, make_config, run_schedule
-
-from llmstack_model_runner.model_runner import ModelRunner
-from llmstack_model_runner.testing import StepDriver
-from llmstack_types import ModelRunnerConfig, SamplingParams
+from parallel_helpers.recovery import check_another_engine_core
+from parallel_helpers.schedules import Run, largest_difference, make_config, run_schedule
 
 QUICK = ("awq",)
-NUM_TOKENS = 10
+ALONE: dict[str, Any] = {}
+TENSOR = {"tensor_parallel_size": 2}
+PIPELINE = {"pipeline_parallel_size": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -41,25 +42,41 @@ def test_a_quantized_checkpoint_gives_the_tokens_of_one_rank_and_the_bits_of_one
     assert largest_difference(alone, shared) < 1e-3
     staged = run_schedule(make_config(folder, pipeline_parallel_size=2), seed=1)
     assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
-    check_another_engine_core(make_config(folder))
+    for ranks in (ALONE, TENSOR, PIPELINE):
+        check_another_engine_core(make_config(folder, **ranks))
 
 
-def check_another_engine_core(config: ModelRunnerConfig) -> None:
-    """A request goes on in a runner that has read the checkpoint again, as after a crash."""
-    params = SamplingParams(temperature=0.8, seed=5)
-    prompt = [5, 17, 2, 44, 8, 1, 30]
+SCHEMES = ("int8", "int4", "int8_dynamic")
+ROUNDED = [("llama", "int8_dynamic")]
+ALSO_ROUNDED = [
+    ("compressed w8a8", "int8_dynamic"),
+    *((name, scheme) for name in ("gpt2", "llama", "mixtral", "gpt oss") for scheme in SCHEMES),
+]
 
-    def start() -> StepDriver:
-        runner = ModelRunner(config)
-        runner.load_model()
-        runner.initialize_kv_cache(NUM_BLOCKS)
-        return StepDriver(runner, NUM_BLOCKS)
 
-    first = start()
-    first.add("a", prompt, params)
-    whole = list(first.run(NUM_TOKENS)["a"])
-    second = start()
-    second.add("a", prompt, params)
-    second.outputs["a"].extend(whole[:4])  # what a journal has
-    second.preempt("a")
-    assert second.run(NUM_TOKENS - 4)["a"] == whole
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [*ROUNDED, *(pytest.param(*pair, marks=pytest.mark.full) for pair in ALSO_ROUNDED if pair not in ROUNDED)],
+)
+def test_what_is_quantized_while_loading_keeps_its_bits_over_runs_stages_and_engine_cores(
+    name: str, scheme: str, tmp_path: Path
+) -> None:
+    """Ranks round their own parts of rows of inputs, so that their numbers are close to those of one rank."""
+    folder = write_family(tmp_path / "model", name) if name in FAMILIES else write_checkpoint(tmp_path, name)
+    runs = []
+    for ranks in (ALONE, TENSOR, PIPELINE):
+        config = make_config(folder, quantization=scheme, **ranks)
+        first, again = run_schedule(config, seed=6), run_schedule(config, seed=6)
+        assert sum(map(len, first.outputs.values())) > 10
+        assert (first.outputs, first.logprobs) == (again.outputs, again.logprobs)
+        check_another_engine_core(config)
+        runs.append(first)
+    alone, shared, staged = runs
+    assert (staged.outputs, staged.logprobs) == (alone.outputs, alone.logprobs)
+    assert difference_of_first_tokens(alone, shared) < (0.6 if scheme == "int4" else 0.25)
+
+
+def difference_of_first_tokens(run: Run, other: Run) -> float:
+    """Between the largest log-probabilities of the first token of each request, whose prompts are equal."""
+    pairs = [(entries[0], other.logprobs[request_id][0]) for request_id, entries in run.logprobs.items()]
+    return max(abs(max(mine.logprobs) - max(theirs.logprobs)) for mine, theirs in pairs)

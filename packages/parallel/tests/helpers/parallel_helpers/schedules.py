@@ -39,12 +39,16 @@ def run_schedule(config: ModelRunnerConfig, seed: int, adapters: Mapping[str, Pa
         runner.load_model()
         assert runner.available_kv_bytes() > 0
         runner.initialize_kv_cache(NUM_BLOCKS)
-        for identity, path in adapters.items():
-            runner.announce_adapter(identity, str(path))
-            runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
+        add_adapters(runner, adapters)
         return _drive(runner, seed, [None, *adapters])
     finally:
         runner.shutdown()
+
+
+def add_adapters(runner: ModelRunner | ParallelRunner, adapters: Mapping[str, Path]) -> None:
+    for identity, path in adapters.items():
+        runner.announce_adapter(identity, str(path))
+        runner.add_adapter(identity, runner.read_adapter(identity, str(path)))
 
 
 def _drive(runner: Any, seed: int, adapters: Sequence[str | None] = (None,), num_steps: int = 24) -> Run:
