@@ -54,6 +54,29 @@ def test_lines_of_vllm_bench_throughput_run_over_a_published_set(model: str, tmp
     assert main(["bench", "throughput", "--model", model, *ECHO, "--dataset-name", "sharegpt"]) == 2
 
 
+def test_offline_flags_of_vllm_change_what_is_measured(model: str, tmp_path: Path):
+    path = tmp_path / "r.json"
+    line = f"bench latency --model {model} --batch-size 2 --input-len 8 --output-len 4 --num-iters 1 --n 2"
+    asked = [*line.split(), *ECHO, "--num-iters-warmup", "0", "--output-json", str(path)]
+    assert main([*asked, "--disable-detokenize"]) == 0
+    assert main([*asked, "--use-beam-search"]) == 0
+    line = (
+        f"bench throughput --model {model} --num-prompts 4 --random-input-len 8 --random-output-len 4 --num-warmups 1"
+    )
+    varied = [
+        "--random-range-ratio",
+        '{"input": 0.0, "output": 0.5}',
+        "--prequeue-requests",
+        "--random-prefix-len",
+        "3",
+    ]
+    assert main([*line.split(), *varied, *ECHO, "--output-json", str(path)]) == 0
+    found = results(path)
+    assert found["prompt_tokens_per_second"] * found["duration"] == pytest.approx(44)
+    assert 8 <= round(found["output_tokens_per_second"] * found["duration"]) <= 24
+    assert main([*asked, "--profile"]) == 1  # this runner has no profiler
+
+
 def test_latency_measures_batches_whose_prompts_no_cache_has_seen(model: str, tmp_path: Path):
     path = tmp_path / "r.json"
     line = ["bench", "latency", "--model", model, *ECHO, "--batch-size", "2", "--num-iters", "4"]

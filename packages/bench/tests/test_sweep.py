@@ -97,3 +97,28 @@ def test_what_goes_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     for content in ([], [1], "x", {"a": 1}):
         with pytest.raises(BenchError, match="--serve-params"):
             read_params("--serve-params", Path(written(tmp_path / "p.json", content)))
+
+
+def test_linked_pairs_are_measured_alone_after_a_warm_up_and_failures_are_left_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marks = tmp_path / "marks"
+    fails_for_7 = BENCH + "\nif of('--request-rate') == '7' and '--num-prompts' not in sys.argv: sys.exit(3)"
+    arguments = [
+        "bench", "sweep", "serve", "--serve-cmd", line(SERVER), "--bench-cmd", line(fails_for_7, "--request-rate", "1"),
+        "--serve-params", written(tmp_path / "s.json", [{"rate": 5}, {"rate": 7}]), "--num-runs", "1", "--show-stdout",
+        "--bench-params", written(tmp_path / "b.json", [{"request_rate": 5}, {"request_rate": 7}, {"request_rate": 9}]),
+        "--link-vars", "rate=request_rate", "-o", str(tmp_path), "-e", "name", "--warmup-num-prompts", "3",
+        "--after-bench-cmd", line(f"open({str(marks)!r}, 'a').write('x')"), "--server-ready-timeout", "60",
+    ]  # fmt: skip
+    assert main([*arguments, "--continue-on-error"]) == 1
+    assert "--bench-cmd: ended with 3" in capsys.readouterr().err
+    rows = json.loads((tmp_path / "name" / "summary.json").read_text())
+    assert [(row["rate"], row["serve.rate"]) for row in rows] == [(5, 5)]
+    assert sorted(path.name for path in (tmp_path / "name").rglob("run=*.json")) == [
+        "run=0.failed.json", "run=0.json", "run=1000000.json", "run=1000000.json",
+    ]  # fmt: skip
+    assert marks.read_text() == "x"
+    assert main([*arguments, "--link-vars", "rate=absent"]) == 2
+    assert main(["bench", "sweep", "serve_workload", *arguments[3:]]) == 2
+    assert "sweep serve" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ class RequestOptions:
         endpoint: Path of the route; one that ends with `chat/completions` gets messages in place of a prompt.
         extra_body: Further fields, which override all others.
         timeout_s: A request that takes longer counts as failed.
+        request_id_prefix: Begins the `x-request-id` of every request; without one none is sent.
+        accepts_any_certificate: TLS without a check of the server.
     """
 
     endpoint: str = "/v1/completions"
@@ -35,6 +38,8 @@ class RequestOptions:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
+    request_id_prefix: str | None = None
+    accepts_any_certificate: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -60,6 +65,7 @@ class CompletionClient:
         self.base_url = base_url.rstrip("/")
         self._options = options
         self._session: aiohttp.ClientSession | None = None
+        self._numbers = itertools.count()
 
     async def __aenter__(self) -> CompletionClient:
         self._session = self._new_session()
@@ -77,7 +83,9 @@ class CompletionClient:
     def _new_session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             # The load decides how many connections there are; the requests carry their own time limit.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=60, ssl=not self._options.accepts_any_certificate
+            ),
             timeout=aiohttp.ClientTimeout(total=None),
             headers={"Content-Type": "application/json", **self._options.headers},
             read_bufsize=1 << 20,
@@ -116,9 +124,27 @@ class CompletionClient:
             raise BenchError(f"{url} returns no list of models: {_describe(error)}") from error
         return [model for model in listed if isinstance(model, dict)]
 
+    async def profile(self, action: str) -> None:
+        """Begins or ends a profile: `action` is `start_profile` or `stop_profile`.
+
+        Raises:
+            BenchError: The server cannot be reached, or has no profiler.
+        """
+        url = f"{self.base_url}/{action}"
+        try:
+            async with asyncio.timeout(self._options.timeout_s), self._opened().post(url, data=b"") as response:
+                if response.status != 200:
+                    reason = _message(await response.content.read(1 << 16))
+                    raise BenchError(f"--profile: {url} answers HTTP {response.status}: {reason}")
+        except (aiohttp.ClientError, OSError) as error:
+            raise BenchError(f"--profile: {url}: {_describe(error)}") from error
+
     async def _stream(self, body: bytes, result: RequestResult, sent_s: float) -> None:
         lines, recorder = EventLines(), StreamRecorder(result, sent_s)
-        async with self._opened().post(self.base_url + self._options.endpoint, data=body) as response:
+        prefix = self._options.request_id_prefix
+        headers = None if prefix is None else {"x-request-id": f"{prefix}{next(self._numbers)}"}
+        url = self.base_url + self._options.endpoint
+        async with self._opened().post(url, data=body, headers=headers) as response:
             if response.status != 200:
                 raise StreamError(f"HTTP {response.status}: {_message(await response.content.read(1 << 16))}")
             async for data in response.content.iter_any():

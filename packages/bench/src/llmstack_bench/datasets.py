@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +14,10 @@ from typing import Any
 
 from llmstack_bench.errors import BenchError
 from llmstack_bench.jsonl import read_requests
-from llmstack_bench.published import published_requests
-from llmstack_bench.traces import TraceWorkload, read_trace
+from llmstack_bench.published import published_requests, read_rows
+from llmstack_bench.traces import TimedTraceFormat, TraceWorkload, read_trace, timed_requests
 from llmstack_bench.workload import BenchRequest, RandomWorkload
+from llmstack_types.traces import TOKENS_PER_HASH_ID
 
 # Every vocabulary in use has at least its bytes; a token id above the vocabulary would be refused.
 SAFE_VOCAB_SIZE = 256
@@ -52,7 +54,8 @@ def request_maker(options: argparse.Namespace, vocab_size: int, *, is_chat: bool
 def _token_maker(options: argparse.Namespace, vocab_size: int) -> MakeRequests:
     if options.dataset_name == "burstgpt":
         return lambda seed: published_requests(options, len, vocab_size, seed)
-    return _trace_maker(options, vocab_size) if options.dataset_name == "trace" else _random_maker(options, vocab_size)
+    is_trace = options.dataset_name in ("trace", "timed-trace")
+    return _trace_maker(options, vocab_size) if is_trace else _random_maker(options, vocab_size)
 
 
 def _token_counter(tokenizer_path: Path | None) -> Callable[[str], int]:
@@ -120,8 +123,23 @@ def _random_maker(options: argparse.Namespace, vocab_size: int) -> MakeRequests:
 
 
 def _trace_maker(options: argparse.Namespace, vocab_size: int) -> MakeRequests:
-    trace = read_trace(options.dataset_path, options.num_prompts)
-    workload = TraceWorkload(options.trace_speed, options.trace_length_scale, vocab_size)
+    num_block_tokens = TOKENS_PER_HASH_ID
+    if options.dataset_name == "timed-trace":
+        trace_format = TimedTraceFormat(
+            options.timed_trace_label_timestamp,
+            options.timed_trace_label_input_length,
+            options.timed_trace_label_output_length,
+            options.timed_trace_label_hash_ids,
+            options.timed_trace_sec_multiplier,
+        )
+        rows = read_rows(options.dataset_path)
+        trace = timed_requests(options.dataset_path, rows, trace_format, options.num_prompts)
+        num_block_tokens = options.timed_trace_chunk_hash_size
+    else:
+        trace = read_trace(options.dataset_path, options.num_prompts)
+    workload = TraceWorkload(
+        options.trace_speed, options.trace_length_scale, vocab_size, num_block_tokens=num_block_tokens
+    )
     return lambda seed: replace(workload, seed=seed).requests(trace)
 
 
@@ -141,8 +159,24 @@ def _read_tokenizer(path: Path) -> Any:
         raise BenchError(
             "--tokenizer: needs the package tokenizers: pip install 'llmstack-bench[tokenizer]'"
         ) from error
+    path = path if path.exists() else _cached_repository(path) or path
     file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.exists():
+        raise BenchError(
+            f"--tokenizer {path}: no such file or folder, and no repository in the hub's cache", exit_code=2
+        )
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower one for a file it cannot read
         raise BenchError(f"--tokenizer {file}: {error}", exit_code=2) from error
+
+
+def _cached_repository(path: Path) -> Path | None:
+    """The newest snapshot of a repository in the cache of the Hugging Face hub; nothing is downloaded."""
+    home = Path(os.environ.get("HF_HOME", Path("~/.cache/huggingface").expanduser()))
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    if len(path.parts) > 2 or path.is_absolute() or ".." in path.parts:
+        return None
+    snapshots = (cache / "--".join(("models", *path.parts)) / "snapshots").glob("*/tokenizer.json")
+    newest = max(snapshots, key=lambda file: file.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent

@@ -80,16 +80,19 @@ class OfflineEngine:
             requests = self._published(num_prompts)
         else:
             requests = self._random(num_prompts, run)
+        prompts = [request.prompt for request in requests]
+        if getattr(options, "use_beam_search", False):
+            return self._search(prompts)
         params = [
             self.make_params(
-                n=getattr(options, "n", 1),
+                n=options.n,
                 temperature=options.temperature,
                 ignore_eos=True,
                 max_tokens=request.num_output_tokens,
+                detokenize=not options.disable_detokenize,
             )
             for request in requests
         ]
-        prompts = [request.prompt for request in requests]
         started_s = time.perf_counter()
         outputs = self.llm.generate(prompts, params, use_tqdm=_shows_progress(options))
         seconds = time.perf_counter() - started_s
@@ -99,6 +102,35 @@ class OfflineEngine:
             sum(len(completion.token_ids) for output in outputs for completion in output.outputs),
             sum(output.num_cached_tokens or 0 for output in outputs),
         )
+
+    def _search(self, prompts: Sequence[Any]) -> Batch:
+        """The `--n` best beams of each prompt."""
+        params = importlib.import_module("llmstack_llm").BeamSearchParams(
+            beam_width=self.options.n, max_tokens=self.options.output_len, ignore_eos=True
+        )
+        started_s = time.perf_counter()
+        outputs = self.llm.beam_search(prompts, params, use_tqdm=_shows_progress(self.options))
+        seconds = time.perf_counter() - started_s
+        num_prompt_tokens = sum(map(len, prompts))
+        num_output_tokens = sum(
+            len(sequence.tokens) - len(prompt)
+            for prompt, output in zip(prompts, outputs, strict=True)
+            for sequence in output.sequences
+        )
+        return Batch(seconds, num_prompt_tokens, num_output_tokens, 0)
+
+    @contextlib.contextmanager
+    def profiled(self) -> Iterator[None]:
+        """With `--profile`, a profile is recorded meanwhile."""
+        if not self.options.profile:
+            yield
+            return
+        self.llm.start_profile()
+        try:
+            yield
+        finally:
+            for path in self.llm.stop_profile():
+                sys.stderr.write(f"profile: {path}\n")
 
     def _published(self, num_prompts: int) -> list[BenchRequest]:
         """Requests of a file; the prefix cache finds those that an earlier run has sent."""
@@ -120,6 +152,7 @@ class OfflineEngine:
             options.input_len,
             options.output_len,
             options.prefix_len,
+            range_ratio=getattr(options, "random_range_ratio", 0.0),
             vocab_size=self.llm.llm_engine.model_config.vocab_size,
             seed=options.seed + _SEED_STEP * run,
         )
@@ -138,8 +171,9 @@ def measure_throughput(options: argparse.Namespace) -> dict[str, float]:
     """Metric name to median over the iterations; each submits `--num-prompts` requests at once."""
     with offline_engine(options) as engine:
         for run in range(options.num_iters_warmup):
-            engine.generate(min(options.num_prompts, 8), options.num_iters + run)
-        batches = [engine.generate(options.num_prompts, run) for run in range(options.num_iters)]
+            engine.generate(options.num_warmups or min(options.num_prompts, 8), options.num_iters + run)
+        with engine.profiled():
+            batches = [engine.generate(options.num_prompts, run) for run in range(options.num_iters)]
         rates = {
             "duration": [batch.seconds for batch in batches],
             "requests_per_second": [options.num_prompts / batch.seconds for batch in batches],
@@ -161,7 +195,8 @@ def measure_latency(options: argparse.Namespace) -> dict[str, float]:
     with offline_engine(options) as engine:
         for run in range(options.num_iters_warmup):
             engine.generate(options.batch_size, options.num_iters + run)
-        batches = [engine.generate(options.batch_size, run) for run in range(options.num_iters)]
+        with engine.profiled():
+            batches = [engine.generate(options.batch_size, run) for run in range(options.num_iters)]
         return {**latency_values([batch.seconds for batch in batches]), **_common(engine, batches)}
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
+import random
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +39,7 @@ from llmstack_bench.workload import BenchRequest
 _SEED_STEP = 1_000_003
 _WARMUP_SEED = 500_009
 READY_POLL_S = 0.5
-RANDOM_DATASETS = ("random", "shared-prefix", "trace", "burstgpt")
+RANDOM_DATASETS = ("random", "shared-prefix", "trace", "timed-trace", "burstgpt")
 
 
 def run_serve_bench(options: argparse.Namespace) -> int:
@@ -89,6 +91,8 @@ class ServeBench:
             extra_body=options.extra_body,
             headers=_headers(options.header),
             timeout_s=options.timeout,
+            request_id_prefix=options.request_id_prefix,
+            accepts_any_certificate=options.insecure,
         )
         return cls(
             options,
@@ -119,7 +123,8 @@ class ServeBench:
                 async with _running(server, clients[server.label], paused):
                     return await self._measure(server, clients[server.label], requests, bandwidth)
 
-            await measure_interleaved(self.servers, self.options.repetitions, measure)
+            async with _profiled(clients.values()) if self.options.profile else contextlib.nullcontext():
+                await measure_interleaved(self.servers, self.options.repetitions, measure)
 
     async def _prepare(self, clients: dict[str, CompletionClient]) -> MakeRequests:
         """Finds the models and their vocabulary size; returns the maker of requests."""
@@ -146,7 +151,8 @@ class ServeBench:
     async def _measure(
         self, server: Server, client: CompletionClient, requests: Sequence[BenchRequest], bandwidth: float | None
     ) -> Run:
-        bodies = [self.request_options.encode(request, server.model) for request in requests]
+        names = model_names(self.options, server.model)
+        bodies = [self.request_options.encode(request, next(names)) for request in requests]
         title = server.label if self.options.repetitions == 1 else f"{server.label} {len(server.runs) + 1}"
         with _progress(title, len(bodies), is_shown=not self.options.disable_tqdm) as on_result:
             load: LoadResult = await run_load(
@@ -165,11 +171,11 @@ class ServeBench:
             return ramped_arrival_times(
                 len(requests), options.ramp_up_strategy, *rates, options.burstiness, options.seed
             )
-        planned = planned_arrivals(requests)
-        if self.options.request_rate is None and planned is not None:
+        planned = None if options.self_timed is False else planned_arrivals(requests)
+        if planned is not None and (options.request_rate is None or options.self_timed):
             return planned
-        rate = math.inf if self.options.request_rate is None else self.options.request_rate
-        return arrival_times(len(requests), rate, self.options.burstiness, self.options.seed)
+        rate = math.inf if options.request_rate is None else options.request_rate
+        return arrival_times(len(requests), rate, options.burstiness, options.seed)
 
 
 @contextlib.asynccontextmanager
@@ -183,6 +189,27 @@ async def _running(server: Server, client: CompletionClient, paused: PausedTrees
         await client.reconnect()
         await _list_models(client, is_needed=False)
         yield
+
+
+@contextlib.asynccontextmanager
+async def _profiled(clients: Iterable[CompletionClient]) -> AsyncIterator[None]:
+    """Every server records a profile meanwhile."""
+    for client in clients:
+        await client.profile("start_profile")
+    try:
+        yield
+    finally:
+        for client in clients:
+            await client.profile("stop_profile")
+
+
+def model_names(options: argparse.Namespace, model: str) -> Iterator[str]:
+    """The model of each request: one of `--lora-modules`, drawn or in turn, or the same for all."""
+    adapters = options.lora_modules or [model]
+    if options.lora_assignment == "round-robin" or len(adapters) == 1:
+        return itertools.cycle(adapters)
+    rng = random.Random(options.seed)  # noqa: S311 - a workload, not a secret
+    return (rng.choice(adapters) for _ in itertools.count())
 
 
 async def _wait_for(client: CompletionClient, timeout_s: float) -> None:

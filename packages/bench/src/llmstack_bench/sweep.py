@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from llmstack_bench.startup import (
 
 MAX_MEASUREMENTS = 10_000
 MAX_NAME_CHARS = 120
+WARMUP_NUMBER = 1_000_000  # also its seed, which no counted run has
 Params = Mapping[str, Any]
 
 
@@ -44,6 +45,10 @@ class _Measurement:
     def path(self) -> Path:
         return self.folder / f"run={self.number}.json"
 
+    def as_warmup(self, num_prompts: int) -> _Measurement:
+        """A short run of the same load, with prompts of its own and a file that the summary leaves out."""
+        return replace(self, number=WARMUP_NUMBER, bench={**self.bench, "num_prompts": num_prompts})
+
 
 def run_sweep(options: argparse.Namespace) -> int:
     """Measures what the flags of `commands.sweep` describe.
@@ -57,23 +62,32 @@ def run_sweep(options: argparse.Namespace) -> int:
     )
     if len(servers) * len(loads) * options.num_runs > MAX_MEASUREMENTS:
         raise BenchError(f"--num-runs: more than {MAX_MEASUREMENTS} measurements in all", exit_code=2)
+    folder = options.output_dir / options.experiment_name
+    pairs = [[(serve, bench) for bench in loads if _is_linked(serve, bench, options.link_vars)] for serve in servers]
     planned = [
         [
-            _Measurement(serve, bench, number, options.output_dir / _name("serve", serve) / _name("bench", bench))
-            for bench in loads
+            _Measurement(serve, bench, number, folder / _name("serve", serve) / _name("bench", bench))
+            for serve, bench in group
             for number in range(options.num_runs)
         ]
-        for serve in servers
+        for group in pairs
     ]
-    if len({one.folder for group in planned for one in group}) != len(servers) * len(loads):
+    if len({one.folder for group in planned for one in group}) != sum(map(len, pairs)):
         raise BenchError("--serve-params, --bench-params: two sets of flags have one name", exit_code=2)
+    if not any(pairs):
+        raise BenchError("--link-vars: no server and load are equal in these", exit_code=2)
+    failures = []
     for group in planned:
         missing = [one for one in group if not (options.resume and one.path.is_file())]
         if missing:
-            _measure(options, missing)
+            failures += _measure(options, missing)
     if not options.dry_run:
-        _write_summary(options.output_dir, [one for group in planned for one in group])
-    return 0
+        _write_summary(folder, [one for group in planned for one in group if one.path.is_file()])
+    return 1 if failures else 0
+
+
+def _is_linked(serve: Params, bench: Params, links: Sequence[tuple[str, str]]) -> bool:
+    return all(ours in serve and theirs in bench and serve[ours] == bench[theirs] for ours, theirs in links)
 
 
 def read_params(flag: str, path: Path | None) -> list[Params]:
@@ -135,21 +149,58 @@ def _name(prefix: str, params: Params) -> str:
     return f"{prefix}--{kept}"[:MAX_NAME_CHARS] if kept else prefix
 
 
-def _measure(options: argparse.Namespace, measurements: Sequence[_Measurement]) -> None:
+def _measure(options: argparse.Namespace, measurements: Sequence[_Measurement]) -> list[str]:
+    """Measures one server; what failed, where --continue-on-error lets it go on.
+
+    Raises:
+        BenchError: The server or a measurement fails.
+    """
     serve = with_flags(shlex.split(options.serve_cmd), measurements[0].serve)
     command, port = command_with_port(serve)
-    with contextlib.nullcontext() if options.dry_run else _server(options, command, port):
+    failures: list[str] = []
+    server = contextlib.nullcontext() if options.dry_run else _server(options, command, port)
+    with _failing_softly(options, failures), server:
         if options.dry_run:
             sys.stdout.write(shlex.join(serve) + "\n")
         for one in measurements:
-            bench = _bench_command(options, one, port)
-            if options.dry_run:
-                sys.stdout.write(f"  {shlex.join(bench)}\n")
-                continue
-            one.folder.mkdir(parents=True, exist_ok=True)
-            code = subprocess.run(bench, stdin=subprocess.DEVNULL, check=False).returncode
-            if code or not one.path.is_file():
-                raise BenchError(f"--bench-cmd: ended with {code} and {one.path} was not written: {shlex.join(bench)}")
+            with _failing_softly(options, failures):
+                _measure_one(options, one, port, is_first=one.number == measurements[0].number)
+    return failures
+
+
+@contextlib.contextmanager
+def _failing_softly(options: argparse.Namespace, failures: list[str]) -> Iterator[None]:
+    """With --continue-on-error, a failure is a line and an entry of the list."""
+    try:
+        yield
+    except BenchError as error:
+        if not options.continue_on_error:
+            raise
+        failures.append(str(error))
+        sys.stderr.write(f"{error}\n")
+
+
+def _measure_one(options: argparse.Namespace, one: _Measurement, port: int, *, is_first: bool) -> None:
+    bench = _bench_command(options, one, port)
+    runs = [bench]
+    if options.warmup_num_prompts and is_first:
+        runs.insert(0, _bench_command(options, one.as_warmup(options.warmup_num_prompts), port))
+    for command in runs:
+        if options.dry_run:
+            sys.stdout.write(f"  {shlex.join(command)}\n")
+            continue
+        one.folder.mkdir(parents=True, exist_ok=True)
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+        is_written = command is not bench or one.path.is_file()
+        if code and one.path.is_file():
+            one.path.replace(one.path.with_suffix(".failed.json"))  # neither a result, nor one to keep with --resume
+        if code or not is_written:
+            raise BenchError(f"--bench-cmd: ended with {code}, without {one.path}: {shlex.join(command)}")
+    if options.after_bench_cmd and not options.dry_run:
+        words = shlex.split(options.after_bench_cmd)
+        code = subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
+        if code:
+            raise BenchError(f"--after-bench-cmd: ended with {code}: {options.after_bench_cmd}")
 
 
 @contextlib.contextmanager

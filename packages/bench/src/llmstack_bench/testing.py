@@ -45,11 +45,15 @@ class FakeServer:
 
     Attributes:
         bodies: Bodies of all completion requests so far, in order of arrival.
+        paths: Paths of all POST requests so far.
+        headers: Headers of all POST requests so far, with lower-case names.
         url: Where it listens, while the context is open.
     """
 
     behaviour: Behaviour = field(default_factory=Behaviour)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
     _server: ThreadingHTTPServer | None = None
     _thread: threading.Thread | None = None
@@ -58,7 +62,7 @@ class FakeServer:
         fake = self
 
         class Handler(_Handler):
-            behaviour, bodies = fake.behaviour, fake.bodies
+            server_of_tests = fake
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -74,8 +78,11 @@ class FakeServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    behaviour: Behaviour
-    bodies: list[dict[str, Any]]
+    server_of_tests: FakeServer
+
+    @property
+    def behaviour(self) -> Behaviour:
+        return self.server_of_tests.behaviour
 
     def do_GET(self) -> None:
         if self.path == "/v1/models" and self.behaviour.lists_models:
@@ -86,8 +93,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {"error": {"message": "no such route"}})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.bodies.append(body)
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server_of_tests.paths.append(self.path)
+        self.server_of_tests.headers.append({name.lower(): value for name, value in self.headers.items()})
+        if self.path in ("/start_profile", "/stop_profile"):
+            self._answer(self.behaviour.status, {})
+            return
+        body = json.loads(content)
+        self.server_of_tests.bodies.append(body)
         if self.behaviour.status != 200:
             self._answer(self.behaviour.status, {"error": {"message": "configured to refuse"}})
             return

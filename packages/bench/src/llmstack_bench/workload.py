@@ -38,7 +38,8 @@ class RandomWorkload:
 
     Attributes:
         num_prefix_tokens: Tokens before a prompt's own, which `num_prompts / num_prefixes` of them share.
-        range_ratio: Lengths are drawn from `[length * (1 - ratio), length * (1 + ratio)]`.
+        range_ratio: Lengths are drawn from `[length * (1 - ratio), length * (1 + ratio)]`; a pair has one for prompts
+            and one for outputs.
         vocab_size: Token ids lie below it.
     """
 
@@ -47,7 +48,7 @@ class RandomWorkload:
     num_output_tokens: int
     num_prefix_tokens: int = 0
     num_prefixes: int = 1
-    range_ratio: float = 0.0
+    range_ratio: float | tuple[float, float] = 0.0
     vocab_size: int = 256
     seed: int = 0
 
@@ -60,28 +61,33 @@ class RandomWorkload:
         self._check()
         rng = random.Random(self.seed)  # noqa: S311 - a workload, not a secret
         ids = TokenSource(rng, self.vocab_size)
+        of_input, of_output = self._ratios()
         prefixes = [ids.draw(self.num_prefix_tokens) for _ in range(self.num_prefixes)]
         return [
             BenchRequest(
-                prefixes[index % self.num_prefixes] + ids.draw(self._length(rng, self.num_input_tokens)),
-                self._length(rng, self.num_output_tokens),
+                prefixes[index % self.num_prefixes] + ids.draw(_length(rng, self.num_input_tokens, of_input)),
+                _length(rng, self.num_output_tokens, of_output),
             )
             for index in range(self.num_prompts)
         ]
 
-    def _length(self, rng: random.Random, mean: int) -> int:
-        if not self.range_ratio:
-            return mean
-        return rng.randint(max(1, int(mean * (1 - self.range_ratio))), max(1, int(mean * (1 + self.range_ratio))))
+    def _ratios(self) -> tuple[float, float]:
+        return self.range_ratio if isinstance(self.range_ratio, tuple) else (self.range_ratio, self.range_ratio)
 
     def _check(self) -> None:
-        if not 0 <= self.range_ratio < 1:
+        if not all(0 <= ratio < 1 for ratio in self._ratios()):
             raise BenchError(f"--random-range-ratio {self.range_ratio}: must lie in [0, 1)", exit_code=2)
         if self.vocab_size <= FIRST_TOKEN_ID:
             raise BenchError(f"--vocab-size {self.vocab_size}: must be above {FIRST_TOKEN_ID}", exit_code=2)
         if self.num_prompts > 0 and self.num_prefix_tokens + self.num_input_tokens < 1:
             raise BenchError("--random-input-len 0: a prompt needs at least one token", exit_code=2)
         check_total(self.num_prompts * (self.num_prefix_tokens + self.num_input_tokens))
+
+
+def _length(rng: random.Random, mean: int, ratio: float) -> int:
+    if not ratio:
+        return mean
+    return rng.randint(max(1, int(mean * (1 - ratio))), max(1, int(mean * (1 + ratio))))
 
 
 @dataclass(frozen=True, slots=True)

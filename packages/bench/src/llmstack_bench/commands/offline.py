@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmstack_bench.commands.values import dataset_name, natural_int, positive_int
+from llmstack_bench.commands.foreign_flags import add_foreign_arguments
+from llmstack_bench.commands.values import dataset_name, natural_int, positive_int, range_ratio
 from llmstack_bench.commands.vllm_flags import PUBLISHED, add_dataset_arguments
 from llmstack_bench.table import report_values
 
@@ -24,6 +25,10 @@ class ThroughputBench:
         parser.add_argument(
             "--num-iters-warmup", type=natural_int, default=1, metavar="N", help="small ones before (1)"
         )
+        parser.add_argument(
+            "--num-warmups", type=positive_int, metavar="N", help="requests of each of them (at most 8)"
+        )
+        add_foreign_arguments(parser, "throughput")
 
     def run(self, namespace: argparse.Namespace) -> int:
         from llmstack_bench.offline import measure_throughput
@@ -40,6 +45,7 @@ class LatencyBench:
         parser.add_argument("--batch-size", type=positive_int, default=8, metavar="N", help="requests (default: 8)")
         parser.add_argument("--num-iters", type=positive_int, default=10, metavar="N", help="batches to measure (10)")
         parser.add_argument("--num-iters-warmup", type=natural_int, default=2, metavar="N", help="batches before (2)")
+        parser.add_argument("--use-beam-search", action="store_true", help="--n is then the number of beams")
 
     def run(self, namespace: argparse.Namespace) -> int:
         from llmstack_bench.offline import measure_latency
@@ -60,9 +66,33 @@ def add_offline_arguments(parser: argparse.ArgumentParser, *, input_len: int, ou
         help="any other option of LLM, such as max_num_seqs=32")  # fmt: skip
     _add_engine_options(parser)
     add = parser.add_argument_group("workload").add_argument
-    add("--input-len", type=natural_int, default=input_len, metavar="N", help=f"a prompt's own tokens ({input_len})")
-    add("--output-len", type=positive_int, default=output_len, metavar="N", help=f"tokens to generate ({output_len})")
-    add("--prefix-len", type=natural_int, default=0, metavar="N", help="tokens of a prefix that all prompts share (0)")
+    add("--n", type=positive_int, default=1, metavar="N", help="completions of each prompt (default: 1)")
+    add("--disable-detokenize", action="store_true", help="no text is made of the tokens")
+    add("--profile", action="store_true", help="record a profile; needs --engine-option profiler_config=...")
+    add(
+        "--input-len",
+        "--random-input-len",
+        type=natural_int,
+        default=input_len,
+        metavar="N",
+        help=f"a prompt's own tokens ({input_len})",
+    )
+    add(
+        "--output-len",
+        "--random-output-len",
+        type=positive_int,
+        default=output_len,
+        metavar="N",
+        help=f"tokens to generate ({output_len})",
+    )
+    add(
+        "--prefix-len",
+        "--random-prefix-len",
+        type=natural_int,
+        default=0,
+        metavar="N",
+        help="tokens of a prefix that all prompts share (0)",
+    )
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     add("--seed", type=int, default=0, help="equal seeds give equal prompts (default: 0)")
     add = parser.add_argument_group("report").add_argument
@@ -78,7 +108,7 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dataset-name", type=dataset_name, choices=("random", *PUBLISHED), default="random", metavar="NAME",
         help=f"random, {', '.join(PUBLISHED)} (default: random)")  # fmt: skip
     add("--dataset-path", type=Path, metavar="FILE", help="the file of a data set")
-    add("--n", type=positive_int, default=1, metavar="N", help="completions of each prompt (default: 1)")
+    add("--random-range-ratio", type=range_ratio, default=0.0, metavar="R", help="lengths vary by this fraction (0)")
 
 
 # Options of LLM under their flags in vLLM; None is a switch.

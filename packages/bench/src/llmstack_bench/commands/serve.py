@@ -12,11 +12,12 @@ from llmstack_bench.commands.values import (
     natural_int,
     positive_float,
     positive_int,
+    range_ratio,
 )
 from llmstack_bench.commands.vllm_flags import PUBLISHED, add_vllm_arguments, resolved
 from llmstack_bench.presets import PRESETS
 
-DATASETS = ("random", "shared-prefix", "custom", "trace", *PUBLISHED)
+DATASETS = ("random", "shared-prefix", "custom", "trace", "timed-trace", *PUBLISHED)
 
 # Defaults of flags that neither the command line nor a preset sets.
 DEFAULTS = {
@@ -68,9 +69,16 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="/v1/completions (the default) or /v1/chat/completions")  # fmt: skip
     add("--model", action="append", default=[], metavar="NAME",
         help="name of the model, one for all servers or one each (default: the first one listed)")  # fmt: skip
-    add("--header", action="append", type=key_value, default=[], metavar="KEY=VALUE",
+    add("--header", action="extend", nargs="*", type=key_value, default=[], metavar="KEY=VALUE",
         help="a header of every request; Authorization comes from OPENAI_API_KEY if that is set")  # fmt: skip
-    add("--extra-body", type=json_object, default={}, metavar="JSON", help="further fields of every request")
+    add(
+        "--extra-body",
+        "--extra-request-body",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="further fields of every request",
+    )
     add("--timeout", type=positive_float, default=600.0, metavar="S",
         help="a request that takes longer counts as failed (default: 600)")  # fmt: skip
 
@@ -80,16 +88,28 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     presets = "; ".join(f"{name}: {preset.description}" for name, preset in PRESETS.items())
     add("--preset", choices=tuple(PRESETS), help=f"a named workload, which other flags may change ({presets})")
     add("--dataset-name", type=dataset_name, choices=DATASETS, metavar="NAME",
-        help="random, shared-prefix, custom (a file of JSON lines), trace, or a published set from a file: sharegpt, "
-        "sonnet, burstgpt, spec-bench, hf (default: random)")  # fmt: skip
+        help="random, shared-prefix, custom (a file of JSON lines), trace, timed_trace, or a published set from a "
+        "file: sharegpt, sonnet, burstgpt, spec-bench, hf (default: random)")  # fmt: skip
     add("--dataset-path", type=Path, metavar="FILE", help="the file of a data set")
     add("--num-prompts", type=positive_int, metavar="N", help="requests (default: 100)")
-    add("--random-input-len", type=natural_int, metavar="N", help="a prompt's own tokens (default: 128)")
-    add("--random-output-len", type=positive_int, metavar="N", help="tokens to generate (default: 128)")
+    add(
+        "--random-input-len",
+        "--random-input",
+        type=natural_int,
+        metavar="N",
+        help="a prompt's own tokens (default: 128)",
+    )
+    add(
+        "--random-output-len",
+        "--random-output",
+        type=positive_int,
+        metavar="N",
+        help="tokens to generate (default: 128)",
+    )
     add("--random-prefix-len", type=natural_int, metavar="N",
         help="tokens of a shared prefix before them (default: 0; 256 for shared-prefix)")  # fmt: skip
-    add("--random-range-ratio", type=float, default=0.0, metavar="R",
-        help="lengths vary by this fraction in both directions (default: 0)")  # fmt: skip
+    add("--random-range-ratio", type=range_ratio, default=0.0, metavar="R",
+        help='lengths vary by this fraction both ways; {"input": 0.5, "output": 0} has two (default: 0)')  # fmt: skip
     add("--num-prefixes", type=positive_int, default=1, metavar="N", help="different shared prefixes (default: 1)")
     add("--trace-speed", type=positive_float, default=1.0, metavar="X", help="2 replays in half the time (default: 1)")
     add("--trace-length-scale", type=positive_float, default=1.0, metavar="X",
@@ -107,6 +127,7 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="equal seeds give equal requests (default: 0)")
     add("--ignore-eos", action=argparse.BooleanOptionalAction,
         help="generate the full length (default: yes where prompts are random)")  # fmt: skip
+    add("--disable-ignore-eos", action="store_false", dest="ignore_eos", default=None, help="as --no-ignore-eos")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
 
 
@@ -117,7 +138,7 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
     add("--burstiness", type=positive_float, default=1.0, metavar="B",
         help="1 is a Poisson process, below 1 sends bursts, inf sends at equal intervals (default: 1)")  # fmt: skip
     add("--max-concurrency", type=positive_int, metavar="N", help="requests in flight at most (default: no limit)")
-    add("--num-warmups", type=natural_int, metavar="N",
+    add("--num-warmups", "--warmup-requests", type=natural_int, metavar="N",
         help="requests before the first run that are not counted (default: 1)")  # fmt: skip
     add("--repetitions", type=positive_int, default=1, metavar="N",
         help="runs per server, alternating, each with its own prompts (default: 1)")  # fmt: skip
@@ -137,6 +158,8 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output-json", type=Path, metavar="FILE", help="write the results to this file")
     add("--save-result", action="store_true", help="write the results into --result-dir, under a name with the time")
     add("--result-dir", type=Path, default=Path(), metavar="FOLDER", help="(default: the current folder)")
-    add("--save-detailed", action="store_true", help="add a record for every request to the results")
+    add(
+        "--save-detailed", "--output-details", action="store_true", help="add a record for every request to the results"
+    )
     add("--plot", type=Path, action="append", default=[], metavar="FILE", help="draw the results, as .html or .png")
     add("--disable-tqdm", action="store_true", help="no progress bar")

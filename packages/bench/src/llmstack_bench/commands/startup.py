@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from llmstack_bench.commands.foreign_flags import add_foreign_arguments
 from llmstack_bench.commands.values import positive_float, positive_int
 from llmstack_bench.errors import BenchError
 from llmstack_bench.table import report_values
@@ -26,6 +27,7 @@ class StartupBench:
         add("--timeout", type=positive_float, default=600.0, metavar="S", help="for one start (default: 600)")
         add("--stop-timeout", type=positive_float, default=30.0, metavar="S", help="for its end (default: 30)")
         add("--output-json", type=Path, metavar="FILE", help="write the results to this file")
+        add_foreign_arguments(parser, "startup")
         add("server_command", nargs=argparse.REMAINDER, metavar="-- COMMAND",
             help="the server's command; a free port replaces {port}, or is added as --port")  # fmt: skip
 

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from llmstack_bench.commands.foreign_flags import refused_value
+
 
 def positive_int(text: str) -> int:
     """An integer of at least 1."""
@@ -43,10 +45,32 @@ def key_value(text: str) -> tuple[str, str]:
     return key, value
 
 
+def range_ratio(text: str) -> float | tuple[float, float]:
+    """A fraction for all lengths, or JSON with one for `input` and one for `output`."""
+    if not text.lstrip().startswith("{"):
+        return float(text)
+    value = json_object(text)
+    if value.keys() != {"input", "output"} or not all(isinstance(one, (int, float)) for one in value.values()):
+        raise argparse.ArgumentTypeError(f"'{text}' needs numbers for input and output, and nothing else")
+    return float(value["input"]), float(value["output"])
+
+
 def dataset_name(text: str) -> str:
     """The name of a data set here, from it or from vLLM's name."""
     name = text.replace("_", "-")
-    return {"prefix-repetition": "shared-prefix", "jsonl": "custom"}.get(name, name)
+    reason = refused_value("--dataset-name", name)
+    if reason is not None:
+        raise argparse.ArgumentTypeError(f"'{text}': {reason}")
+    names = {"prefix-repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix", "jsonl": "custom"}
+    return names.get(name, name)
+
+
+def backend(text: str) -> str:
+    """The name of what is measured, unless it is one that has no load here."""
+    reason = refused_value("--backend", text)
+    if reason is not None:
+        raise argparse.ArgumentTypeError(f"'{text}': {reason}")
+    return text
 
 
 def _at_least(text: str, minimum: int) -> int:

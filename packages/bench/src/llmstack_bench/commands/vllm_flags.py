@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from llmstack_bench.commands.values import key_value, natural_int, positive_float, positive_int
+from llmstack_bench.commands.foreign_flags import add_foreign_arguments
+from llmstack_bench.commands.values import backend, json_object, key_value, natural_int, positive_float, positive_int
 from llmstack_bench.errors import BenchError
 
 # What speaks OpenAI's API under another name, and the route that the name stands for.
@@ -16,6 +17,9 @@ BACKENDS = {
     "llmstack": "/v1/completions",
     "lmdeploy": "/v1/completions",
     "sglang": "/v1/completions",
+    "sglang-oai": "/v1/completions",
+    "sglang-oai-chat": "/v1/chat/completions",
+    "vllm-chat": "/v1/chat/completions",
     "llama.cpp": "/v1/completions",
 }
 PUBLISHED = ("sharegpt", "sonnet", "burstgpt", "spec-bench", "hf")
@@ -29,10 +33,9 @@ _SAMPLING = {
 def add_vllm_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what a pasted line may have; `resolved` gives it a meaning."""
     add = parser.add_argument_group("as in vllm bench serve").add_argument
-    add("--backend", "--endpoint-type", choices=tuple(BACKENDS), metavar="NAME",
+    add("--backend", "--endpoint-type", type=backend, choices=tuple(BACKENDS), metavar="NAME",
         help=f"which API: {', '.join(BACKENDS)} (default: what --endpoint says)")  # fmt: skip
     add("--served-model-name", metavar="NAME", help="name of the model in requests; --model is then its folder")
-    add("--trust-remote-code", action="store_true", help="no effect: nothing here runs a model's code")
     add("--input-len", type=positive_int, metavar="N", help="a prompt's tokens, of each data set that has lengths")
     add("--output-len", type=positive_int, metavar="N", help="tokens to generate, of each data set")
     add("--ready-check-timeout-sec", type=natural_int, default=0, metavar="S",
@@ -40,11 +43,19 @@ def add_vllm_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, kind in _SAMPLING.items():
         add(flag, type=kind, metavar="X", help=f"{flag[2:].replace('-', '_')} of every request")
     add("--logprobs", type=natural_int, metavar="N", help="log-probabilities of every request")
+    add("--chat-template-kwargs", type=json_object, metavar="JSON", help="values for the template, with a chat route")
+    add("--lora-modules", nargs="+", default=[], metavar="NAME", help="adapters of the server, one for each request")
+    add("--lora-assignment", choices=("random", "round-robin"), default="random", help="(default: random)")
+    add("--request-id-prefix", metavar="TEXT", help="x-request-id of every request, before its number")
+    add("--insecure", action="store_true", help="accept any certificate of the server")
+    add("--profile", action="store_true", help="the server records a profile: /start_profile, then /stop_profile")
     add = parser.add_argument_group("ramp-up, as in vllm bench serve").add_argument
     add("--ramp-up-strategy", choices=("linear", "exponential"), help="the request rate rises during the run")
     add("--ramp-up-start-rps", type=positive_float, metavar="R", help="rate at its start")
     add("--ramp-up-end-rps", type=positive_float, metavar="R", help="rate at its end")
     add_dataset_arguments(parser)
+    _add_timed_trace_arguments(parser)
+    add_foreign_arguments(parser, "serve")
     add = parser.add_argument_group("results, as in vllm bench serve").add_argument
     add("--result-filename", metavar="NAME", help="name of the file that --save-result writes")
     add("--append-result", action="store_true", help="add a line to that file instead of replacing it")
@@ -66,10 +77,42 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hf-output-len", type=positive_int, metavar="N", help="(default: 128)")
     add("--hf-subset", metavar="NAME", help="part of the path, in a folder of files")
     add("--hf-split", metavar="NAME", help="the same")
-    add("--prefix-repetition-prefix-len", type=positive_int, metavar="N", help="as --random-prefix-len")
-    add("--prefix-repetition-suffix-len", type=positive_int, metavar="N", help="as --random-input-len")
-    add("--prefix-repetition-num-prefixes", type=positive_int, metavar="N", help="as --num-prefixes")
-    add("--prefix-repetition-output-len", type=positive_int, metavar="N", help="as --random-output-len")
+    add(
+        "--prefix-repetition-prefix-len",
+        "--gsp-system-prompt-len",
+        type=positive_int,
+        metavar="N",
+        help="as --random-prefix-len",
+    )
+    add(
+        "--prefix-repetition-suffix-len",
+        "--gsp-question-len",
+        type=positive_int,
+        metavar="N",
+        help="as --random-input-len",
+    )
+    add(
+        "--prefix-repetition-num-prefixes", "--gsp-num-groups", type=positive_int, metavar="N", help="as --num-prefixes"
+    )
+    add(
+        "--prefix-repetition-output-len",
+        "--gsp-output-len",
+        type=positive_int,
+        metavar="N",
+        help="as --random-output-len",
+    )
+
+
+def _add_timed_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("timed traces, as in vllm bench serve").add_argument
+    add("--self-timed", action=argparse.BooleanOptionalAction, help="send at the times of the trace (default: yes)")
+    add("--timed-trace-chunk-hash-size", type=positive_int, default=16, metavar="N",
+        help="tokens that a hash id stands for (default: 16)")  # fmt: skip
+    add("--timed-trace-sec-multiplier", type=positive_float, default=1.0, metavar="X",
+        help="seconds that a unit of its times is (default: 1)")  # fmt: skip
+    for name in ("timestamp", "input_length", "output_length", "hash_ids"):
+        flag = f"--timed-trace-label-{name.replace('_', '-')}"
+        add(flag, default=name, metavar="KEY", help=f"(default: {name})")
 
 
 _SAME = {
@@ -100,21 +143,22 @@ def resolved(options: argparse.Namespace) -> argparse.Namespace:
         found |= dict.fromkeys(_OF_OUTPUT_LEN, options.output_len)
     if options.served_model_name is not None:
         found["model"] = [options.served_model_name]
-    found["endpoint"] = _endpoint(options)
-    found["extra_body"] = (
-        _sampling(options, is_chat=found["endpoint"].endswith("chat/completions")) | options.extra_body
-    )
+    endpoint = found["endpoint"] = _endpoint(options)
+    found["extra_body"] = _sampling(options, is_chat=endpoint.endswith("chat/completions")) | options.extra_body
     found["lengths_from"] = "4 characters a token" if options.tokenizer is None else "--tokenizer"
     _check_ramp_up(options)
+    if options.self_timed is not None and options.dataset_name not in ("trace", "timed-trace"):
+        raise BenchError("--self-timed: needs --dataset-name timed_trace or trace, which have times", exit_code=2)
     return argparse.Namespace(**found)
 
 
 def _endpoint(options: argparse.Namespace) -> str:
     endpoint: str = options.endpoint or BACKENDS[options.backend or "openai"]
     is_chat = endpoint.rstrip("/").endswith("chat/completions")
-    if options.backend == "openai-chat" and not is_chat:
-        raise BenchError(f"--endpoint {endpoint}: --backend openai-chat takes chat/completions", exit_code=2)
-    if options.backend not in (None, "openai-chat") and is_chat:
+    takes_chat = BACKENDS.get(options.backend, endpoint).endswith("chat/completions")
+    if takes_chat and not is_chat:
+        raise BenchError(f"--endpoint {endpoint}: --backend {options.backend} takes chat/completions", exit_code=2)
+    if is_chat and not takes_chat:
         raise BenchError(f"--endpoint {endpoint}: takes --backend openai-chat", exit_code=2)
     return endpoint
 
@@ -124,6 +168,10 @@ def _sampling(options: argparse.Namespace, *, is_chat: bool) -> dict[str, Any]:
     found = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.logprobs is not None:
         found |= {"logprobs": True, "top_logprobs": options.logprobs} if is_chat else {"logprobs": options.logprobs}
+    if options.chat_template_kwargs is not None:
+        if not is_chat:
+            raise BenchError("--chat-template-kwargs: needs --backend openai-chat and its template", exit_code=2)
+        found["chat_template_kwargs"] = options.chat_template_kwargs
     return found
 
 
