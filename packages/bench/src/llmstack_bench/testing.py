@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class FakeServer:
         fake = self
 
         class Handler(_Handler):
-            server_of_tests = fake
+            behaviour, bodies, paths, sent_headers = fake.behaviour, fake.bodies, fake.paths, fake.headers
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -78,11 +78,10 @@ class FakeServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server_of_tests: FakeServer
-
-    @property
-    def behaviour(self) -> Behaviour:
-        return self.server_of_tests.behaviour
+    behaviour: Behaviour
+    bodies: list[dict[str, Any]]
+    paths: ClassVar[list[str]] = []
+    sent_headers: ClassVar[list[dict[str, str]]] = []
 
     def do_GET(self) -> None:
         if self.path == "/v1/models" and self.behaviour.lists_models:
@@ -94,13 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server_of_tests.paths.append(self.path)
-        self.server_of_tests.headers.append({name.lower(): value for name, value in self.headers.items()})
+        self.paths.append(self.path)
+        self.sent_headers.append({name.lower(): value for name, value in self.headers.items()})
         if self.path in ("/start_profile", "/stop_profile"):
             self._answer(self.behaviour.status, {})
             return
         body = json.loads(content)
-        self.server_of_tests.bodies.append(body)
+        self.bodies.append(body)
         if self.behaviour.status != 200:
             self._answer(self.behaviour.status, {"error": {"message": "configured to refuse"}})
             return
