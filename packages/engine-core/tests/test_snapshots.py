@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmstack_core_scheduler import SchedulerConfig, SpeculativeConfig
+from llmstack_engine_core.commands import replay
 from llmstack_engine_core.commands.explain import ExplainCommand
+from llmstack_engine_core.commands.replay import ReplayCommand
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.replay import (
     Decision,
@@ -211,8 +213,8 @@ def test_an_explanation_from_a_snapshot_is_the_one_from_the_beginning(
     long_log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Estimates apart: a snapshot has more of the tokens from before the first step that is kept."""
-    names = [name for name in ended_requests(long_log) if int(name[1:]) % 31 == 0]
-    assert len(names) > 3
+    names = ended_requests(long_log)[40::80]
+    assert len(names) > 1
     for name in names:
         found = explained(long_log, name, capsys)["facts"]
         with pytest.MonkeyPatch.context() as patch:
@@ -334,3 +336,42 @@ def test_a_snapshot_that_is_not_whole_cannot_be_read(change: Callable[[bytes], b
     assert snapshots.read_snapshot(payload).place.num_steps == 8
     with pytest.raises(StepLogError):
         snapshots.read_snapshot(change(payload))
+
+
+def replayed(path: Path, *arguments: object) -> int:
+    parser, command = argparse.ArgumentParser(), ReplayCommand()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(path), *map(str, arguments)]))
+
+
+def test_what_follows_a_snapshot_is_proved_without_the_rest(
+    long_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = read_step_log(long_log).last.digest.hex()
+    assert replayed(long_log, "--from-step", 630) == 0
+    assert f": every decision is as recorded, hash {digest}\n" in capsys.readouterr().out
+    assert replayed(long_log, "--from-step", 15) == 0
+    assert f"{long_log}: steps 0 to 650, " in capsys.readouterr().out
+    data, path = bytearray(long_log.read_bytes()), tmp_path / "damaged.steps"
+    found = LogFile(long_log)._found
+    data[found[30].record_at + 200] ^= 1
+    path.write_bytes(data)
+    assert replayed(path, "--from-step", 496) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "llmstack replay: The snapshot at step 496 is damaged: an earlier one is used.\n"
+    assert f"{path}: steps 480 to 650, " in captured.out
+    path.write_bytes(data[: found[35].record_at - 20])
+    assert replayed(path, "--from-step", 500) == 1
+    assert "is truncated or damaged after byte" in capsys.readouterr().err
+
+
+def test_a_page_of_the_last_steps_begins_with_a_snapshot(
+    long_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replay, "MAX_PAGE_STEPS", 30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogFile, "_find_snapshots", lambda file: [])
+        assert replayed(long_log, "--page", tmp_path / "whole.html") == 0
+    assert replayed(long_log, "--page", tmp_path / "part.html") == 0
+    assert capsys.readouterr().out.count(": 30 steps are drawn in ") == 2
+    assert (tmp_path / "part.html").read_text() == (tmp_path / "whole.html").read_text()

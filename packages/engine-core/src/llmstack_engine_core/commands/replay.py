@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmstack_engine_core.step_log import RecordedRun
+    from llmstack_engine_core.replay.verify import ReplayReport
+    from llmstack_engine_core.step_log import RecordedRun, Run
 
 MAX_PAGE_STEPS = 5000
 
 
 class ReplayCommand:
-    """`llmstack replay FILE [--against OTHER | --page OUT]`."""
+    """`llmstack replay FILE [--against OTHER | --page OUT | --from-step N]`."""
 
     name = "replay"
     help = "derive the decisions of a recorded run again, and prove or compare them"
@@ -31,6 +33,12 @@ class ReplayCommand:
             type=Path,
             metavar="OUT.html",
             help=f"write a page that draws the last {MAX_PAGE_STEPS} steps: requests over steps, without a server",
+        )
+        other.add_argument(
+            "--from-step",
+            type=int,
+            metavar="N",
+            help="prove what follows the last snapshot at or before step N, without what comes before it",
         )
         other.add_argument(
             "--against",
@@ -47,12 +55,13 @@ class ReplayCommand:
 
         path = namespace.file
         try:
-            run = read_step_log(path)
             if namespace.page is not None:
-                return _draw(run, path, namespace.page)
+                return _draw(path, namespace.page)
+            if namespace.from_step is not None:
+                return _verify_from(path, namespace.from_step)
             if namespace.against is not None:
-                return _compare(run, path, namespace.against)
-            return _verify(run, path)
+                return _compare(read_step_log(path), path, namespace.against)
+            return _verify(path)
         except AgainstError as error:
             sys.stderr.write(f"llmstack replay: error: --against: {error}\n")
             return 2
@@ -61,26 +70,59 @@ class ReplayCommand:
             return 1
 
 
-def _verify(run: RecordedRun, path: Path) -> int:
+def _verify(path: Path) -> int:
     from llmstack_engine_core.replay.verify import verify
+    from llmstack_engine_core.step_log import read_step_log
+
+    run = read_step_log(path)
+    report = verify(run)
+    return _say_what_is_proven(run, path, report, f"{report.num_steps} steps")
+
+
+def _verify_from(path: Path, num_steps: int) -> int:
+    from llmstack_engine_core.replay.verify import verify
+    from llmstack_engine_core.step_log.seek import LogFile
+
+    with closing(LogFile(path)) as file:
+        run = file.part_from(num_steps)
+        report = verify(run)
+    for note in run.notes:
+        sys.stderr.write(f"llmstack replay: {note}\n")
+    first = 0 if run.start is None else run.start.place.num_steps
+    return _say_what_is_proven(run, path, report, f"steps {first} to {report.num_steps}")
+
+
+def _say_what_is_proven(run: Run, path: Path, report: ReplayReport, steps: str) -> int:
     from llmstack_engine_core.step_log import StepLogError
 
-    report = verify(run)
-    counts = f"{report.num_steps} steps, {report.num_requests} requests, {report.num_tokens} tokens"
+    counts = f"{steps}, {report.num_requests} requests, {report.num_tokens} tokens"
     if run.truncated_at is not None:
         raise StepLogError(
             f"is truncated or damaged after byte {run.truncated_at}; up to there ({counts}) every decision is as "
             f"recorded, hash {report.digest}"
         )
-    note = "" if run.is_closed else " (the log was not closed: the server was killed, or still runs)"
+    note = "" if report.is_closed else " (the log was not closed: the server was killed, or still runs)"
     sys.stdout.write(f"{path}: {counts}: every decision is as recorded, hash {report.digest}{note}\n")
     return 0
 
 
-def _draw(run: RecordedRun, path: Path, page: Path) -> int:
+def _last_steps(path: Path) -> Run:
+    """The run from a snapshot on that has the last steps behind it, if it has snapshots."""
+    from llmstack_engine_core.step_log import read_step_log
+    from llmstack_engine_core.step_log.seek import LogFile
+
+    file = LogFile(path)
+    if file.snapshot_steps and file.snapshot_steps[-1] > MAX_PAGE_STEPS:
+        return file.part_from(file.snapshot_steps[-1] - MAX_PAGE_STEPS)
+    file.close()
+    return read_step_log(path)
+
+
+def _draw(path: Path, page: Path) -> int:
     from llmstack_engine_core.replay.steps_of_log import steps_of_log
     from llmstack_engine_core.timeline import timeline_of, timeline_page
 
+    run = _last_steps(path)
     last = steps_of_log(run, MAX_PAGE_STEPS)
     try:
         page.write_text(timeline_page(timeline_of(last)).text, encoding="utf-8")

@@ -173,6 +173,11 @@ class Run(Protocol):
         """The snapshot that its events begin with; None for the beginning of the run."""
         ...
 
+    @property
+    def truncated_at(self) -> int | None:
+        """Where the first segment begins that is not whole, as far as is known."""
+        ...
+
     def events(self) -> Iterator[Event]:
         """Everything that follows, as far as it is whole."""
         ...

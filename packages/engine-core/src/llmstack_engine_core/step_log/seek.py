@@ -100,16 +100,22 @@ class LogFile:
         order = [found for found in reversed(self._found) if found.mark_at <= offset]
         if len(order) > 1 and self._num_steps_between(order[0].mark_at, offset) < num_steps_before:
             order = [*order[1:], order[0]]
+        return self._first_whole(order)
+
+    def part_from(self, num_steps: int) -> RunPart:
+        """The run from the last snapshot on that is whole and has so many steps before it at most; or all of it."""
+        return self._first_whole([one for one in reversed(self._found) if one.place.num_steps <= num_steps])
+
+    def _first_whole(self, order: Sequence[_Found]) -> RunPart:
         notes = []
         for found in order:
             try:
                 part = RunPart(self, self._load(found), found.mark_at)
+                break
             except StepLogError:
                 notes.append(f"The snapshot at step {found.place.num_steps} is damaged: an earlier one is used.")
-                continue
-            part.notes += notes
-            return part
-        part = RunPart(self, None, self.start)
+        else:
+            part = RunPart(self, None, self.start)
         part.notes += notes
         return part
 
