@@ -5,6 +5,7 @@ The requests around it arrive again, on a clock that the cost model of the measu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -12,13 +13,13 @@ from typing import Any, NamedTuple
 from llmstack_core_scheduler import Scheduler, SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig, build_scheduler
 from llmstack_engine_core.explain.workload import Arrival, Workload
-from llmstack_engine_core.prediction.cost_model import CostModel, step_work
-from llmstack_types import InvalidRequestError, ModelRunnerOutput, ScheduledRequest, SchedulerOutput
+from llmstack_engine_core.prediction.cost_model import CostModel
+from llmstack_engine_core.prediction.errors import SimulationError
+from llmstack_engine_core.rerun import Outcome, RecordedRequest, Rerun
 
 # The work of one run: so many rows in so many steps at most.
 MAX_ROWS = 100_000
 MAX_STEPS = 4_096
-MAX_IDLE_STEPS = 16
 
 
 class Times(NamedTuple):
@@ -54,7 +55,19 @@ def run_again(
         TooMuchError: It does not end within that.
         ValueError: A setting is not valid.
     """
-    return _Run(workload, build_scheduler(scheduler, cache), cache.block_size, model).times(max_rows)
+    plane = build_scheduler(scheduler, cache)
+    _cache_what_was_found(plane, workload, cache.block_size)
+    virtual = Rerun(plane, model, workload.arrivals[0].time_s)
+    for number, one in enumerate(workload.arrivals):
+        virtual.submit(_recorded(one, number))
+    try:
+        while virtual.num_rows <= max_rows and virtual.num_steps < MAX_STEPS and virtual.advance(math.inf):
+            for recorded, outcome in virtual.take_ended():
+                if recorded.request.request_id == workload.request_id and outcome is not None:
+                    return Times(outcome.e2e_s if outcome.ttft_s is None else outcome.ttft_s, outcome.e2e_s)
+    except SimulationError as error:
+        raise TooMuchError from error
+    raise TooMuchError
 
 
 def changes_to_try(workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig) -> Iterator[Change]:
@@ -90,108 +103,30 @@ def _flag(setting: str, value: object) -> str:
     return f"--{'scheduling-policy' if setting == 'policy' else setting.replace('_', '-')} {value}"
 
 
-class _Run:
-    def __init__(self, workload: Workload, scheduler: Scheduler, block_size: int, model: CostModel) -> None:
-        self._workload = workload
-        self._scheduler = scheduler
-        self._model = model
-        self._arrivals = {one.request.request_id: one for one in workload.arrivals}
-        self._known: dict[str, int] = {}
-        self._num_outputs = dict.fromkeys(self._arrivals, 0)
-        self._next = 0
-        self._now_s = workload.arrivals[0].time_s
-        self._cache_what_was_found(workload, block_size)
+def _cache_what_was_found(scheduler: Scheduler, workload: Workload, size: int) -> None:
+    """Fills the prefix cache with what the requests found, as far as none of them computes it before."""
+    computed: set[int] = set()
+    for one in workload.arrivals:
+        request = one.request
+        token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        keys, parent = [], hash((request.cache_salt, request.lora_name))
+        for start in range(0, len(token_ids) - size + 1, size):
+            parent = hash((parent, *token_ids[start : start + size]))
+            keys.append(parent)
+        num_found = one.num_found_tokens // size
+        if request.lora_name is None and not computed.issuperset(keys[:num_found]):
+            # One more token: the last one of a prompt is never taken from the cache.
+            scheduler.import_prefix([*token_ids[: num_found * size], 0], request.cache_salt)
+        computed.update(keys)
 
-    def _cache_what_was_found(self, workload: Workload, size: int) -> None:
-        """Fills the prefix cache with what the requests found, as far as none of them computes it before."""
-        computed: set[int] = set()
-        for one in workload.arrivals:
-            request = one.request
-            token_ids = [*request.prompt_token_ids, *request.output_token_ids]
-            keys, parent = [], hash((request.cache_salt, request.lora_name))
-            for start in range(0, len(token_ids) - size + 1, size):
-                parent = hash((parent, *token_ids[start : start + size]))
-                keys.append(parent)
-            num_found = one.num_found_tokens // size
-            if request.lora_name is None and not computed.issuperset(keys[:num_found]):
-                # One more token: the last one of a prompt is never taken from the cache.
-                self._scheduler.import_prefix([*token_ids[: num_found * size], 0], request.cache_salt)
-            computed.update(keys)
 
-    def times(self, max_rows: int) -> Times:
-        """Runs until the request has ended."""
-        own, first_s, num_rows, num_idle = self._workload.own, None, 0, 0
-        own_id = own.request.request_id
-        for _ in range(MAX_STEPS):
-            self._arrive()
-            scheduled = self._scheduler.schedule(self._now_s)
-            rows = scheduled.scheduled_requests
-            num_rows += len(rows)
-            num_idle = 0 if rows else num_idle + 1
-            if num_rows > max_rows or num_idle > MAX_IDLE_STEPS:
-                break
-            if rows:
-                self._now_s += self._model.step_s(step_work(rows))
-            elif self._next < len(self._workload.arrivals):
-                self._now_s = max(self._now_s, self._workload.arrivals[self._next].time_s)
-            outputs = self._scheduler.update_from_output(scheduled, self._sample(scheduled), self._now_s)
-            for output in outputs.outputs:
-                if output.request_id == own_id:
-                    first_s = self._now_s if first_s is None else first_s
-                    if output.finish_reason is not None:
-                        return Times(first_s - own.time_s, self._now_s - own.time_s)
-            self._abort_spent()
-            if own_id not in self._num_outputs and first_s is not None:
-                return Times(first_s - own.time_s, self._now_s - own.time_s)
-        raise TooMuchError
-
-    def _arrive(self) -> None:
-        arrivals = self._workload.arrivals
-        while self._next < len(arrivals) and arrivals[self._next].time_s <= self._now_s:
-            one = arrivals[self._next]
-            self._next += 1
-            try:
-                # Each is a request of its own: blocks that two answers share are found as a prefix.
-                self._scheduler.add_request(replace(one.request, fork_of=""))
-            except InvalidRequestError:
-                self._num_outputs.pop(one.request.request_id, None)
-
-    def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        for request in scheduled.new_requests:
-            self._known[request.request_id] = len(request.token_ids)
-        rows = scheduled.scheduled_requests
-        return ModelRunnerOutput([row.request_id for row in rows], [self._tokens_of(row) for row in rows])
-
-    def _tokens_of(self, row: ScheduledRequest) -> list[int]:
-        """What the request got in the run, as many tokens as its drafts are right."""
-        request_id, num_computed, num_scheduled, _, draft_token_ids = row
-        if num_computed + num_scheduled - len(draft_token_ids) != self._known[request_id]:
-            return []
-        one = self._arrivals[request_id]
-        if one.request.pooling_params is not None:
-            return []
-        position = self._num_outputs.get(request_id, 0)
-        following = one.output_token_ids[position : position + len(draft_token_ids) + 1] or [0]
-        num_right = 0
-        for drafted, token_id in zip(draft_token_ids, following, strict=False):
-            if drafted != token_id:
-                break
-            num_right += 1
-        sampled = following[: num_right + 1]
-        self._known[request_id] += len(sampled)
-        if request_id in self._num_outputs:
-            self._num_outputs[request_id] += len(sampled)
-        return sampled
-
-    def _abort_spent(self) -> None:
-        """Ends the requests that got no more tokens in the run, or were aborted by now."""
-        spent = [name for name, count in self._num_outputs.items() if self._is_spent(self._arrivals[name], count)]
-        self._scheduler.abort_requests(spent)
-        for name in spent:
-            del self._num_outputs[name]
-
-    def _is_spent(self, one: Arrival, num_outputs: int) -> bool:
-        if one.time_s > self._now_s:
-            return False
-        is_aborted = one.aborted_s is not None and one.aborted_s <= self._now_s
-        return is_aborted or 0 < len(one.output_token_ids) <= num_outputs
+def _recorded(one: Arrival, number: int) -> RecordedRequest:
+    """The request as one that comes again: it gets the tokens that it got, or left at the time at which it did."""
+    # Each is a request of its own: blocks that two answers share are found as a prefix.
+    request, token_ids = replace(one.request, fork_of=""), one.output_token_ids
+    is_cut = one.aborted_s is not None
+    if not token_ids and not is_cut and request.pooling_params is None:
+        # Its tokens came later than the workload, and are not known.
+        token_ids = [0] * min(request.sampling_params.max_tokens or 1, MAX_STEPS)
+    stayed_s = math.inf if one.aborted_s is None else max(one.aborted_s - one.time_s, 0.0)
+    return RecordedRequest(request, one.time_s, number, token_ids, is_cut, Outcome(e2e_s=stayed_s))

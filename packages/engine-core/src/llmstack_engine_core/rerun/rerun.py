@@ -78,13 +78,14 @@ class Rerun:
     Attributes:
         now_s: The end of the last step.
         num_steps: Steps with rows.
+        num_rows: Rows of these.
         num_refused: Requests that the scheduler refused.
     """
 
     def __init__(self, scheduler: Scheduler, cost_model: CostModel, now_s: float = 0.0) -> None:
         self.cost_model = cost_model
         self.now_s = now_s
-        self.num_steps = self.num_refused = 0
+        self.num_steps = self.num_rows = self.num_refused = 0
         self._scheduler = scheduler
         self._arrivals: list[tuple[float, int, RecordedRequest]] = []  # a heap
         self._departures: list[tuple[float, str]] = []  # a heap
@@ -156,6 +157,7 @@ class Rerun:
         if rows:
             self.now_s += self.cost_model.step_s(step_work(rows))
             self.num_steps += 1
+            self.num_rows += len(rows)
         output = ModelRunnerOutput([row.request_id for row in rows], sampled)
         self._take(self._scheduler.update_from_output(scheduled, output, self.now_s))
         self._note_idle(bool(rows))
