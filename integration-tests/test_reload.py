@@ -38,14 +38,21 @@ def write_checkpoints(folder: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("options", "num_engines"),
+    [
+        pytest.param([], 1, id="one-of-each"),
+        pytest.param(["--api-server-count", "2", "--data-parallel-size", "2"], 2, id="two-of-each"),
+    ],
+)
 def test_streams_keep_their_weights_and_later_answers_have_the_next_ones(
-    serve: Callable[..., Any], tmp_path: Path
+    serve: Callable[..., Any], tmp_path: Path, options: list[str], num_engines: int
 ) -> None:
     write_checkpoints(tmp_path)
     start, to_next, to_larger = (
         command.replace("\\\n", "").replace("/models/", f"{tmp_path}/") for command in COMMANDS
     )
-    with serve(*shlex.split(start)[2:], "--served-model-name", "m") as server:
+    with serve(*shlex.split(start)[2:], "--served-model-name", "m", *options) as server:
 
         def reload(command: str) -> dict[str, Any]:
             address = command.replace("http://127.0.0.1:8000", server.url)
@@ -72,13 +79,14 @@ def test_streams_keep_their_weights_and_later_answers_have_the_next_ones(
         first, first_weights = text(), weights()
         with ThreadPoolExecutor(4) as pool:
 
-            def stopped_streams() -> tuple[int, list[Any]]:
-                """The engine core, which stands still, and streams that began in it."""
+            def stopped_streams() -> tuple[list[int], list[Any]]:
+                """The engine cores, which stand still, and streams that began in them."""
                 streams = [pool.submit(streamed) for _ in range(4)]
                 server.wait_for(lambda: server.metric("llmstack:num_requests_running"), "a stream")
-                pid = server.engine_pid()
-                os.kill(pid, signal.SIGSTOP)
-                return pid, streams
+                pids = server.engine_pids()
+                for pid in pids:
+                    os.kill(pid, signal.SIGSTOP)
+                return pids, streams
 
             # Settings of the same weights: streams move, and their texts are the same.
             _, streams = stopped_streams()
@@ -87,21 +95,22 @@ def test_streams_keep_their_weights_and_later_answers_have_the_next_ones(
             assert [stream.result() for stream in streams] == [first] * 4
             assert moved["weights"]["numeric_contract_id"] == first_weights["numeric_contract_id"]
             # Other weights: those that run end with the old ones.
-            server.wait_for(lambda: len(server.engine_pids()) == 1, "one engine core")
-            pid, streams = stopped_streams()
+            server.wait_for(lambda: len(server.engine_pids()) == num_engines, "the engine cores of now")
+            pids, streams = stopped_streams()
             answer = reload(to_next)
             other = text()
-            os.kill(pid, signal.SIGCONT)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
             texts = [stream.result() for stream in streams]
             assert texts.count(first) == answer["num_finishing_requests"] > 0
             assert set(texts) <= {first, other}
         assert other != first
         assert weights() == answer["weights"]
         assert answer["weights"]["digest"] != first_weights["digest"]
-        server.wait_for(lambda: len(server.engine_pids()) == 1, "one engine core")
+        server.wait_for(lambda: len(server.engine_pids()) == num_engines, "the engine cores of now")
         status, refused, _ = server.post("/v1/reload", {"name": "start", "running": "move"})
         assert (status, refused["error"]["code"]) == (409, "reload_failed")
         assert "numeric contract" in refused["error"]["message"]
-        server.wait_for(lambda: len(server.engine_pids()) == 1, "one engine core")
+        server.wait_for(lambda: len(server.engine_pids()) == num_engines, "the engine cores of now")
         assert server.post("/v1/reload", {"name": "start"})[0] == 200
         assert (text(), weights()) == (first, first_weights)

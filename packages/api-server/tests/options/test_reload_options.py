@@ -35,7 +35,6 @@ def test_an_entry_is_a_model_or_an_object_with_settings_and_adapters() -> None:
 @pytest.mark.parametrize(
     ("line", "flag"),
     [
-        (["--api-server-count", "2"], "--api-server-count"),
         (["--engine-address", "ipc:///a"], "--engine-address"),
         (["--headless"], "--headless"),
         (["--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing"),

@@ -36,6 +36,7 @@ from llmstack_llm.requests import (
     RenderedPrompt,
     adapter_fields,
 )
+from llmstack_llm.shared_reloading import SharedReload
 from llmstack_llm.text.tokenizer import Tokenizer, load_tokenizer
 from llmstack_types import EngineCoreRequest, EngineReady, InvalidRequestError, PoolingParams, SamplingParams
 
@@ -152,6 +153,14 @@ class AsyncLLM(EngineFrontEnd):
             ReloadError: Nothing has changed; the text says why.
         """
         return await reload_engine(self, reloadable_client(self._client), args, adapters, moves=moves)
+
+    def shared_reload(self) -> SharedReload:
+        """The steps of a reload that several front ends do together.
+
+        Raises:
+            ReloadError: The engine was not started with `can_reload`.
+        """
+        return SharedReload(self, reloadable_client(self._client))
 
     @property
     def num_finishing_requests(self) -> int:

@@ -31,10 +31,12 @@ def make_engine_client(
         EngineArgsError: Options contradict each other.
         EngineStartError: A process cannot be started, or an address is unusable.
     """
-    from llmstack_engine_core.client import attach_async_client, make_async_client
+    from llmstack_engine_core.client import attach_async_client, attach_reloading_client, make_async_client
     from llmstack_engine_core.routing import RoutingPolicy
 
     policy = RoutingPolicy(routing)
+    if addresses and can_reload:
+        return attach_reloading_client(config, addresses, client_index=client_index, routing=policy)
     if addresses:
         return attach_async_client(
             addresses,

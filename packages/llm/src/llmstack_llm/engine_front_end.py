@@ -233,12 +233,19 @@ class EngineFrontEnd:
 
     async def set_adapters(self, wanted: Sequence[Adapter]) -> None:
         """Makes these, which are loaded, the adapters that requests can name, in place of all others."""
+        await self.forget_adapters(self.replace_adapters(wanted))
+
+    def replace_adapters(self, wanted: Sequence[Adapter]) -> list[Adapter]:
+        """As `set_adapters`; returns those that nothing names any more, which the engine core still has."""
         names = {adapter.name for adapter in wanted}
         gone = [self.adapters.remove(known.name) for known in self.adapters.adapters if known.name not in names]
         gone += [self.adapters.add(adapter) for adapter in wanted if self.adapters.find(adapter.name) != adapter]
+        return [adapter for adapter in gone if adapter is not None]
+
+    async def forget_adapters(self, gone: Sequence[Adapter]) -> None:
+        """Lets the engine core forget adapters, each after its last request."""
         for adapter in gone:
-            if adapter is not None:
-                await self._client.call(Control.UNLOAD_ADAPTER, adapter.identity)
+            await self._client.call(Control.UNLOAD_ADAPTER, adapter.identity)
 
     def adapter_use(self) -> tuple[list[str], list[str]]:
         """Names of the adapters of requests that run, and of those that wait; sorted."""

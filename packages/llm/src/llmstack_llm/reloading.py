@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -71,23 +72,39 @@ async def reload_engine(
         ReloadError: Nothing has changed; the text says why.
     """
     ready, num_moved = await engine.wait_until_ready(), 0
-    await client.wait_for_end()
-    if client.is_reloading:
-        raise ReloadError("the reload before is not over: requests still run in the engine core before this one")
-    if client.sleep_level:
-        raise ReloadError("the engine sleeps")
-    try:
-        wanted = None if adapters is None else await asyncio.to_thread(_identify, engine, adapters)
+    await check_can_reload(client)
+    with as_reload_errors():
+        wanted = None if adapters is None else await asyncio.to_thread(identify_adapters, engine, adapters)
         if args is not None:
             ready, num_moved = await _exchange(engine, client, args, wanted, moves=moves)
         elif wanted is not None:
             for adapter in wanted:
                 await engine.adapters.wait_until_loaded(adapter, engine.load_adapter_files)
-    except (LLMStackError, ModelFilesError, OSError, ValueError) as error:
-        raise ReloadError(" ".join(str(error).split()) or type(error).__name__) from error
     if wanted is not None:
         await engine.set_adapters(wanted)
     return ready, num_moved
+
+
+async def check_can_reload(client: ReloadingClient) -> None:
+    """Waits for the end of an engine core that has no request left.
+
+    Raises:
+        ReloadError: There are two engine cores, or it sleeps.
+    """
+    await client.wait_for_end()
+    if client.is_reloading:
+        raise ReloadError("the reload before is not over: requests still run in the engine core before this one")
+    if client.sleep_level:
+        raise ReloadError("the engine sleeps")
+
+
+@contextlib.contextmanager
+def as_reload_errors() -> Iterator[None]:
+    """What goes wrong in the body is raised as a `ReloadError` of one line."""
+    try:
+        yield
+    except (LLMStackError, ModelFilesError, OSError, ValueError) as error:
+        raise ReloadError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 async def _exchange(
@@ -98,23 +115,16 @@ async def _exchange(
     *,
     moves: bool,
 ) -> tuple[EngineReady, int]:
-    before = client.engines[0]
-    model_config, config, problem = await asyncio.to_thread(_plan, args, engine.model_config)
-    if before.device != "cpu":
-        problem = "the weights would take the memory of the device twice"
+    model_config, config, problem = await plan_reload(engine, client, args)
     if problem and moves:
         raise ReloadError(f"running requests cannot move: {problem}; let them finish")
 
-    def needed() -> list[tuple[str, str]]:
-        return [(one.identity, one.path) for one in (engine.adapters.adapters if wanted is None else wanted)]
-
-    def check(started: EngineReady) -> None:
-        check_model(model_config, started)
-        _check_ready(before, started)
+    needed = needed_adapters(engine, wanted)
+    check = ready_check(client.engines[0], model_config)
 
     def check_exchange(started: EngineReady) -> None:
         check(started)
-        _check_longest(engine, started)
+        check_longest(engine, started)
 
     if problem:
         if config.model.max_model_len < _now(engine).max_model_len:  # known before the engine core is touched
@@ -126,12 +136,43 @@ async def _exchange(
     try:
         check(started)
         if moves:
-            _check_longest(engine, started)
+            check_longest(engine, started)
         num_moved = client.switch(moves=moves)
     except LLMStackError:
         await client.drop()
         raise
     return engine.follow_reload(model_config, started), num_moved
+
+
+async def plan_reload(
+    engine: EngineFrontEnd, client: ReloadingClient, args: EngineArgs
+) -> tuple[ModelConfig, EngineConfig, str]:
+    """The configuration of the next engine core, and why it cannot start beside the one that serves.
+
+    Raises:
+        ReloadError, ModelConfigError, ModelFilesError, EngineArgsError: It cannot replace that one.
+    """
+    model_config, config, problem = await asyncio.to_thread(_plan, args, engine.model_config)
+    if client.engines[0].device != "cpu":
+        problem = "the weights would take the memory of the device twice"
+    return model_config, config, problem
+
+
+def needed_adapters(
+    engine: EngineFrontEnd, wanted: Sequence[Adapter] | None
+) -> Callable[[], Sequence[tuple[str, str]]]:
+    """Identities and paths of the adapters that the next engine core has to have."""
+    return lambda: [(one.identity, one.path) for one in (engine.adapters.adapters if wanted is None else wanted)]
+
+
+def ready_check(before: EngineReady, model_config: ModelConfig) -> Callable[[EngineReady], None]:
+    """Raises an `LLMStackError` for an engine core that runs another model, or is of another use."""
+
+    def check(started: EngineReady) -> None:
+        check_model(model_config, started)
+        _check_ready(before, started)
+
+    return check
 
 
 def _plan(args: EngineArgs, before: ModelConfig) -> tuple[ModelConfig, EngineConfig, str]:
@@ -170,7 +211,7 @@ def _now(engine: EngineFrontEnd) -> EngineReady:
     return engine.ready
 
 
-def _check_longest(engine: EngineFrontEnd, started: EngineReady) -> None:
+def check_longest(engine: EngineFrontEnd, started: EngineReady) -> None:
     """Refuses to move requests that could be too long for the other engine core."""
     before = _now(engine)
     if _longest(started) < _longest(before):
@@ -204,7 +245,7 @@ def _text_digests(config: ModelConfig) -> dict[str, str]:
     return found
 
 
-def _identify(engine: EngineFrontEnd, adapters: Sequence[tuple[str, str]]) -> list[Adapter]:
+def identify_adapters(engine: EngineFrontEnd, adapters: Sequence[tuple[str, str]]) -> list[Adapter]:
     """The adapters of a set; one that is there with the same content stays as it is.
 
     Raises:

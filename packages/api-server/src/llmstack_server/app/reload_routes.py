@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from typing import Any
 
@@ -13,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 
 from llmstack_llm import EngineArgs, request_errors
 from llmstack_llm.reloading import ReloadError
-from llmstack_model_files import ModelFilesError, resolve_model
-from llmstack_server.options.reload_options import START_NAME, ReloadEntry
+from llmstack_model_files import ModelFilesError
+from llmstack_server.options.reload_options import ReloadEntry, engine_args_of
 from llmstack_server.protocols import ReloadableEngine
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.body import BodyLimits, read_json_object
@@ -74,21 +73,17 @@ class _Reloads:
 
     async def _reload(self, entry: ReloadEntry, *, moves: bool) -> dict[str, Any]:
         state = self._state
-        engine = state.engine
         try:
-            if not isinstance(engine, ReloadableEngine):
-                raise ReloadError("this engine cannot exchange its engine core")
             for name, _ in entry.adapters or ():
                 if name in state.config.served_model_names:
                     raise ReloadError(f"adapter {name} has the name of the served model")
-            args = None if entry.changes_adapters_alone else await asyncio.to_thread(_engine_args, state, entry)
-            ready, num_moved = await engine.reload(args, entry.adapters, moves=moves)
+            if state.shared_reloads is None:
+                num_moved, num_finishing = await _reload_here(state, entry, moves=moves)
+            else:
+                num_moved, num_finishing = await state.shared_reloads.reload(entry.name, moves=moves)
         except LLMStackError as error:
             logger.error("no reload of %s: %s", entry.name, error)
             raise HTTPError(reload_failed(str(error))) from None
-        if args is not None:
-            state.follow_reload(entry.name, ready, is_start=entry.name == START_NAME)
-        num_finishing = engine.num_finishing_requests
         logger.info("reloaded %s: %d requests finish in the engine core before", entry.name, num_finishing)
         return {
             "object": "reload",
@@ -99,6 +94,22 @@ class _Reloads:
         }
 
 
+async def _reload_here(state: ServerState, entry: ReloadEntry, *, moves: bool) -> tuple[int, int]:
+    """The numbers of requests that moved, and that finish where they are.
+
+    Raises:
+        ReloadError, EngineArgsError: Nothing has changed.
+    """
+    engine = state.engine
+    if not isinstance(engine, ReloadableEngine):
+        raise ReloadError("this engine cannot exchange its engine core")
+    args = None if entry.changes_adapters_alone else await asyncio.to_thread(_engine_args, state, entry)
+    ready, num_moved = await engine.reload(args, entry.adapters, moves=moves)
+    if args is not None:
+        state.follow_reload(entry.name, ready)
+    return num_moved, engine.num_finishing_requests
+
+
 def _engine_args(state: ServerState, entry: ReloadEntry) -> EngineArgs:
     """The options of the engine core to start.
 
@@ -106,14 +117,8 @@ def _engine_args(state: ServerState, entry: ReloadEntry) -> EngineArgs:
         ReloadError: The model cannot be found.
         EngineArgsError: Its settings contradict each other.
     """
-    changes = dict(entry.settings)
-    if entry.model is None:
-        first = "" if state.ready is None else state.ready.model_path
-        changes["model"] = state.start_model_path or first
-    else:
-        revision = changes.get("revision", state.config.engine.revision)
-        try:
-            changes["model"] = str(resolve_model(entry.model, revision))
-        except ModelFilesError as error:
-            raise ReloadError(str(error)) from error
-    return dataclasses.replace(state.config.engine, **changes)
+    first = "" if state.ready is None else state.ready.model_path
+    try:
+        return engine_args_of(entry, state.config.engine, state.start_model_path or first)
+    except ModelFilesError as error:
+        raise ReloadError(str(error)) from error

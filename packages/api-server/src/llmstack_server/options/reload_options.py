@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from llmstack_llm.options.option import OptionGroup, option
@@ -87,6 +87,26 @@ def read_entry(text: str) -> ReloadEntry:
     return ReloadEntry(name, model, values, tuple(adapters.items()))
 
 
+def engine_args_of(
+    entry: ReloadEntry, engine: EngineArgs, start_model_path: str, model_path: str | None = None
+) -> EngineArgs:
+    """The options of the engine cores that serve an entry.
+
+    `engine`: Those that the server has begun with, with the model's folder apart.
+    `model_path`: The folder of the entry's model; None finds it.
+
+    Raises:
+        ModelFilesError: The model cannot be found.
+        EngineArgsError: Its settings contradict each other.
+    """
+    from llmstack_model_files import resolve_model
+
+    changes = dict(entry.settings)
+    if model_path is None and entry.model is not None:
+        model_path = str(resolve_model(entry.model, changes.get("revision", engine.revision)))
+    return replace(engine, **changes, model=model_path or start_model_path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReloadOptions(OptionGroup):
     """What operators may load while the server runs."""
@@ -115,7 +135,6 @@ class ReloadOptions(OptionGroup):
             return
         flag = "{reload_models}"
         for name, is_given, reason in (
-            ("num_api_servers", processes.num_api_servers > 1, "one process has to know when requests have ended"),
             ("engine_addresses", processes.is_attached, "another program runs the engine cores"),
             ("is_headless", processes.is_headless, "headless serves no HTTP"),
             ("is_multiprocess", not processes.is_multiprocess, "the engine core has no process of its own"),

@@ -24,6 +24,7 @@ from llmstack_server.serving.api_process import log_ready
 from llmstack_server.serving.engine_processes import EngineProcesses, start_engine_processes
 from llmstack_server.serving.event_loop import EarlySignals, handled_signals, in_daemon_thread, loop_factory
 from llmstack_server.serving.launcher import StageTimer
+from llmstack_server.serving.reload_supervisor import ReloadSupervisor
 from llmstack_server.serving.sockets import address_of, listening
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,10 @@ class ApiServers:
     _has_served: bool = False
     _forced_by: int | None = None
     _start_event: process_channel.Message = field(default_factory=dict)
+    _reloads: ReloadSupervisor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reloads = ReloadSupervisor(self.config, lambda: self._workers)
 
     async def run(self, signals: EarlySignals) -> int:
         """Runs the processes until a signal or the end of an engine core; all have ended when it returns."""
@@ -116,7 +121,8 @@ class ApiServers:
         try:
             while True:
                 worker = self._start(index)
-                await self._follow(worker, opening)
+                await self._follow(index, worker, opening, outcome)
+                self._reloads.lose(index)
                 code = await asyncio.to_thread(worker.popen.wait)
                 if self._is_stopping or not self._may_restart(index, worker, code, outcome):
                     return
@@ -136,14 +142,22 @@ class ApiServers:
         self._workers[index] = _Worker(popen, ours)
         return self._workers[index]
 
-    async def _follow(self, worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
+    async def _follow(
+        self,
+        index: int,
+        worker: _Worker,
+        opening: asyncio.Future[EngineProcesses],
+        outcome: asyncio.Future[int],
+    ) -> None:
         """Sends the process the addresses of the engine cores, and handles its events until it ends."""
         reader, worker.writer = await asyncio.open_connection(sock=worker.channel)
-        sending = asyncio.create_task(_send_addresses(worker, opening))
+        sending = asyncio.create_task(self._send_addresses(worker, opening))
         try:
             while (event := await process_channel.receive_from(reader)) is not None:
-                self._note(worker, event)
+                if not self._reloads.note(index, event, partial(self._watch, outcome)):
+                    self._note(worker, event)
         finally:
+            worker.is_serving = False
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             worker.writer.close()
@@ -203,15 +217,27 @@ class ApiServers:
             _fail(outcome, error)
             return
 
+        self._reloads.begin(engines)
+        self._watch(outcome, engines)
+
+    def _watch(self, outcome: asyncio.Future[int], engines: EngineProcesses) -> None:
+        """Replaces engine cores that end; where those that take new requests are gone, the server stops."""
+        loop = asyncio.get_running_loop()
+
         def on_death(line: str, was_killed: bool) -> None:
-            if self._has_served:
+            if not self._reloads.is_current(engines):
+                self._reloads.note_death(engines, line)
+            elif self._has_served:
                 logger.error("%s", line)
                 loop.call_later(LAST_WORDS_S, _settle, outcome, 1)
             else:
                 loop.call_later(0.0 if was_killed else START_LAST_WORDS_S, _fail, outcome, ServeError(line))
 
-        loop = asyncio.get_running_loop()
         engines.watch(on_death)
+
+    async def _send_addresses(self, worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
+        with contextlib.suppress(ServeError):  # reported by `_watch_engines`
+            worker.send(self._reloads.addresses_order(await asyncio.shield(opening)))
 
     async def _stop(self, tasks: list[asyncio.Task[None]], opening: asyncio.Future[EngineProcesses]) -> None:
         """Lets the processes drain, then stops the engine cores; kills what does not end in time."""
@@ -223,8 +249,9 @@ class ApiServers:
             logger.warning("%d API processes did not end in time and are killed", len(unfinished))
             self._signal_workers(signal.SIGKILL)
             await asyncio.wait(unfinished)
+        await self._reloads.stop()
         if not opening.cancel() and opening.exception() is None:
-            await opening.result().stop()
+            await (self._reloads.engines or opening.result()).stop()
 
     def _signal_workers(self, number: signal.Signals) -> None:
         for worker in self._workers.values():
@@ -256,12 +283,6 @@ def shared_configuration(config: ServeConfig) -> process_channel.Message:
         "deployment_secret": config.deployment_secret.hex(),
         "operator_keys": [key.digest for key in config.http.operator_keys],
     }
-
-
-async def _send_addresses(worker: _Worker, opening: asyncio.Future[EngineProcesses]) -> None:
-    with contextlib.suppress(ServeError):  # reported by `_watch_engines`
-        engines = await asyncio.shield(opening)
-        worker.send({"model_path": engines.model_path, "addresses": engines.addresses})
 
 
 def _settle(outcome: asyncio.Future[int], code: int) -> None:

@@ -33,6 +33,7 @@ from llmstack_server.state.peers import Peers
 
 if TYPE_CHECKING:
     from llmstack_llm import AsyncLLM
+    from llmstack_server.serving.reload_follower import ReloadFollower
     from llmstack_server.state.server_state import ServerState
 
 logger = logging.getLogger("llmstack_server.serving.api_worker")  # `__name__` is `__main__` here
@@ -61,6 +62,9 @@ class Worker:
     signals: EarlySignals = field(init=False)
     _may_serve: asyncio.Event = field(default_factory=asyncio.Event)
     _is_orphan: bool = False
+    _addresses: process_channel.Message = field(default_factory=dict)
+    _engine: AsyncLLM | None = None
+    _follower: ReloadFollower | None = None
 
     def __post_init__(self) -> None:
         self.signals = EarlySignals(stops_on_hangup=self.config.http.tls is None)
@@ -94,15 +98,27 @@ class Worker:
             raise ServeError("the process that started this one has ended")
         threading.Thread(target=self._follow_parent, args=(loop,), name="lifeline", daemon=True).start()
         with timer.stage("attach to engine"):
-            return start_engine(
-                replace(self.config.engine, model=order["model_path"]),
+            settings = self.config.reload.entries[order["reloaded"]["name"]].settings if self._can_reload else {}
+            self._addresses = order
+            self._engine = start_engine(
+                replace(self.config.engine, **settings, model=order["model_path"]),
                 stat_loggers,
                 addresses=order["addresses"],
                 client_index=self.index,
             )
+            return self._engine
+
+    @property
+    def _can_reload(self) -> bool:
+        return bool(self.config.reload.reload_models)
 
     async def _on_ready(self, state: ServerState, stages: dict[str, float]) -> None:
         """Waits for the other processes: a client must not find one ready and the next one not."""
+        if self._can_reload and self._engine is not None:
+            from llmstack_server.serving.reload_follower import ReloadFollower
+
+            self._follower = state.shared_reloads = ReloadFollower(state, self._engine, self._send_event)
+            self._follower.begin(self._addresses["reloaded"], self._addresses["start_model_path"])
         self._send_event({"ready": True, "summary": ready_summary(state), "stages": stages})
         await self._may_serve.wait()
         asyncio.get_running_loop().call_soon(self._send_event, {"serving": True})  # runs once requests are accepted
@@ -117,6 +133,8 @@ class Worker:
             while (order := process_channel.receive(self.channel)) is not None:
                 if order.get("serve"):
                     loop.call_soon_threadsafe(self._may_serve.set)
+                elif "reload" in order and self._follower is not None:
+                    loop.call_soon_threadsafe(self._follower.take, order)
         self._is_orphan = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE_S)

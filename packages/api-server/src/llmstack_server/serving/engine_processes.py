@@ -132,12 +132,17 @@ def start_engine_processes(config: ServeConfig, timer: StageTimer) -> EngineProc
         return EngineProcesses(arguments.model, addresses)
     with timer.stage("start engine processes"):
         try:
-            return _launch(arguments, addresses)
+            return launch_engine_processes(arguments, addresses)
         except (LLMStackError, OSError) as error:
             raise start_error(error) from error
 
 
-def _launch(arguments: EngineArgs, addresses: Sequence[str]) -> EngineProcesses:
+def launch_engine_processes(arguments: EngineArgs, addresses: Sequence[str]) -> EngineProcesses:
+    """Starts the engine cores of these options without waiting for them.
+
+    Raises:
+        LLMStackError, OSError: The options or the model are unusable, or a process cannot be started.
+    """
     from llmstack_engine_core.client.factory import engine_configs
     from llmstack_engine_core.launcher import launch_engine_process, make_spares
     from llmstack_llm.model.preflight import check_model_runs

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmstack_output_parsers import ReasoningParserFactory, ToolParserFactory
 from llmstack_server.observability.watchdog import StuckWatchdog
 from llmstack_server.options.config import ServeConfig
+from llmstack_server.options.reload_options import START_NAME
 from llmstack_server.protocols import EngineClient
 from llmstack_server.state.in_flight import InFlight
 from llmstack_server.state.lifecycle import Lifecycle
@@ -40,6 +41,18 @@ class Signer(Protocol):
 
     def signed(self, receipt: dict[str, Any]) -> dict[str, Any]:
         """The receipt with its signature."""
+        ...
+
+
+class SharedReloads(Protocol):
+    """What lets all API processes of the server reload."""
+
+    async def reload(self, name: str, *, moves: bool) -> tuple[int, int]:
+        """Reloads in all of them; the numbers of requests that moved, and that finish where they are.
+
+        Raises:
+            ReloadError: Nothing has changed in any; the text says why.
+        """
         ...
 
 
@@ -83,7 +96,7 @@ class ServerState:
         weights_name: The name of the weights that answer new requests.
         previous_weights: Those before, the last ones first.
         start_model_path: The folder of the model that the server has begun with, once another one was loaded.
-        reloaded: What distinguishes the engine core from the one of the start.
+        shared_reloads: Reloads in all API processes; None where this is the only one.
         application: Answers requests of the server itself, such as those of a batch; None before it is built.
         chat_parsers: Parsers of tool calls and reasoning in the model's text.
     """
@@ -112,10 +125,10 @@ class ServerState:
     chat_parsers: ChatParsers = field(default_factory=ChatParsers)
     receipts: Signer | None = None
     application: ASGIApp | None = None
-    weights_name: str = "start"
+    weights_name: str = START_NAME
     previous_weights: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_PREVIOUS_WEIGHTS))
     start_model_path: str = ""
-    reloaded: str = ""
+    shared_reloads: SharedReloads | None = None
 
     def weights_object(self) -> dict[str, Any]:
         """The weights that answer new requests: their name in the list of `--reload-models`, and what they are."""
@@ -127,13 +140,12 @@ class ServerState:
             "system_fingerprint": self.system_fingerprint,
         }
 
-    def follow_reload(self, name: str, ready: EngineReady, *, is_start: bool) -> None:
+    def follow_reload(self, name: str, ready: EngineReady) -> None:
         """Notes that other weights answer new requests; their answers have another fingerprint."""
         if self.ready is not None and not self.start_model_path:
             self.start_model_path = self.ready.model_path
         self.previous_weights.appendleft(self.weights_object())
         self.weights_name, self.ready = name, ready
-        self.reloaded = "" if is_start else f"{name} {ready.backends.get('weights')} {ready.numeric_contract_id}"
         self.__dict__.pop("system_fingerprint", None)
 
     @property
@@ -159,12 +171,15 @@ class ServerState:
         Read it once the engine is ready.
         """
         ready = self.ready
+        reloaded: tuple[str, ...] = ()
+        if ready is not None and self.weights_name != START_NAME:
+            reloaded = (f"{self.weights_name} {ready.backends.get('weights')} {ready.numeric_contract_id}",)
         parts = (
             self.config.model,
             self.config.engine.dtype,
             ready and ready.dtype,
             ready and sorted(ready.versions.items()),
-            *((self.reloaded,) if self.reloaded else ()),
+            *reloaded,
         )
         return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
 

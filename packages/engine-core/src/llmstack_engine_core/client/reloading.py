@@ -229,6 +229,16 @@ class ReloadingClient:
         if client is not None:
             await client.shutdown()
 
+    def check_move(self) -> None:
+        """Checks that running requests may go on in the prepared engine core.
+
+        Raises:
+            EngineStartError: They may not, or there is none.
+        """
+        if self._next is None:
+            raise EngineStartError("the next engine core has ended")
+        check_move(self._current, self._next)
+
     def switch(self, *, moves: bool = False) -> int:
         """Sends new requests to the prepared engine core; the one before it finishes its own and ends then.
 
