@@ -19,7 +19,7 @@ from llmstack_engine_core.explain import (
     workload_of_log,
     workload_of_steps,
 )
-from llmstack_engine_core.explain.what_if import Times, run_again
+from llmstack_engine_core.explain.what_if import MAX_ROWS_IN_ALL, Times, Work, run_again
 from llmstack_engine_core.explain.workload import Workload
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, step_work
 from llmstack_engine_core.replay.steps_of_log import steps_of_log
@@ -78,12 +78,14 @@ class Recorded:
         return read_step_log(self.path)
 
 
-def estimated(run: RecordedRun, name: str, knows_tokens: bool = True, max_rows: int = 10_000) -> Explanation:
+def estimated(
+    run: RecordedRun, name: str, knows_tokens: bool = True, max_rows: int = 10_000, num_left: int = 100_000
+) -> Explanation:
     scheduler, cache = run.header.configs()
     log = steps_of_log(run, 10_000)
     made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
     workload = workload_of_log(run, log, name) if knows_tokens else workload_of_steps(log, name)
-    add_estimates(made, log, workload, scheduler, cache, max_rows)
+    add_estimates(made, log, workload, scheduler, cache, Work(max_rows, num_left))
     return made
 
 
@@ -200,10 +202,26 @@ def test_too_much_work_gives_no_estimate_and_says_so(behind_a_long_prompt: Recor
     assert "replayed" not in found.facts
 
 
+def test_changes_for_which_no_work_is_left_are_named(behind_a_long_prompt: RecordedRun) -> None:
+    work = Work()
+    workload = workload_of_log(behind_a_long_prompt, steps_of_log(behind_a_long_prompt, 10_000), "r")
+    assert workload is not None
+    run_again(workload, *behind_a_long_prompt.header.configs(), MODEL, work)
+    num_rows = MAX_ROWS_IN_ALL - work.num_left
+    whole = estimated(behind_a_long_prompt, "r").facts["replayed"]
+    found = estimated(behind_a_long_prompt, "r", num_left=4 * num_rows)
+    replayed = found.facts["replayed"]
+    assert replayed["changes"] == whole["changes"][: len(replayed["changes"])]
+    names = [change["change"] for change in replayed["changes"]] + replayed["not_tried"]
+    assert names == [change["change"] for change in whole["changes"]]
+    assert 0 < len(replayed["changes"]) < 4
+    assert found.sentences[-1].startswith("Too much happened while it was there to try more: --")
+
+
 def test_a_replay_that_is_far_off_gives_no_estimate(
     behind_a_long_prompt: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def far_off(workload: Workload, *_: object, max_rows: int) -> Times:
+    def far_off(workload: Workload, *_: object) -> Times:
         return Times(10.0, 20.0)
 
     monkeypatch.setattr("llmstack_engine_core.explain.estimates.run_again", far_off)

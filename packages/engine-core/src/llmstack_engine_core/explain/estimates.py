@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -11,7 +10,7 @@ from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.control_plane import CacheConfig
 from llmstack_engine_core.explain.explanation import MAX_ERROR, Explanation, to_ms, to_text
 from llmstack_engine_core.explain.history import duration_of, end_of
-from llmstack_engine_core.explain.what_if import MAX_ROWS, Change, Times, TooMuchError, changes_to_try, run_again
+from llmstack_engine_core.explain.what_if import Change, Times, TooMuchError, Work, changes_to_try, run_again
 from llmstack_engine_core.explain.workload import Workload, workload_of_steps
 from llmstack_engine_core.prediction.cost_model import LinearCostModel, StepWork, step_work
 from llmstack_engine_core.prediction.errors import SimulationError
@@ -20,11 +19,15 @@ from llmstack_types import EngineReady, StepRecord, StepRecording
 
 # A change that saves less is not named.
 MIN_GAIN = 0.05
-# A running server computes ten replays of so many rows in about a second, beside its requests.
-MAX_LIVE_ROWS = 8_192
+# A running server computes these in about a second, beside its requests.
+MAX_LIVE_ROWS = 32_768
+MAX_LIVE_ROWS_IN_ALL = 98_304
 _ALONE = "Alone, "
 
-Run = Callable[[Workload, SchedulerConfig, CacheConfig, LinearCostModel], Times]
+
+def live_work() -> Work:
+    """What a running server computes for one explanation."""
+    return Work(MAX_LIVE_ROWS, MAX_LIVE_ROWS_IN_ALL)
 
 
 def add_estimates(
@@ -33,15 +36,14 @@ def add_estimates(
     workload: Workload | None,
     scheduler: SchedulerConfig,
     cache: CacheConfig,
-    max_rows: int = MAX_ROWS,
+    work: Work | None = None,
 ) -> None:
     """Adds what the request would have been alone, and with each of some settings changed.
 
     `scheduler`, `cache`: As they were in the run.
-    `max_rows`: Of each replay, of which there are about ten.
+    `work`: The rows of the replays, of which there are about ten.
     """
-    run = partial(run_again, max_rows=max_rows)
-    why_not = _estimate(made, log, workload, scheduler, cache, run)
+    why_not = _estimate(made, log, workload, scheduler, cache, work or Work())
     if why_not:
         made.facts["no_estimate"] = why_not
         made.sentences.append(f"There is no estimate of other settings: {why_not}.")
@@ -56,7 +58,7 @@ def add_estimates_of_engine(
     """
     scheduler = SchedulerConfig(max_model_len=ready.max_model_len, **settings)
     cache = CacheConfig(ready.num_blocks, ready.block_size, enable_prefix_caching and ready.is_causal)
-    add_estimates(made, log, workload_of_steps(log, made.request_id), scheduler, cache, MAX_LIVE_ROWS)
+    add_estimates(made, log, workload_of_steps(log, made.request_id), scheduler, cache, live_work())
 
 
 def _estimate(
@@ -65,7 +67,7 @@ def _estimate(
     workload: Workload | None,
     scheduler: SchedulerConfig,
     cache: CacheConfig,
-    run: Run,
+    work: Work,
 ) -> str | None:
     """Adds the estimates; otherwise says why there are none."""
     if workload is None:
@@ -74,10 +76,11 @@ def _estimate(
         model = model_of_steps(log.steps)
     except SimulationError:
         return "the steps are too few for a cost model"
-    measured = _measured(log, workload)
+    measured, num_left = _measured(log, workload), work.num_left
     try:
-        unchanged = run(workload, scheduler, cache, model)
-        alone = run(workload.alone(), scheduler, cache, model)
+        unchanged = run_again(workload, scheduler, cache, model, work)
+        num_rows = num_left - work.num_left
+        alone = run_again(workload.alone(), scheduler, cache, model, work)
     except TooMuchError:
         return "too much happened while it was there"
     error = max(_off(unchanged.ttft_s, measured.ttft_s), _off(unchanged.total_s, measured.total_s))
@@ -94,9 +97,13 @@ def _estimate(
         f"{_ALONE}it would have taken about {to_text(alone.total_s)}, the first token after {to_text(alone.ttft_s)}. "
         f"This is an estimate: a replay with the settings of the run is off by {100 * error:.0f} %."
     )
-    tried = _try_all(workload, scheduler, cache, model, run)
+    tried, not_tried = _try_all(workload, scheduler, cache, model, work, num_rows)
     facts["changes"] = [{"change": change.name, **_facts(times)} for change, times in tried]
-    made.sentences.append(_advice(tried, unchanged, error))
+    if tried:
+        made.sentences.append(_advice(tried, unchanged, error))
+    if not_tried:
+        facts["not_tried"] = not_tried
+        made.sentences.append(f"Too much happened while it was there to try more: {', '.join(not_tried)}.")
     return None
 
 
@@ -125,15 +132,25 @@ def _periods(steps: Sequence[StepRecord]) -> list[tuple[StepWork, float]]:
 
 
 def _try_all(
-    workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig, model: LinearCostModel, run: Run
-) -> list[tuple[Change, Times]]:
-    tried = []
+    workload: Workload,
+    scheduler: SchedulerConfig,
+    cache: CacheConfig,
+    model: LinearCostModel,
+    work: Work,
+    num_rows: int,
+) -> tuple[list[tuple[Change, Times]], list[str]]:
+    """The changes with their times, and the names of those for which no work was left; each takes about `num_rows`."""
+    tried, not_tried = [], []
     for change in changes_to_try(workload, scheduler, cache):
+        if work.num_left < num_rows:
+            not_tried.append(change.name)
+            continue
         try:
-            tried.append((change, run(workload, change.scheduler, change.cache, model)))
+            tried.append((change, run_again(workload, change.scheduler, change.cache, model, work)))
         except TooMuchError:
-            continue  # it makes the request much slower
-    return tried
+            if work.num_left <= 0:
+                not_tried.append(change.name)  # otherwise it makes the request much slower
+    return tried, not_tried
 
 
 def _advice(tried: list[tuple[Change, Times]], unchanged: Times, error: float) -> str:
