@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import shlex
 import threading
@@ -14,9 +15,11 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
+from two_machines import FIRST, Namespaces
 
 from llmstack_engine_core import EngineConfig, EngineCore, SchedulerConfig, build_engine_core
-from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferLimits
+from llmstack_engine_core.ipc.keys import make_key_file
+from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferLimits, TransferNetwork
 from llmstack_engine_core.replay import verify
 from llmstack_engine_core.step_log import read_step_log
 from llmstack_types import (
@@ -28,6 +31,9 @@ from llmstack_types import (
     SamplingParams,
 )
 
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None, reason="needs NIXL: llmstack-engine-core[nixl]"
+)
 VOCAB_SIZE = 97
 BLOCK_SIZE = 16
 MODEL: dict[str, Any] = {
@@ -71,6 +77,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path, role: str | None, log: Path | None = None, num_blocks: int = 64, **changes: Any) -> EngineCore:
+    key_file = changes.pop("key_file", None)
+    connector = "SharedMemoryConnector" if key_file is None else "NixlConnector"
     limits = TransferLimits(import_timeout_s=changes.pop("import_timeout_s", 300.0))
     model = ModelRunnerConfig(str(folder), device="cpu", enforce_eager=True, **LIMITS, **changes.pop("model", {}))
     config = EngineConfig(
@@ -78,9 +86,8 @@ def build(folder: Path, role: str | None, log: Path | None = None, num_blocks: i
         scheduler=SchedulerConfig(**LIMITS),
         num_blocks=num_blocks,
         record_steps=None if log is None else str(log),
-        kv_transfer=None
-        if role is None
-        else KVTransferConfig("SharedMemoryConnector", role, kv_connector_extra_config=limits),
+        kv_transfer=None if role is None else KVTransferConfig(connector, role, kv_connector_extra_config=limits),
+        kv_transfer_network=None if key_file is None else TransferNetwork("lo", str(key_file)),
         **changes,
     )
     return build_engine_core(config)
@@ -244,6 +251,21 @@ def test_both_roles_in_one_engine_with_steps_scheduled_ahead(pair: Pair, checkpo
     assert (tokens(outputs), outputs[0].num_cached_tokens) == (pair.expected, NUM_EXPORTED_TOKENS)
 
 
+@needs_nixl
+def test_over_nixl_the_tokens_are_those_of_one_engine_also_when_an_import_fails(
+    pair: Pair, checkpoint: Path, tmp_path: Path
+) -> None:
+    make_key_file(tmp_path / "key")
+    producer, consumer = (build(checkpoint, role, key_file=tmp_path / "key") for role in ("kv_producer", "kv_consumer"))
+    for change, num_cached in (({}, NUM_EXPORTED_TOKENS), ({"transfer_id": "0" * 64}, 0)):
+        params = prefill(producer)._replace(**change)
+        assert consumer.reset_prefix_cache()
+        outputs = run(consumer, request("decode", NUM_TOKENS, kv_transfer=params))["decode"]
+        assert (tokens(outputs), outputs[0].num_cached_tokens) == (pair.expected, num_cached)
+    producer.shutdown()
+    consumer.shutdown()
+
+
 def test_a_role_refuses_what_it_does_not_include(pair: Pair, checkpoint: Path) -> None:
     alone = build(checkpoint, None)
     ask_import = KVTransferParams(do_remote_prefill=True)
@@ -258,7 +280,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "disaggregation.md"
 
 @pytest.mark.full
 def test_the_commands_and_the_proxy_of_the_page_give_the_text_of_one_server(launch: Callable[..., Any]) -> None:
-    section = PAGE.read_text()
+    section = PAGE.read_text().partition("\n## Several hosts\n")[0]
     commands = [shlex.split(line)[3:] for line in section.splitlines() if line.startswith("llmstack serve MODEL ")]
     producer, consumer = (launch(*line[2:]) for line in commands)  # without the port
     for server in (producer, consumer):
@@ -280,3 +302,31 @@ def test_the_commands_and_the_proxy_of_the_page_give_the_text_of_one_server(laun
     for server, asked in ((consumer, {"do_remote_decode": True}), (producer, {"do_remote_prefill": True})):
         refused = httpx.post(f"{server.url}/v1/completions", json=request | {"kv_transfer_params": asked}, timeout=600)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "kv_transfer_params")
+
+
+@needs_nixl
+@pytest.mark.full
+def test_the_commands_for_several_hosts_give_the_text_of_one_server(
+    namespaces: Namespaces, launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    section = PAGE.read_text().partition("\n## Several hosts\n")[2].partition("\n## ")[0]
+    make_key_file(tmp_path / "cluster.key")
+    commands = [shlex.split(line)[3:] for line in section.splitlines() if line.startswith("llmstack serve MODEL ")]
+    clients = []
+    for machine, command in zip(("first", "other"), commands, strict=True):
+        uds = tmp_path / f"{machine}.sock"
+        text = shlex.join(command[4:]).replace("eth0", "cable").replace("cluster.key", str(tmp_path / "cluster.key"))
+        server = launch(*shlex.split(text), "--uds", str(uds), prefix=namespaces.prefix(machine))
+        server.wait_for(lambda server=server: "llmstack is ready" in server.log, "ready server")
+        clients.append(httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://host", timeout=600))
+    producer, consumer = clients
+    body = {"prompt": "Once upon a time there was a little boat. " * 8, "max_tokens": 24, "temperature": 0}
+    alone = consumer.post("/v1/completions", json=body | {"cache_salt": "another"}).json()
+    asked = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    params = producer.post("/v1/completions", json=body | asked).json()["kv_transfer_params"]
+    assert params["remote_engine_id"].partition("@")[2].startswith(FIRST)
+    answer = consumer.post("/v1/completions", json=body | {"kv_transfer_params": params}).json()
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == params["num_tokens"] > 0
+    assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
+    for client in clients:
+        client.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llmstack_engine_core.kv_transfer import shared_memory
+from llmstack_engine_core.kv_transfer import sealed_memory
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferLimits
 from llmstack_engine_core.kv_transfer.shared_memory import SharedMemoryTransfer
 from llmstack_engine_core.kv_transfer.tag import KVTransferError
@@ -109,7 +109,7 @@ def test_a_size_that_differs_is_refused_and_the_export_stays(both: SharedMemoryT
 
 
 def test_damaged_bytes_are_refused(both: SharedMemoryTransfer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_checksum_of", lambda descriptor, num_bytes: 1)
+    monkeypatch.setattr(sealed_memory, "checksum_of", lambda descriptor, num_bytes: 1)
     with pytest.raises(KVTransferError, match="damaged"):
         imported(both, export(both))
 
@@ -122,7 +122,7 @@ def test_memory_that_is_truncated_or_may_change_is_refused(
         os.truncate(descriptor, num_bytes)
         return descriptor
 
-    monkeypatch.setattr(shared_memory, "_filled", unsealed)
+    monkeypatch.setattr(sealed_memory, "filled", unsealed)
     with pytest.raises(KVTransferError, match="may still change"):
         imported(both, export(both))
 

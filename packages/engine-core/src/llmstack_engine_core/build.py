@@ -21,10 +21,11 @@ from llmstack_engine_core.contract import numeric_contract_id
 from llmstack_engine_core.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
+from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferNetwork
 from llmstack_engine_core.kv_transfer.request_transfers import TransferParts
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.profiles import StepProfiles
-from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner, TransferRunner
+from llmstack_engine_core.protocols import EventHook, KVTransfer, ModelRunner, ProfilingRunner, TransferRunner
 from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog, make_marker
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_kv_cache.block_accounts import BlockAccounts
@@ -236,7 +237,7 @@ def make_transfer(
     """
     if config.kv_transfer is None:
         return None
-    from llmstack_engine_core.kv_transfer.shared_memory import SharedMemoryTransfer, is_available
+    from llmstack_engine_core.kv_transfer.sealed_memory import is_available
     from llmstack_engine_core.kv_transfer.tag import TagMaker
 
     for is_possible, reason in (
@@ -247,11 +248,21 @@ def make_transfer(
     ):
         if not is_possible:
             raise EngineStartError(f"--kv-transfer-config: {reason}")
-    transfer = SharedMemoryTransfer(config.kv_transfer)
+    transfer = _connector(config.kv_transfer, config.kv_transfer_network)
     logger.info("KV transfer: %s as engine %s", config.kv_transfer.kv_role, transfer.engine_id)
     return TransferParts(
         config.kv_transfer, transfer, cast(TransferRunner, runner), TagMaker(ready, spec.bytes_per_block)
     )
+
+
+def _connector(config: KVTransferConfig, network: TransferNetwork | None) -> KVTransfer:
+    if network is not None and config.is_between_hosts:
+        from llmstack_engine_core.kv_transfer.nixl import NixlTransfer
+
+        return NixlTransfer(config, network)
+    from llmstack_engine_core.kv_transfer.shared_memory import SharedMemoryTransfer
+
+    return SharedMemoryTransfer(config)
 
 
 def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:

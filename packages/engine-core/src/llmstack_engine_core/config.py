@@ -7,7 +7,7 @@ from typing import Any
 
 from llmstack_core_scheduler import SchedulerConfig
 from llmstack_engine_core.kv_events import KVEventsConfig
-from llmstack_engine_core.kv_transfer.config import KVTransferConfig
+from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferNetwork
 from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_types import ModelRunnerConfig
 from llmstack_types.vocabulary import LogFormat, LoggingLevel, words_of
@@ -95,6 +95,7 @@ class EngineConfig:
         tokenizer_path: Folder of the tokenizer, for which constraints are compiled; None refuses constrained requests.
         kv_events: Where the events of the prefix cache are published; None for nowhere.
         kv_transfer: How KV blocks of requests are exchanged with other engine cores; None for not at all.
+        kv_transfer_network: By what, where these are on other hosts.
         profiler: Where profiles are written; None records none.
         shadow_scheduler: Another control plane, which a process of its own runs on the same inputs without effect.
         constraint_backend: What compiles and follows them, as `module:Class`.
@@ -147,6 +148,7 @@ class EngineConfig:
     tokenizer_path: str | None = None
     kv_events: KVEventsConfig | None = None
     kv_transfer: KVTransferConfig | None = None
+    kv_transfer_network: TransferNetwork | None = None
     profiler: ProfilerConfig | None = None
     shadow_scheduler: str | None = None
     constraint_backend: str = "llmstack_structured_output:ConstrainedRequests"
@@ -193,6 +195,8 @@ class EngineConfig:
             return
         if self.model.tensor_parallel_size * self.model.pipeline_parallel_size > 1:
             raise ValueError("kv_transfer and several ranks exclude each other: each rank has a part of the KV cache")
+        if self.kv_transfer.is_between_hosts and self.kv_transfer_network is None:
+            raise ValueError("kv_transfer between hosts needs kv_transfer_network: an interface and a key file")
         if not self.enable_prefix_caching:
             raise ValueError("kv_transfer needs enable_prefix_caching: imported blocks are cached prefixes")
 

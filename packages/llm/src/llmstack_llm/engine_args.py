@@ -165,6 +165,7 @@ class EngineArgs(
             "key_file": self._key_file(), "hosts": self._hosts(), "shadow_scheduler": self.shadow_scheduler,
             "step_log_bytes": self.step_log_bytes, "snapshot_steps": self.snapshot_steps,
             "kv_events": self.kv_events_config, "kv_transfer": self.kv_transfer_config,
+            "kv_transfer_network": self._transfer_network(),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:
@@ -233,6 +234,7 @@ class EngineArgs(
                 "{kv_transfer_config} excludes several ranks ({tensor_parallel_size}, {pipeline_parallel_size}): each "
                 "has a part of the KV cache"
             )
+        yield from self._transfer_conflicts()
         if self.pipeline_parallel_size == 1:
             return
         size = f"{{pipeline_parallel_size}} {self.pipeline_parallel_size}"
@@ -240,6 +242,26 @@ class EngineArgs(
             yield Problem(f"{{speculative_config}} and {size} exclude each other: drafts need one stage")
         if self.async_scheduling:
             yield Problem(f"{{async_scheduling}} and {size} exclude each other: a stage's input are known tokens")
+
+    def _transfer_network(self) -> dict[str, Any] | None:
+        if not self._transfers_between_hosts:
+            return None
+        return {
+            "interface": self.trust_cluster_network or "", "key_file": os.path.abspath(self.cluster_key_file or ""),
+        }  # fmt: skip
+
+    @property
+    def _transfers_between_hosts(self) -> bool:
+        return (self.kv_transfer_config or {}).get("kv_connector") == "NixlConnector"
+
+    def _transfer_conflicts(self) -> Iterator[Problem]:
+        if not self._transfers_between_hosts:
+            return
+        option = "{kv_transfer_config} with NixlConnector"
+        if self.trust_cluster_network is None:
+            yield Problem(f"{option} needs {{trust_cluster_network}}: KV blocks between hosts are not encrypted")
+        if self.cluster_key_file is None:
+            yield Problem(f"{option} needs {{cluster_key_file}}: it says who may ask for KV blocks")
 
     @property
     def _compares_weights(self) -> bool:

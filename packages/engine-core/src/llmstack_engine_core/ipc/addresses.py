@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,9 @@ from llmstack_types import EngineStartError
 IPC: Final = "ipc://"
 TCP: Final = "tcp://"
 _PROBE_TIMEOUT_S: Final = 1.0
+_SIOCGIFADDR: Final = 0x8915
+_REQUEST: Final = struct.Struct("256s")
+_ADDRESS: Final = slice(20, 24)
 
 
 def check_address(address: str, *, is_remote: bool = False) -> None:
@@ -133,6 +138,24 @@ def free_port(host: str) -> int:
         except OSError as error:
             raise EngineStartError(f"{host[:256]} cannot be listened on: {error.strerror}") from error
         return int(probe.getsockname()[1])
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of a network interface.
+
+    Raises:
+        EngineStartError: There is none, or the interface is not there.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _REQUEST.pack(name.encode()[:15]))
+        except OSError as error:
+            known = ", ".join(known for _, known in socket.if_nameindex())
+            raise EngineStartError(
+                f"--trust-cluster-network {name[:64]}: this machine has no such network interface with an IPv4 "
+                f"address; it has {known}"
+            ) from error
+    return socket.inet_ntoa(found[_ADDRESS])
 
 
 def _check_named(address: str, host: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from llmstack_engine_core.kv_transfer import sealed_memory
 from llmstack_engine_core.kv_transfer.config import TransferLimits
 from llmstack_engine_core.kv_transfer.tag import KVTransferError, difference
+
+logger = logging.getLogger(__name__)
 
 _UNKNOWN = "there is no such export, or it has expired or been fetched"
 
@@ -55,6 +59,21 @@ class ExportTable:
             expires_s = self._clock() + self._limits.time_to_live_s
             self._exports[handle] = Export(descriptor, tag, num_bytes, expires_s)
         return handle
+
+    def fill(self, tag: bytes, num_bytes: int, fill: Callable[[memoryview], None]) -> str | None:
+        """Keeps bytes that `fill` writes; the handle, None if they would exceed the limits."""
+        if not num_bytes or not self.reserve(num_bytes):
+            return None
+        try:
+            descriptor = sealed_memory.filled(num_bytes, fill)
+        except OSError as error:
+            logger.warning("KV blocks of %d bytes could not be exported: %s", num_bytes, error.strerror)
+            self.cancel(num_bytes)
+            return None
+        except BaseException:
+            self.cancel(num_bytes)
+            raise
+        return self.add(descriptor, tag, num_bytes)
 
     def take(self, handle: str, tag: bytes, num_bytes: int) -> Export:
         """The export, which is not kept any longer; one of another tag stays.

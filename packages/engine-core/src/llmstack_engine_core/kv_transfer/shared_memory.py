@@ -8,9 +8,7 @@ check that the other one runs as the same user.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import mmap
 import os
 import secrets
 import select
@@ -20,10 +18,10 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
-from zlib import crc32
 
 import msgpack  # type: ignore[import-untyped]  # it has no annotations
 
+from llmstack_engine_core.kv_transfer import sealed_memory
 from llmstack_engine_core.kv_transfer.config import KVTransferConfig
 from llmstack_engine_core.kv_transfer.exports import Export, ExportTable
 from llmstack_engine_core.kv_transfer.tag import KVTransferError
@@ -36,12 +34,6 @@ _SERVE_TIMEOUT_S: Final = 2.0
 _BACKLOG: Final = 64
 _LENGTH: Final = struct.Struct("<I")
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
-_SEALS: Final = 2 | 4 | 8  # F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE, which some systems lack
-
-
-def is_available() -> bool:
-    """Whether this system has what the transfer needs."""
-    return hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED") and hasattr(fcntl, "F_ADD_SEALS")
 
 
 class SharedMemoryTransfer:
@@ -56,18 +48,11 @@ class SharedMemoryTransfer:
 
     def export_blocks(self, tag: bytes, num_bytes: int, fill: Callable[[memoryview], None]) -> str | None:
         """As `KVTransfer.export_blocks`; `fill` must not keep the memory."""
-        if self._server is None or not num_bytes or not self._table.reserve(num_bytes):
+        if self._server is None:
             return None
-        try:
-            descriptor = _filled(num_bytes, fill)
-        except OSError as error:
-            logger.warning("KV blocks of %d bytes could not be exported: %s", num_bytes, error.strerror)
-            self._table.cancel(num_bytes)
+        handle = self._table.fill(tag, num_bytes, fill)
+        if handle is None:
             return None
-        except BaseException:
-            self._table.cancel(num_bytes)
-            raise
-        handle = self._table.add(descriptor, tag, num_bytes)
         self._server.wake()  # it waits for what expires next
         return handle
 
@@ -93,7 +78,7 @@ class SharedMemoryTransfer:
             raise KVTransferError(f"the other engine core cannot be reached: {error}") from error
         if not descriptors:
             raise KVTransferError("the export came without its memory")
-        return _checked(descriptors[0], num_bytes, checksum)
+        return sealed_memory.checked(descriptors[0], num_bytes, checksum)
 
     def num_exports(self) -> int:
         """Exports that are kept now."""
@@ -161,7 +146,7 @@ class _Server:
                 logger.warning("a request for KV blocks was cut off: %s", error)
                 return
             with contextlib.suppress(OSError):  # the other side has gone, and computes the prompt
-                _send(peer, [_checksum_of(export.descriptor, export.num_bytes), None])
+                _send(peer, [sealed_memory.checksum_of(export.descriptor, export.num_bytes), None])
                 socket.send_fds(peer, [b"m"], [export.descriptor])
             os.close(export.descriptor)
 
@@ -170,41 +155,6 @@ class _Server:
             raise KVTransferError("the request for KV blocks cannot be read")
         handle, tag, num_bytes = request
         return self._table.take(handle, tag, num_bytes)
-
-
-def _filled(num_bytes: int, fill: Callable[[memoryview], None]) -> int:
-    """The descriptor of sealed memory."""
-    descriptor = os.memfd_create("llmstack-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.posix_fallocate(descriptor, 0, num_bytes)  # or a lack of memory would end the process
-        with mmap.mmap(descriptor, num_bytes) as memory, memoryview(memory) as view:
-            fill(view)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)  # an importer could not read what shrinks
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _checked(descriptor: int, num_bytes: int, checksum: object) -> memoryview:
-    try:
-        is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        if not is_sealed or os.fstat(descriptor).st_size != num_bytes:
-            raise KVTransferError("the memory of the export has another size, or may still change")
-        # Private: PyTorch reads from writable memory only, and a sealed file cannot be written.
-        memory = memoryview(mmap.mmap(descriptor, num_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
-    except OSError as error:
-        raise KVTransferError(f"the memory of the export cannot be read: {error}") from error
-    finally:
-        os.close(descriptor)
-    if crc32(memory) != checksum:
-        raise KVTransferError("the bytes of the export are damaged")
-    return memory
-
-
-def _checksum_of(descriptor: int, num_bytes: int) -> int:
-    with mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
-        return crc32(memory)
 
 
 def _check_user(peer: socket.socket) -> None:

@@ -315,7 +315,7 @@ class KVCacheOptions(OptionGroup):
         flag="--kv-transfer-config",
         check=check_kv_transfer_config,
         metavar="JSON",
-        help="hand KV blocks of prompts to other servers of this host, or take theirs",
+        help="hand KV blocks of prompts to other servers, or take theirs",
         example='{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}',
     )
 

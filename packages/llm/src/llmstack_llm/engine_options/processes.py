@@ -86,8 +86,7 @@ class EngineProcessOptions(OptionGroup):
         None,
         flag="--trust-cluster-network",
         metavar="INTERFACE",
-        help="network interface for sums between ranks of several machines, which are neither encrypted nor "
-        "authenticated",
+        help="network interface for sums and KV blocks between machines, which are neither encrypted nor authenticated",
     )
     distributed_timeout_seconds: float = option(
         60.0,

@@ -18,12 +18,13 @@ from typing import Final
 
 import zmq
 
+from llmstack_engine_core.ipc.addresses import interface_address
 from llmstack_engine_core.ipc.fields import CodecError
 from llmstack_parallel.hosts.facts import facts_of, own_name
 from llmstack_parallel.hosts.local_ranks import LocalRanks
 from llmstack_parallel.hosts.meeting import is_group_local, placement_of
 from llmstack_parallel.hosts.messages import Join, Kind, NodeMessage, Note, Orders, own_version, pack, unpack
-from llmstack_parallel.hosts.network import Network, interface_address
+from llmstack_parallel.hosts.network import Network
 from llmstack_types import EngineStartError, ModelRunnerConfig
 
 logger = logging.getLogger(__name__)

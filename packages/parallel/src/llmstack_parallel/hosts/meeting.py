@@ -11,12 +11,13 @@ import torch.distributed as dist
 import zmq
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # what torch.distributed offers without types
 
+from llmstack_engine_core.ipc.addresses import interface_address
 from llmstack_kernels.collective import SharedGroup
 from llmstack_model_runner.device.start_checks import resolve_device
 from llmstack_model_runner.layers.sharding import Collectives
 from llmstack_parallel.collectives.nodes import MAX_PIECES, ChannelLinks, GlooCollectives, NodesExchange, Patience
 from llmstack_parallel.collectives.torch_distributed import TorchCollectives
-from llmstack_parallel.hosts.network import Network, interface_address
+from llmstack_parallel.hosts.network import Network
 from llmstack_parallel.messages import MeetMessage
 from llmstack_parallel.rank_loop import START_TIMEOUT_S
 from llmstack_parallel.segments import RankSegments, can_share_memory, map_segment

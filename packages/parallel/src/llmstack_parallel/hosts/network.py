@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import socket
-import struct
 from pathlib import Path
-from typing import Final
 
 import zmq
 
-from llmstack_engine_core.ipc.addresses import check_address, own_host, tcp_address
+from llmstack_engine_core.ipc.addresses import check_address, interface_address, own_host, tcp_address
 from llmstack_engine_core.ipc.key_check import check_public_keys
 from llmstack_engine_core.ipc.keys import Keys, read_keys
 from llmstack_engine_core.ipc.sockets import use_keys
 from llmstack_parallel.channel import set_limits
 from llmstack_types import EngineStartError, RankPlacement
-
-_SIOCGIFADDR: Final = 0x8915
-_REQUEST: Final = struct.Struct("256s")
-_ADDRESS: Final = slice(20, 24)
 
 
 class Network:
@@ -92,21 +84,3 @@ def free_address(other: str) -> str:
     """
     host = other.removeprefix("tcp://").rpartition(":")[0].removeprefix("[").removesuffix("]")
     return tcp_address(own_host(host), 0)
-
-
-def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface.
-
-    Raises:
-        EngineStartError: There is none, or the interface is not there.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _REQUEST.pack(name.encode()[:15]))
-        except OSError as error:
-            known = ", ".join(known for _, known in socket.if_nameindex())
-            raise EngineStartError(
-                f"--trust-cluster-network {name[:64]}: this machine has no such network interface with an IPv4 "
-                f"address; it has {known}"
-            ) from error
-    return socket.inet_ntoa(found[_ADDRESS])
