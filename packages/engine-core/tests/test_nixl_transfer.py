@@ -1,4 +1,4 @@
-"""KV blocks between hosts: who has the keys and the parameters of an export reads it once, and nobody else."""
+"""KV blocks between hosts: who has the keys and the parameters of an export reads it once, and no other process."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_read_that_takes_too_long_ends_and_the_next_one_works(make: Make, monk
             consumer.import_blocks(producer.engine_id, exported(producer), TAG, len(DATA))
     server, consumer._limits = producer._server, dataclasses.replace(consumer._limits, import_timeout_s=60.0)
     assert server is not None
-    while server._readings or server._late:  # its memory is freed when nobody can read it any more
+    while server._readings or server._late:  # its memory is freed when no agent can read it any more
         time.sleep(0.01)
     server._limits = consumer._limits
     assert bytes(consumer.import_blocks(producer.engine_id, exported(producer), TAG, len(DATA))) == DATA

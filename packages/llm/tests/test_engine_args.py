@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmstack_engine_core.kv_transfer.config import TransferNetwork
 from llmstack_llm.engine_args import EngineArgs, EngineArgsError, UsageContext
 from llmstack_llm.options.option import options_of
 from llmstack_llm.options.problem import OptionsError
@@ -229,9 +230,14 @@ def test_kv_transfers_are_configured_by_vllms_names(tmp_path: Path):
     assert engine.kv_transfer is not None
     assert (engine.kv_transfer.kv_role, engine.kv_transfer.kv_connector_extra_config.max_exports) == ("kv_producer", 3)
     assert engine.model.digest_weight_content
+    args = EngineArgs(
+        model, kv_transfer_config={"kv_connector": "NixlConnector"}, cluster_key_file="/key", trust_cluster_network="lo"
+    )
+    _, engine = args.create_engine_config()
+    assert engine.kv_transfer_network == TransferNetwork("lo", "/key")
     for wrong, expected in (
         *(({"kv_connector": name}, f"'{name}' is not supported") for name in (
-            "NixlConnector", "LMCacheConnectorV1", "P2pNcclConnector", "MooncakeConnector", "MultiConnector",
+            "LMCacheConnectorV1", "P2pNcclConnector", "MooncakeConnector", "MultiConnector",
         )),
         ({}, "kv_connector"),
         ({**given, "kv_role": "both"}, "kv_producer, kv_consumer, kv_both"),
@@ -241,12 +247,15 @@ def test_kv_transfers_are_configured_by_vllms_names(tmp_path: Path):
     ):  # fmt: skip
         with pytest.raises(EngineArgsError, match=rf"^kv_transfer_config: .*{expected}"):
             EngineArgs(model, kv_transfer_config=wrong)
+    between_hosts = {"kv_transfer_config": {"kv_connector": "NixlConnector"}}
     for fields, sentence in (
         ({"tensor_parallel_size": 2}, "several ranks"),
         ({"enable_prefix_caching": False}, "needs"),
+        ({**between_hosts, "cluster_key_file": "key"}, "NixlConnector needs trust_cluster_network"),
+        ({**between_hosts, "trust_cluster_network": "lo"}, "NixlConnector needs cluster_key_file"),
     ):
         with pytest.raises(OptionsError, match=sentence):
-            EngineArgs("m", kv_transfer_config=given, **fields)
+            EngineArgs("m", **{"kv_transfer_config": given, **fields})
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,10 @@ from llmstack_engine_core.contract import numeric_contract_id
 from llmstack_engine_core.control_plane import CacheConfig, build_cache, build_scheduler, cache_config
 from llmstack_engine_core.engine_core import EngineCore
 from llmstack_engine_core.events import EventBus, StepLogger, StepRecorder
-from llmstack_engine_core.kv_transfer.config import KVTransferConfig, TransferNetwork
-from llmstack_engine_core.kv_transfer.request_transfers import TransferParts
+from llmstack_engine_core.kv_transfer.connectors import make_transfer
 from llmstack_engine_core.plugins import load_model_runner
 from llmstack_engine_core.profiles import StepProfiles
-from llmstack_engine_core.protocols import EventHook, KVTransfer, ModelRunner, ProfilingRunner, TransferRunner
+from llmstack_engine_core.protocols import EventHook, ModelRunner, ProfilingRunner
 from llmstack_engine_core.step_log import FileSink, LogHeader, RingSink, StepLog, make_marker
 from llmstack_engine_core.structured_output import LazyBackend
 from llmstack_kv_cache.block_accounts import BlockAccounts
@@ -133,7 +132,9 @@ def _build_with_runner(
         residency=residency,
         cache_news=make_cache_news(config, kv_cache) if cache.enable_prefix_caching else None,
         max_cpu_loras=config.max_cpu_loras if config.model.enable_lora else 0,
-        transfer=make_transfer(config, runner, spec, ready),
+        transfer=None
+        if config.kv_transfer is None
+        else make_transfer(config.kv_transfer, config.kv_transfer_network, runner, spec, ready),
         profiles=profiles,
         shadow=shadow,
     )
@@ -225,44 +226,6 @@ def make_cache_news(config: EngineConfig, kv_cache: BlockAccounts) -> CacheNews:
     from llmstack_engine_core.zmq_publisher import ZmqPublisher
 
     return CacheNews(kv_cache, ZmqPublisher(config.kv_events, config.key_file))
-
-
-def make_transfer(
-    config: EngineConfig, runner: ModelRunner, spec: KVCacheSpec, ready: EngineReady
-) -> TransferParts | None:
-    """What carries KV blocks to other engine cores, where that is asked for.
-
-    Raises:
-        EngineStartError: This model, model runner or system cannot do it.
-    """
-    if config.kv_transfer is None:
-        return None
-    from llmstack_engine_core.kv_transfer.sealed_memory import is_available
-    from llmstack_engine_core.kv_transfer.tag import TagMaker
-
-    for is_possible, reason in (
-        (is_available(), "this system has no sealed memory files"),
-        (hasattr(runner, "read_kv_blocks"), "the model runner does not hand out KV blocks"),
-        (not spec.groups, "layers with sliding windows have block tables of their own"),
-        (spec.is_causal, "the model is not causal, so that no prefix is ever found"),
-    ):
-        if not is_possible:
-            raise EngineStartError(f"--kv-transfer-config: {reason}")
-    transfer = _connector(config.kv_transfer, config.kv_transfer_network)
-    logger.info("KV transfer: %s as engine %s", config.kv_transfer.kv_role, transfer.engine_id)
-    return TransferParts(
-        config.kv_transfer, transfer, cast(TransferRunner, runner), TagMaker(ready, spec.bytes_per_block)
-    )
-
-
-def _connector(config: KVTransferConfig, network: TransferNetwork | None) -> KVTransfer:
-    if network is not None and config.is_between_hosts:
-        from llmstack_engine_core.kv_transfer.nixl import NixlTransfer
-
-        return NixlTransfer(config, network)
-    from llmstack_engine_core.kv_transfer.shared_memory import SharedMemoryTransfer
-
-    return SharedMemoryTransfer(config)
 
 
 def make_event_bus(config: EngineConfig, own: Sequence[EventHook], event_hooks: Sequence[EventHook]) -> EventBus:

@@ -163,9 +163,8 @@ class EngineArgs(
             "warm_spare": self.warm_spare, "max_cpu_loras": self.max_cpu_loras or self.max_loras,
             "max_restarts": self.max_engine_restarts, "hang_timeout_s": self.engine_hang_timeout,
             "key_file": self._key_file(), "hosts": self._hosts(), "shadow_scheduler": self.shadow_scheduler,
-            "step_log_bytes": self.step_log_bytes, "snapshot_steps": self.snapshot_steps,
+            "step_log_bytes": self.step_log_bytes, "snapshot_steps": self.snapshot_steps, **self._transfer_network(),
             "kv_events": self.kv_events_config, "kv_transfer": self.kv_transfer_config,
-            "kv_transfer_network": self._transfer_network(),
             "record_steps": None if self.record_steps is None else os.path.abspath(self.record_steps),
         }  # fmt: skip
         try:
@@ -243,12 +242,11 @@ class EngineArgs(
         if self.async_scheduling:
             yield Problem(f"{{async_scheduling}} and {size} exclude each other: a stage's input are known tokens")
 
-    def _transfer_network(self) -> dict[str, Any] | None:
+    def _transfer_network(self) -> dict[str, Any]:
         if not self._transfers_between_hosts:
-            return None
-        return {
-            "interface": self.trust_cluster_network or "", "key_file": os.path.abspath(self.cluster_key_file or ""),
-        }  # fmt: skip
+            return {}
+        network = {"interface": self.trust_cluster_network, "key_file": os.path.abspath(self.cluster_key_file or "")}
+        return {"kv_transfer_network": network}
 
     @property
     def _transfers_between_hosts(self) -> bool:

@@ -51,7 +51,7 @@ class TransferNetwork:
 
     Attributes:
         interface: The network interface that the operator trusts: the blocks themselves are not encrypted.
-        key_file: Of the cluster; says who may ask for blocks, and whom to ask.
+        key_file: Of the cluster; engine cores without it cannot ask for blocks, nor offer them.
     """
 
     interface: str

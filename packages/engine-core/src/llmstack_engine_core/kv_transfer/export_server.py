@@ -1,4 +1,4 @@
-"""Hands the exports of an engine core to others: says where one lies, and keeps it while they read."""
+"""Says other engine cores where an export lies, and keeps it while they read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CLOSE_TIMEOUT_S: Final = 10.0
 
 
 class _Reading(NamedTuple):
-    """An export that somebody reads now."""
+    """An export that another engine core reads now."""
 
     registration: Registration
     memory: mmap.mmap
@@ -41,7 +41,7 @@ class _Reading(NamedTuple):
 
 
 class ExportServer:
-    """A thread, which sleeps while nobody reads.
+    """A thread, which sleeps while no export is read.
 
     Attributes:
         address: Where it listens.
@@ -133,7 +133,7 @@ class ExportServer:
             logger.warning("KV blocks were not read within %g s", self._limits.import_timeout_s)
             self._late.append(self._readings.pop(peer))
         if len(self._late) > (0 if not self._readings else _MAX_LATE):
-            # All connections end with the agent: nobody can then ask for memory that is freed.
+            # All connections end with the agent: no peer can then ask for memory that is freed.
             self._drop_readings()
             self._agent = self._new_agent()
 

@@ -1,4 +1,4 @@
-"""Transfers between hosts: NIXL reads blocks, and a channel with keys says where they lie."""
+"""Transfers between hosts: NIXL reads what a channel with keys names."""
 
 from __future__ import annotations
 

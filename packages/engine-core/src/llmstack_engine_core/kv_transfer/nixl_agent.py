@@ -1,4 +1,4 @@
-"""NIXL's agent, whose network communication is UCX, on host memory and one network interface."""
+"""NIXL's agent over UCX, for host memory and one network interface."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Registration:
         self._registered = agent.register_memory([(self.address, self.num_bytes, 0, "")], _MEMORY)
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """Takes the memory back from the agent. Idempotent."""
         if self._view is not None:
             self._agent.deregister_memory(self._registered)
             self._view = None

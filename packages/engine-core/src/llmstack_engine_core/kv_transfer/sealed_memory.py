@@ -1,4 +1,4 @@
-"""Memory without a name, which a descriptor hands on and nobody can change any more."""
+"""Memory without a name, which no process can change any more."""
 
 from __future__ import annotations
 
