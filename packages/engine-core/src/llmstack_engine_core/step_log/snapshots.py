@@ -28,6 +28,8 @@ MAX_NUMBERS: Final = 1 << 24
 MAX_STATE_BYTES: Final = 1 << 28
 # In the thread of the log's writer. Token ids compress to a third; a higher level takes three times as long.
 _LEVEL: Final = 1
+_RUNS: Final = "runs"
+_RUNS_PER_PART: Final = 512
 
 StepsUnderWay = Mapping[int, SchedulerOutput]
 """Steps that are scheduled and not updated, by number."""
@@ -140,7 +142,11 @@ def take_state(scheduler: object, under_way: StepsUnderWay) -> State:
 
 
 def _packed_parts(state: State) -> list[bytes]:
-    return [pack(state.scheduler), pack(state.cache), pack(state.under_way)]
+    """The state in pieces: the engine core's thread waits while one is being packed."""
+    rest = {name: value for name, value in state.cache.items() if name != _RUNS}
+    runs = state.cache[_RUNS]
+    chunks = [pack(runs[start : start + _RUNS_PER_PART]) for start in range(0, len(runs), _RUNS_PER_PART)]
+    return [pack(state.scheduler), pack(state.under_way), pack(rest), *chunks]
 
 
 def _digest_of(parts: Sequence[bytes]) -> bytes:
@@ -162,7 +168,7 @@ def encode_snapshot(marker: bytes, num_steps: int, last_us: int, digest: bytes, 
     put_uint(payload, num_steps)
     put_int(payload, last_us)
     payload += digest + _digest_of(parts)
-    body = pack([*parts, *(pack_request(arrival) for arrival in state.arrivals)])
+    body = pack([parts, [pack_request(arrival) for arrival in state.arrivals]])
     return bytes(payload + zlib.compress(body, _LEVEL))
 
 
@@ -191,10 +197,12 @@ def read_snapshot(payload: bytes) -> Snapshot:
         raise StepLogError("a snapshot is damaged") from error
     if not inflate.eof:
         raise StepLogError("a snapshot is damaged, or too large")
-    parts = unpack(body, list)
-    if len(parts) < 3 or not all(isinstance(part, bytes) for part in parts) or (
-        _digest_of(parts[:3]) != place.state_digest
-    ):  # fmt: skip
-        raise StepLogError("a snapshot is damaged")
-    scheduler, cache, under_way = unpack(parts[0], dict), unpack(parts[1], dict), unpack(parts[2], list)
-    return Snapshot(place, State(scheduler, cache, under_way, [unpack_request(part) for part in parts[3:]]))
+    try:
+        parts, arrivals = unpack(body, list)
+        if _digest_of(parts) != place.state_digest:
+            raise StepLogError("a snapshot is damaged")
+        scheduler, under_way, cache = unpack(parts[0], dict), unpack(parts[1], list), unpack(parts[2], dict)
+        cache[_RUNS] = [run for part in parts[3:] for run in unpack(part, list)]
+        return Snapshot(place, State(scheduler, cache, under_way, [unpack_request(part) for part in arrivals]))
+    except (TypeError, ValueError, IndexError) as error:
+        raise StepLogError("a snapshot is damaged") from error
