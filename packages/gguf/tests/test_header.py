@@ -91,6 +91,7 @@ def test_a_file_of_the_formats_library_is_read_as_it_was_written(tmp_path: Path)
     [
         (b"GGML" + bytes(60), "is no GGUF file"),
         (b"GGUF", "is no GGUF file"),
+        (b"version https://git-lfs.github.com/spec/v1\nsize 9\n", "is a pointer of Git LFS and not the file itself"),
         (file_of([], [], version=1), "version 1 is not supported"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(16), "version 50331648 is not supported"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "tensors, more than 65536"),

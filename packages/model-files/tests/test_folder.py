@@ -132,8 +132,10 @@ def test_infinity_is_read_as_transformers_writes_it(tmp_path: Path) -> None:
 
 def test_a_pointer_of_git_lfs_is_called_that(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1234567\n"
-    for name in ("config.json", "model.safetensors"):
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_text(pointer)
+    with pytest.raises(ModelFilesError, match=r"^tokenizer\.json is a pointer of Git LFS"):
+        open_artifact(tmp_path, "tokenizer.json")
     with pytest.raises(ModelFilesError, match=r"config\.json is a pointer of Git LFS"):
         read_json(tmp_path, "config.json")
     with pytest.raises(ModelFilesError, match=r"model\.safetensors is a pointer of Git LFS.* run git lfs pull"):

@@ -29,6 +29,7 @@ _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 1 << 16
 _MAX_ELEMENTS = 1 << 42
 _VERSIONS = (2, 3)
+_GIT_LFS_START = b"version https://git-lfs"
 
 # Type code of a value to its format for `struct`; 7 is bool, 8 a string and 9 an array.
 _NUMBERS: Mapping[int, str] = {
@@ -98,7 +99,10 @@ def read_header(path: Path) -> Header:
     """
     with path.open("rb") as file:
         size = path.stat().st_size
-        if size < 24 or file.read(4) != b"GGUF":
+        start = file.read(len(_GIT_LFS_START))
+        if start == _GIT_LFS_START:
+            raise GGUFError(f"{path.name} is a pointer of Git LFS and not the file itself; run git lfs pull.")
+        if size < 24 or start[:4] != b"GGUF":
             raise GGUFError(f"{path.name} is no GGUF file.")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             try:

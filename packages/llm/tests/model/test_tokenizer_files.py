@@ -262,7 +262,6 @@ def hostile() -> Iterator[tuple[str, bytes | dict[str, Any], str]]:
     yield "tokenizer.model", UNKNOWN + piece("a" * 1025) + BPE, "more than 1024 bytes"
     yield "tokenizer.model", UNKNOWN + part(2, b"\x18\x03"), "of the kind word or char"
     yield "tokenizer.model", UNKNOWN + part(3, part(2, b"\x04\0\0\0ab")), "no tokenizer"
-    yield "tokenizer.model", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"
     yield "tokenizer.model", b"YQ== 0\nYg== 2\n", "line 2 is no token of rank 1"
     yield "tokenizer.model", b"!!! 0\n", "not base64"
     yield "tokenizer.model", b"YQ== 0\n", "lacks tokens of single bytes"

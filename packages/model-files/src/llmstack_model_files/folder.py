@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -62,15 +63,19 @@ def open_artifact(folder: Path, name: str) -> BinaryIO:
     """Open a file of a model folder for reading bytes; the caller closes it.
 
     Raises:
-        ModelFilesError: As `artifact_path`, or there is no such file.
+        ModelFilesError: As `artifact_path`, there is no such file, or it is a pointer of Git LFS.
     """
     path = artifact_path(folder, name)
     if path is None:
         raise ModelFilesError(f"{Path(folder).name or folder} has no {name[:64]}.")
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise ModelFilesError(f"{name[:64]} cannot be read: {error.strerror}.") from error
+    with contextlib.ExitStack() as closed_on_error:
+        try:
+            file = closed_on_error.enter_context(path.open("rb"))
+            check_no_pointer(file.peek(len(GIT_LFS_START)), name)
+        except OSError as error:
+            raise ModelFilesError(f"{name[:64]} cannot be read: {error.strerror}.") from error
+        closed_on_error.pop_all()
+    return file
 
 
 @overload
@@ -116,7 +121,6 @@ def read_json_array(folder: Path, name: str, required: bool = True) -> list[Any]
 def _read_text(folder: Path, name: str) -> bytes:
     with open_artifact(folder, name) as file:
         text = file.read(MAX_JSON_BYTES + 1)
-    check_no_pointer(text, name)
     if len(text) > MAX_JSON_BYTES:
         raise ModelFilesError(f"{name[:64]} is larger than {MAX_JSON_BYTES >> 20} MiB.")
     return text

@@ -33,6 +33,7 @@ from llmstack_model_runner.memory.kv_cache_groups import (
     by_layer,
     describe_groups,
     group_stage_layers,
+    max_positions,
     num_storage_layers,
 )
 from llmstack_model_runner.memory.kv_cache_spec import make_kv_cache_spec
@@ -128,7 +129,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         self._runtime = runtime
         self._model: Model | None = None
         self._spec: KVCacheSpec | None = None
-        self._numeric_contract = self._kv_cache_note = ""
+        self._numeric_contract = self._kv_cache_note = self._quantization = ""
         self._label_head: LabelHead | None = None
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._copies: BlockCopies = DirectBlockCopies([], [])
@@ -136,7 +137,6 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         self._steps: HostSteps | DeviceSteps | None = None
         self._recovery = StepRecovery(self._make_room)
         self._num_blocks = self._num_host_blocks = 0
-        self._quantization = ""
         AdapterHost.__init__(self)
 
     def load_model(self) -> None:
@@ -168,8 +168,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         # Attention layers read it too.
         layers = AdaptedLayers() if config.enable_lora else None
         with packed_linears(scheme, config.enable_deterministic_inference), sharded(self._sharding), adapted(layers):
-            arguments = (model_config, dtype, self._device)
-            model = make_model(name, config.model_impl, arguments, self._sharding, check)
+            model = make_model(name, config.model_impl, (model_config, dtype, self._device), self._sharding, check)
         logger.info("model: %s (%s)", name, model.implementation)
         check_max_model_len(config.max_model_len, model.kv_spec.max_model_len)
         model.limit_context(config.max_model_len)
@@ -222,8 +221,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         if self._device.type == "cuda":
             share = 1.0 if is_size_given else config.gpu_memory_utilization
             lost_bytes = 2 * num_storage_layers(spec) * ALLOCATION_STEP + spec.bytes_per_block  # the scratch block
-            kv_bytes = self._profile_memory(share).kv_bytes(share) - lost_bytes
-            return max(0, kv_bytes)
+            return max(0, self._profile_memory(share).kv_bytes(share) - lost_bytes)
         return host_kv_bytes_of(config, spec, is_size_given=is_size_given)
 
     def run_largest_steps(self) -> int:
@@ -260,6 +258,8 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         config, spec = self._config, self.kv_cache_spec()
         self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
         steps = self._allocate(num_blocks, num_host_blocks)
+        if self._model is not None:
+            self._model.hold_positions(max_positions(config, spec, num_blocks))
         max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
         warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
         if not spec.is_generative:

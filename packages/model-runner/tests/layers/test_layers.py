@@ -127,7 +127,15 @@ def test_yarn_scales_cosines_by_its_attention_factor() -> None:
     assert factor == 0.7
 
 
-def test_angles_are_computed_for_the_served_context_only() -> None:
+def test_angles_are_computed_for_the_served_context_and_what_the_cache_holds_of_it() -> None:
     rotary = RotaryEmbedding(RopeParameters(10_000.0, 128, 1 << 40), torch.device("cpu"))  # half a petabyte
+    rotary.hold_positions(70_000)  # more than are computed at once
+    held = rotary.table
+    assert held.shape == (70_000, 128)
+    rotary.hold_positions(16)
+    assert rotary.table is held
     rotary.limit_positions(16)
-    assert rotary.table.shape == (16, 128)
+    rotary.hold_positions(70_000)
+    assert torch.equal(rotary.table, held[:16])
+    angles = torch.tensor([65_536.0, 69_999.0])  # of the pair of dimensions that turns by one radian
+    torch.testing.assert_close(held[[65_536, 69_999], 0], angles.cos())

@@ -1,12 +1,21 @@
 """Layers with equal windows share block tables, and all groups share one storage."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmstack_model_runner.memory.kv_cache_groups import by_layer, describe_groups, group_layers, num_blocks_needed
-from llmstack_types import KVCacheGroupSpec, KVCacheSpec
+from llmstack_model_runner.memory.kv_cache_groups import (
+    by_layer,
+    describe_groups,
+    group_layers,
+    max_positions,
+    num_blocks_needed,
+)
+from llmstack_model_runner.model_runner import ModelRunner
+from llmstack_types import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig
 
 SIZES = {"num_kv_heads": 1, "head_dim": 16, "block_size": 16, "dtype": "float32", "bytes_per_block": 1, "vocab_size": 9}
 
@@ -52,6 +61,24 @@ def test_a_model_without_groups_has_a_tensor_for_each_layer():
     storage = [(torch.tensor(place), torch.tensor(place)) for place in range(2)]
     assert by_layer(storage, spec) is storage
     assert num_blocks_needed(spec, 402, 64) == 26
+
+
+def test_a_model_of_ten_million_positions_has_tables_for_what_the_cache_holds(tmp_path):
+    config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 32, "intermediate_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 10_000_000,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    runner = ModelRunner(
+        ModelRunnerConfig(
+            str(tmp_path), max_model_len=10_000_000, device="cpu", dtype="float32", load_format="dummy", block_size=4
+        )
+    )
+    runner.load_model()
+    runner.initialize_kv_cache(20)
+    assert runner._model._rotaries[0].table.shape[0] == 80
+    windowed = KVCacheSpec(num_layers=2, groups=(KVCacheGroupSpec((0,), 8), KVCacheGroupSpec((1,), 32)), **SIZES)
+    assert max_positions(runner._config, windowed, 20) == 10_000_000  # windows free what they have passed
 
 
 def test_needs_are_summed_over_the_groups():

@@ -117,6 +117,13 @@ def test_the_old_entry_point_group_is_read_with_a_deprecation_line(
         ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
         ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
         ("LlamaForCausalLM", {"rope_scaling": "linear"}, "must be an object"),
+        ("LlamaForCausalLM", {"rope_theta": 0}, "rope_theta must be a positive number, got 0"),
+        ("LlamaForCausalLM", {"rope_theta": "10000"}, "rope_theta must be a positive number"),
+        (
+            "LlamaForCausalLM",
+            {"rope_scaling": {"rope_type": "yarn", "factor": -1.0}},
+            "factor must be a positive number",
+        ),
         ("GPT2LMHeadModel", {"n_embd": 10, "n_head": 3}, "multiple"),
         ("GPT2LMHeadModel", {"activation_function": "swish"}, "swish"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+_ROWS_AT_ONCE = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
@@ -38,7 +40,8 @@ class UnsupportedVariantError(ValueError):
 class RotaryEmbedding:
     """Table of cosines and sines for RoPE, which layers of equal parameters share.
 
-    It is computed for the served context, or when it is first read: models may have millions of positions.
+    It is computed for the positions that the KV cache holds, or when it is first read: models may have millions of
+    positions.
     """
 
     def __init__(self, parameters: RopeParameters, device: torch.device) -> None:
@@ -47,23 +50,36 @@ class RotaryEmbedding:
         self._cos_sin_cache: torch.Tensor | None = None
 
     def limit_positions(self, max_positions: int) -> None:
-        """Computes the table for contexts of up to `max_positions` tokens."""
+        """Sets the longest context that is served."""
         self._parameters = replace(self._parameters, max_positions=max_positions)
-        self._cos_sin_cache = _cos_sin_table(self._parameters).to(self._device)
+        self._cos_sin_cache = None
+
+    def hold_positions(self, num_positions: int) -> None:
+        """Computes the table for so many positions, or all of the longest context, unless it has them."""
+        num_rows = min(num_positions, self._parameters.max_positions)
+        if self._cos_sin_cache is None or self._cos_sin_cache.shape[0] < num_rows:
+            self._cos_sin_cache = self._compute(num_rows)
 
     @property
     def table(self) -> torch.Tensor:
-        """Cosines and sines, float32 [max_positions, rotary_dim]."""
+        """Cosines and sines, float32 [num_positions, rotary_dim]; of the longest context if none were asked for."""
         if self._cos_sin_cache is None:
-            self._cos_sin_cache = _cos_sin_table(self._parameters).to(self._device)
+            self._cos_sin_cache = self._compute(self._parameters.max_positions)
         return self._cos_sin_cache
 
+    def _compute(self, num_rows: int) -> torch.Tensor:
+        return _cos_sin_table(self._parameters, num_rows).to(self._device)
 
-def _cos_sin_table(parameters: RopeParameters) -> torch.Tensor:  # [max_positions, rotary_dim]
+
+def _cos_sin_table(parameters: RopeParameters, num_rows: int) -> torch.Tensor:  # [num_rows, rotary_dim]
+    """Rows are computed in chunks, whose temporary tensors are small."""
     frequencies, scale = rope_frequencies(parameters)
-    positions = torch.arange(parameters.max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)  # [max_positions, rotary_dim / 2]
-    return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
+    table = torch.empty((num_rows, parameters.rotary_dim))
+    for start in range(0, num_rows, _ROWS_AT_ONCE):
+        positions = torch.arange(start, min(start + _ROWS_AT_ONCE, num_rows), dtype=torch.float32)
+        angles = torch.outer(positions, frequencies)  # [rows, rotary_dim / 2]
+        torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1, out=table[start : start + len(positions)])
+    return table
 
 
 def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeParameters:
@@ -82,12 +98,16 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
         raise UnsupportedVariantError(
             f"config.json: rotary embedding of type {kind[:64]!r} is not supported; {', '.join(_KINDS)} are."
         )
-    theta = float(found.get("rope_theta", config.get("rope_theta", 10000.0)))
-    share = float(found.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
+    theta, share = (
+        _positive(name, next((given[name] for given in (found, config) if given.get(name) is not None), default))
+        for name, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0))
+    )
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"config.json: the rotary embedding's {rotary_dim} dimensions of a head must be even.")
     numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    for name in numbers.keys() & _POSITIVE:
+        _positive(name, numbers[name])
     missing = [name for name in _KINDS[kind] if name not in numbers]
     if missing:
         raise ValueError(f"config.json: rotary embedding of type {kind} lacks {', '.join(missing)}.")
@@ -100,6 +120,13 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, max_positions: int) -> 
     return RopeParameters(theta, rotary_dim, max_positions, kind, numbers, *factors)
 
 
+def _positive(name: str, value: object) -> float:
+    if isinstance(value, int | float) and 0 < value < math.inf:
+        return float(value)
+    raise ValueError(f"config.json: the rotary embedding's {name} must be a positive number, got {str(value)[:64]}.")
+
+
+_POSITIVE = frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
 # Kind to the names of its required numbers.
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "default": (),

@@ -9,7 +9,7 @@ import torch
 from llmstack_kv_cache import KVCacheGroup
 from llmstack_kv_cache.storage import allocate_kv_storage
 from llmstack_model_runner.models import ModelKVSpec
-from llmstack_types import KVCacheGroupSpec, KVCacheSpec
+from llmstack_types import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig
 
 Storage = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, each [num_blocks, num_kv_heads, block_size, head_dim]."""
@@ -101,3 +101,8 @@ def _choose_size(numbers: Sequence[int]) -> int:
 
     sizes = [size for size in range(1, max(numbers) + 1) if cost(size)[1] <= max(_MAX_NUM_GROUPS, len(numbers))]
     return min(sizes, key=cost)
+
+
+def max_positions(config: ModelRunnerConfig, spec: KVCacheSpec, num_blocks: int) -> int:
+    """The most positions of one request: what the KV cache holds, unless windows free what they have passed."""
+    return config.max_model_len if spec.groups else min(config.max_model_len, num_blocks * spec.block_size)

@@ -110,6 +110,9 @@ class Model(ABC):
     def limit_context(self, max_model_len: int) -> None:  # noqa: B027 - most models compute the same for any limit
         """Called once, before weights are loaded, with the longest context that will be served."""
 
+    def hold_positions(self, num_positions: int) -> None:  # noqa: B027 - most tables are small
+        """Called whenever a KV cache is made, with the most positions of a request that it can hold."""
+
     def finish_loading(self) -> None:  # noqa: B027 - a model without an output head of its own has nothing to finish
         """Called once, after the last tensor was loaded."""
 

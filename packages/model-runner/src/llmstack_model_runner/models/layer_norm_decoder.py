@@ -149,6 +149,10 @@ class LayerNormDecoder(CausalLM):
         if self._rotary is not None:
             self._rotary.limit_positions(max_model_len)
 
+    def hold_positions(self, num_positions: int) -> None:
+        if self._rotary is not None:
+            self._rotary.hold_positions(num_positions)
+
     def finish_loading(self) -> None:
         if self._sharding.is_last_stage:
             self._head.finish_loading()

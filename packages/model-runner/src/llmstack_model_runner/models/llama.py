@@ -119,9 +119,14 @@ class Llama(CausalLM):
         return name == "lm_head.weight" or super().is_ignored(name)
 
     def limit_context(self, max_model_len: int) -> None:
-        """Computes the tables of RoPE for the longest context."""
+        """Chooses the factors of RoPE for the longest context."""
         for rotary in self._rotaries:
             rotary.limit_positions(max_model_len)
+
+    def hold_positions(self, num_positions: int) -> None:
+        """Computes the tables of RoPE."""
+        for rotary in self._rotaries:
+            rotary.hold_positions(num_positions)
 
     def finish_loading(self) -> None:
         if self._sharding.is_last_stage:

@@ -46,6 +46,10 @@ class PoolingDecoder(Model):
         """Delegates to the decoder."""
         self._decoder.limit_context(max_model_len)
 
+    def hold_positions(self, num_positions: int) -> None:
+        """Delegates to the decoder."""
+        self._decoder.hold_positions(num_positions)
+
     @torch.inference_mode()
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata, kv_caches: KVCaches

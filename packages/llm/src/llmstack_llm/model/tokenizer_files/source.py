@@ -17,7 +17,6 @@ MAX_TOKEN_BYTES = 1024
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OURS = ("tokenizer.json", "vocab.txt")
 _TIKTOKEN_FILES = ("qwen.tiktoken", "tiktoken.model", "tokenizer.tiktoken")
-_GIT_LFS = b"version https://git-lfs"
 
 
 class ConversionError(LLMStackError, ValueError):
@@ -47,8 +46,6 @@ def find_source(folder: Path) -> tuple[Format, str] | None:
         return None
     with open_artifact(folder, "tokenizer.model") as file:
         start = file.read(64)
-    if start.startswith(_GIT_LFS):
-        raise ConversionError("tokenizer.model is a pointer of Git LFS and not the file; run git lfs pull")
     # A ModelProto begins with the mark of its first piece, which no line of base64 begins with.
     is_proto = start[:1] == b"\n"
     return (Format.SENTENCEPIECE if is_proto else Format.TIKTOKEN), "tokenizer.model"
