@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -20,7 +21,12 @@ from llmstack_engine_core import EngineConfig
 from llmstack_engine_core import process as process_module
 from llmstack_engine_core.ipc.codec import MAX_CLIENT_FRAME_BYTES, decode_engine_message, encode
 from llmstack_engine_core.ipc.frames import AbortRequests, ControlCall, ControlResult, Hello
-from llmstack_engine_core.ipc.sockets import connect_client_socket
+from llmstack_engine_core.ipc.sockets import (
+    connect_client_socket,
+    make_private_directory,
+    private_address,
+    remove_places,
+)
 from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_engine_core.supervisor import EngineProcess
 from llmstack_types import (
@@ -30,6 +36,7 @@ from llmstack_types import (
     EngineCoreRequest,
     EngineReady,
     FinishReason,
+    LLMStackError,
     ModelRunnerConfig,
     SamplingParams,
 )
@@ -309,6 +316,23 @@ def test_a_step_that_fails_tells_the_clients_and_ends_the_process() -> None:
     assert process.describe_end() == "exit status 1"
     peer.close()
     process.stop()
+
+
+@pytest.mark.parametrize(("error", "has_traceback"), [(LLMStackError("rank 1 of 2 ended"), 0), (ValueError("bug"), 1)])
+def test_a_lost_rank_is_one_sentence_in_the_log_and_a_bug_has_a_traceback(
+    error: Exception, has_traceback: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: object) -> None:
+        raise error
+
+    monkeypatch.setattr("llmstack_engine_core.engine_core_proc.EngineCoreProc.__init__", lambda self, *parts: None)
+    monkeypatch.setattr("llmstack_engine_core.engine_core_proc.EngineCoreProc.run", fail)
+    directory = make_private_directory()
+    order = SimpleNamespace(config=config(), address=private_address(directory))
+    core = SimpleNamespace(shutdown=lambda: remove_places(directory, order.address))
+    assert process_module._serve(order, None, {}, core) == 1  # type: ignore[arg-type]  # what the function uses of them
+    (record,) = caplog.records
+    assert (str(error) in record.getMessage(), record.exc_info is not None) == (not has_traceback, bool(has_traceback))
 
 
 def test_a_signal_during_an_import_ends_the_process_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

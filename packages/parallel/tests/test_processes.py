@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from parallel_helpers.families import write_family
@@ -13,6 +14,7 @@ from parallel_helpers.schedules import NUM_BLOCKS, make_config
 
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_model_runner.testing import StepDriver
+from llmstack_parallel import runner as runner_module
 from llmstack_parallel.errors import LostRankError
 from llmstack_parallel.launcher import ProcessPeers
 from llmstack_parallel.runner import ParallelRunner, start_peers, states_bytes
@@ -95,6 +97,56 @@ def test_a_rank_that_is_killed_ends_the_engine_core_and_is_no_error_of_a_request
     started.runner.shutdown()
     with pytest.raises(LostRankError, match="not started"):
         greedy(started.runner)
+
+
+class SilentPeers:
+    """A rank that takes calls and answers none."""
+
+    epoch = 1
+
+    def __init__(self) -> None:
+        self.channels, self.exchange, self.was_aborted = {1: self}, self, False
+        self.sent: list[bytes] = []
+
+    def send(self, frame: bytes) -> None:
+        self.sent.append(frame)
+
+    def receive(self, timeout_ms: int | None = None) -> bytes | None:
+        return None
+
+    def abort(self) -> None:
+        self.was_aborted = True
+
+    def set_timeout(self, timeout_s: float) -> None: ...
+
+    def lost(self) -> str | None:
+        return None
+
+
+def test_a_rank_that_answers_no_call_is_lost_after_a_time_and_gets_no_other_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "START_TIMEOUT_S", 0.01)
+    runner, peers, calls = ParallelRunner(make_config(folder, tensor_parallel_size=2)), SilentPeers(), []
+    runner._peers, runner._runner = peers, SimpleNamespace(sleep=calls.append)  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(LostRankError, match=r"^rank 1 of 2 .*has not answered a call within 0.01 s$"):
+            runner.sleep(1)
+    assert (calls, len(peers.sent), peers.was_aborted) == ([1], 1, True)
+
+
+@pytest.mark.full
+def test_a_rank_that_is_stopped_before_a_call_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(make_config(folder, tensor_parallel_size=2))
+    (pid,) = started.processes[0].pids().values()
+    monkeypatch.setattr(runner_module, "START_TIMEOUT_S", 1.0)
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(LostRankError, match="has not answered a call within 1 s"):
+            started.runner.available_kv_bytes()
+    finally:
+        started.runner.shutdown()
+    assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.full

@@ -166,6 +166,10 @@ def _serve(
             EngineCoreProc(core, bound, progress).run()
         finally:
             core.shutdown()
+    except LLMStackError as error:  # a lost rank, for one: a state of the machines, and no bug
+        logger.error("the engine core ends: %s", _first_line(error))
+        logger.debug("where it happened", exc_info=True)
+        return 1
     except Exception:  # the last place that can say so; the traceback is for the log alone
         logger.exception("the engine core failed")
         return 1

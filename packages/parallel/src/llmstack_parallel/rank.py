@@ -17,6 +17,7 @@ import threading
 import torch
 import zmq
 
+from llmstack_kernels.collective import CollectiveError
 from llmstack_parallel.channel import ZmqChannel, local_channel
 from llmstack_parallel.exchange import make_exchange
 from llmstack_parallel.messages import MeetMessage, decode, encode
@@ -24,7 +25,7 @@ from llmstack_parallel.protocols import Exchange
 from llmstack_parallel.rank_loop import RankLoop
 from llmstack_parallel.rank_order import RankOrder, receive_rank_order
 from llmstack_parallel.topology import Topology
-from llmstack_types import EngineStartError
+from llmstack_types import EngineStartError, LLMStackError
 from llmstack_types.log_lines import LogFormatter
 
 logger = logging.getLogger("llmstack_parallel.rank")  # `__name__` is `__main__` here
@@ -46,6 +47,10 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_end_with_engine_core, args=(lifeline,), name="lifeline", daemon=True).start()
     try:
         _serve(order, topology)
+    except (LLMStackError, CollectiveError) as error:  # another rank has ended
+        logger.error("%s ends: %s", topology.describe(order.rank), error)
+        logger.debug("where it happened", exc_info=True)
+        return 1
     except Exception:  # the last place that can say so; the engine core sees the exit status
         logger.exception("%s failed", topology.describe(order.rank))
         return 1

@@ -79,6 +79,7 @@ class ParallelRunner:
         self._bytes_per_block: list[int] = []
         self._unsent: list[list[list[int]]] = []
         self._pending: list[_PendingStep] = []
+        self._fence: str | None = None
 
     def load_model(self) -> None:
         """Starts the other ranks, and reads the weights in all of them.
@@ -188,7 +189,7 @@ class ParallelRunner:
             self._compute_until(self._pending[-1])  # other ranks wait for these steps before they answer
         self._started[1].add_adapter(identity, adapter)
         self._send_adapter(AdapterMessage(AdapterCall.ADD, identity))
-        failures = [answer.reason for answer in self._receive_all() if isinstance(answer, Failure)]
+        failures = [answer.reason for answer in self._receive_all(START_TIMEOUT_S) if isinstance(answer, Failure)]
         if failures:
             self.remove_adapter(identity)
             raise ValueError(failures[0])
@@ -247,25 +248,35 @@ class ParallelRunner:
         try:
             own()
         except CollectiveError:
-            self._answers()  # a rank that failed says why
+            self._answers(self._config.rank_timeout_s)  # a rank that failed says why
             raise
-        return self._answers()
+        return self._answers(START_TIMEOUT_S)
 
-    def _answers(self) -> list[tuple[int, ...]]:
+    def _answers(self, timeout_s: float) -> list[tuple[int, ...]]:
         """The answers of all other ranks, which each call has."""
-        answers = self._receive_all()
+        answers = self._receive_all(timeout_s)
         for rank, answer in zip(self._started[0].channels, answers, strict=True):
             if isinstance(answer, Failure):
                 raise EngineStartError(f"{self._topology.describe(rank)}: {answer.reason}")
         return [answer.numbers for answer in answers]
 
-    def _receive_all(self) -> list[Answer | Failure]:
-        """What each other rank answers, up to the first one that failed in a call."""
+    def _receive_all(self, timeout_s: float) -> list[Answer | Failure]:
+        """What each other rank answers within the time, from now on.
+
+        Raises:
+            LostRankError: A rank has ended, or does not answer. No later call reaches the ranks: a late answer would be
+                taken for its own.
+        """
         peers, _ = self._started
         found: list[Answer | Failure] = []
+        deadline_s = monotonic() + timeout_s
         for rank, channel in peers.channels.items():
             while (frame := channel.receive(_POLL_MS)) is None:
                 self._check_peers()
+                if monotonic() > deadline_s:
+                    self._fence = f"{self._topology.describe(rank)} has not answered a call within {timeout_s:g} s"
+                    peers.exchange.abort()
+                    raise LostRankError(self._fence)
             answer = decode(peers.epoch, frame)
             if not isinstance(answer, Answer | Failure):
                 raise LostRankError(f"{self._topology.describe(rank)} sent a {type(answer).__name__}")
@@ -273,7 +284,7 @@ class ParallelRunner:
         return found
 
     def _check_peers(self) -> None:
-        lost = self._started[0].lost()
+        lost = self._started[0].lost() or self._fence
         if lost is not None:
             raise LostRankError(lost)
 

@@ -120,6 +120,8 @@ class AsyncInprocClient(AsyncClient):
             return
         try:
             _ThreadLoop(core, self._messages, self._post).run()
+        except LLMStackError as error:  # the client has been notified
+            logger.error("the engine core ends: %s", error)
         except Exception:  # the client has been notified; the traceback is for the log alone
             logger.exception("the engine core failed")
         finally:
