@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from llmstack_command.entry_points import find_entry_points
 from llmstack_command.errors import CommandLineError
@@ -34,8 +34,7 @@ FALLBACKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CommandSource:
+class CommandSource(NamedTuple):
     """The source of a subcommand, which is imported by `load` only.
 
     Attributes:

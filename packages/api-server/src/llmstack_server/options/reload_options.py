@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from llmstack_llm.options.option import OptionGroup, option
 from llmstack_llm.options.problem import Problem
@@ -27,8 +28,7 @@ SETTINGS: Final = (
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(frozen=True)
-class ReloadEntry:
+class ReloadEntry(NamedTuple):
     """What a reload by this name changes, of what the server has begun with.
 
     Attributes:
@@ -39,7 +39,7 @@ class ReloadEntry:
 
     name: str
     model: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = MappingProxyType({})
     adapters: tuple[tuple[str, str], ...] | None = None
 
     @property

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from llmstack_llm.options.foreign import ForeignFlag
 
 _FILE = os.path.join(os.path.dirname(__file__), "vllm_flags.json")
 
 
-@dataclass(frozen=True, slots=True)
-class FlagList:
+class FlagList(NamedTuple):
     """Names and forms of the flags of one version of an engine.
 
     Attributes:
@@ -42,8 +40,8 @@ def with_forms(flags: Mapping[str, ForeignFlag], known: FlagList) -> dict[str, F
     formed = dict(flags)
     for name, flag in flags.items():
         if kind := known.kinds.get(name):
-            formed[name] = dataclasses.replace(
-                flag, is_switch=kind == "switch", is_list=kind == "list", is_json=kind == "json",
+            formed[name] = flag._replace(
+                is_switch=kind == "switch", is_list=kind == "list", is_json=kind == "json",
                 short=shorts.get(name, ""),
             )  # fmt: skip
     return formed

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from llmstack_types import EngineReady
@@ -13,8 +12,7 @@ RUNNERS = ("auto", "generate", "pooling")
 """Any other name is that of a model runner, which says nothing of the use."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUse:
+class ModelUse(NamedTuple):
     """Which of the things that a model can do are offered.
 
     Attributes:

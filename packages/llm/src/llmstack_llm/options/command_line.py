@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmstack_llm.options.foreign import ForeignFlag
 from llmstack_llm.options.option import REQUIRED, Option
@@ -15,8 +14,7 @@ FOREIGN = "foreign flags"
 """Attribute of a namespace: the flags of other engines that a line holds, each with its value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """What a command line says about an option in one place; `words` are empty for a flag without its value."""
 
     flag: str

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from llmstack_llm.options.option import Option
 from llmstack_llm.options.value_type import shown
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignFlag:
+class ForeignFlag(NamedTuple):
     """A flag that another engine has and this one has not.
 
     Attributes:
@@ -60,8 +59,7 @@ class ForeignFlag:
         return f"{', '.join(refused)} would change log-probabilities and is not available" if refused else ""
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedFlag:
+class AcceptedFlag(NamedTuple):
     """A flag of another engine that a line or a file has, and that changes nothing here.
 
     Attributes:

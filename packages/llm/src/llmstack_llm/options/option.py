@@ -7,21 +7,22 @@ import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from llmstack_llm.options.problem import OptionsError, Problem, values_problems
 from llmstack_llm.options.value_type import ValueType, value_type, wrong_choice
 
 REQUIRED: Any = dataclasses.MISSING
 _SAME: Any = object()
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 ENVIRONMENT_PREFIX = "LLMSTACK_"
 _METADATA_KEY = "llmstack option"
 
 GroupT = TypeVar("GroupT")
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(NamedTuple):
     """What a field says about its option besides type and default; see `option`."""
 
     help: str
@@ -38,12 +39,12 @@ class Declaration:
     above: float | None = None
     suffixes: bool = False
     ignores_case: bool = False
-    aliases: Mapping[Any, Any] = field(default_factory=dict)
+    aliases: Mapping[Any, Any] = _NOTHING
     read: Callable[[str], Any] | None = None
     check: Callable[[Any], Any] | None = None
     environment: tuple[str, ...] = ()
-    replaces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    same_as: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    replaces: Mapping[str, tuple[str, ...]] = _NOTHING
+    same_as: Mapping[str, tuple[str, str]] = _NOTHING
     example: str = ""
     show: Callable[[Any], str] | None = None
     secret: bool = False
@@ -78,8 +79,7 @@ def option(default: Any = REQUIRED, *, help: str, **details: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One declared option.
 
     Attributes:
@@ -179,7 +179,7 @@ class Option:
     def _plain_type(self) -> ValueType:
         """The type with its suffixes."""
         has_suffixes = self.declared.suffixes
-        return dataclasses.replace(self.type, has_suffixes=True) if has_suffixes else self.type
+        return self.type._replace(has_suffixes=True) if has_suffixes else self.type
 
     def _aliased(self, value: Any) -> Any:
         try:

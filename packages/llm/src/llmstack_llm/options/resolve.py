@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from llmstack_llm.options.command_line import FOREIGN, given_in, positional_dest
 from llmstack_llm.options.foreign import AcceptedFlag, ForeignFlag, foreign_flag, value_of
@@ -22,16 +20,14 @@ _ACCEPTED = "accepted flags"
 _Group = TypeVar("_Group", bound=OptionGroup)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(NamedTuple):
     """A file of options as it was read: flag such as `--port`, or `--x.key` for a key of JSON, to its value."""
 
     path: str
     flag_to_value: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """The effective value of an option, and its source in words."""
 
     option: Option
@@ -106,8 +102,7 @@ class Settings:
     def replaced(self, **values: Any) -> Settings:
         """The same settings with other values, under the keys of their options."""
         changed = {
-            key: dataclasses.replace(setting, value=values.get(key, setting.value))
-            for key, setting in self._key_to_setting.items()
+            key: setting._replace(value=values.get(key, setting.value)) for key, setting in self._key_to_setting.items()
         }
         replaced = Settings(changed.values(), self.problems, self._faulty, self.accepted)
         replaced.warnings = self.warnings

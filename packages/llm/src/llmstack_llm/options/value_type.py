@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -14,8 +13,7 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2
 _MAX_SHOWN = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ValueType:
+class ValueType(NamedTuple):
     """What an annotation allows.
 
     Attributes:
