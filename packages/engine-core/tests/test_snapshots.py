@@ -65,13 +65,15 @@ def check_scenario(
     seed: int, policy: str, num_blocks: int, finds_prefixes: bool, windows: tuple[int, ...], num_host_blocks: int,
     speculative: SpeculativeConfig | None, num_under_way: int,
 ) -> None:  # fmt: skip
-    scheduler = replace(LIMITS, policy=policy, speculative=speculative)
+    num_under_way = 1 if speculative else num_under_way
+    num_stages = 3 if num_under_way == 3 else 1
+    scheduler = replace(LIMITS, policy=policy, speculative=speculative, pipeline_parallel_size=num_stages)
     cache = CacheConfig(num_blocks * max(1, len(windows)), 4, finds_prefixes, num_host_blocks, windows)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.steps"
         run = LoggedRun(path, scheduler, cache, seed, snapshot_steps=8)
         for _ in range(50):
-            run.do_something(1 if speculative else num_under_way)
+            run.do_something(num_under_way)
         run.finish()
         assert check_all_snapshots(path) == 6
 
@@ -84,7 +86,7 @@ SCENARIOS = given(
     windows=st.sampled_from([(), (), (0, 8), (6,), (5, 0, 9)]),
     num_host_blocks=st.sampled_from([0, 0, 30]),
     speculative=st.sampled_from([None, None, SpeculativeConfig("ngram", 3, 3, 1)]),
-    num_under_way=st.sampled_from([1, 1, 2]),
+    num_under_way=st.sampled_from([1, 1, 2, 3]),
 )
 
 test_a_replay_from_any_snapshot_decides_as_one_from_the_beginning = settings(max_examples=12)(SCENARIOS(check_scenario))
@@ -320,10 +322,16 @@ def test_a_state_that_these_packages_do_not_know_is_no_snapshot(long_log: Path) 
     part = LogFile(long_log).part_at(160)
     assert part.start is not None
     state = part.start.state
-    for changed in ({**state.cache, "blocks": [1, 1, 1]}, {}):
-        broken = replace(part.start, state=state._replace(cache=changed))
-        with pytest.raises(StepLogError, match="the snapshot at step 160 cannot be restored"):
-            broken.build_scheduler(part.header)
+    made_by = "the snapshot at step 160 cannot be restored: .*; it was made by packages that it does not name"
+    for changed in (
+        state._replace(cache={**state.cache, "blocks": [1, 1, 1]}),
+        state._replace(cache={}),
+        state._replace(cache={**state.cache, "tables": [("r1", [None])]}),
+        state._replace(scheduler={**state.scheduler, "queue": 7}),
+        state._replace(under_way=[(1, 2)]),
+    ):
+        with pytest.raises(StepLogError, match=made_by):
+            replace(part.start, state=changed).build_scheduler(part.header)
     other = replace(part.start, state=state._replace(scheduler={**state.scheduler, "num_forks": 77}))
     with pytest.raises(StepLogError, match="the snapshot at step 160 is not what was recorded"):
         other.build_scheduler(part.header)

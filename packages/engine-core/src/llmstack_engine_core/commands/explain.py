@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llmstack_engine_core.explain import Explanation
     from llmstack_engine_core.explain.prefixes import TextOf
+    from llmstack_engine_core.step_log import Run
 
 DEFAULT_URL = "http://localhost:8000"
 API_KEY_VARIABLES = ("LLMSTACK_API_KEY", "OPENAI_API_KEY")
@@ -100,6 +101,31 @@ def _text_by(folder: Path) -> TextOf:
 
 
 def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Explanation:
+    from llmstack_engine_core.replay.steps_of_log import STEPS_BEFORE
+    from llmstack_engine_core.step_log import StepLogError
+    from llmstack_engine_core.step_log.seek import run_with
+
+    names = (request_id, f"{request_id}-0")
+    truncated_at = None
+    try:
+        with run_with(path, names, STEPS_BEFORE) as run:
+            if run is not None:
+                made = _from_run(run, names, text_of)
+                if made is not None:
+                    return made
+                truncated_at = run.truncated_at
+    except StepLogError as error:
+        raise ExplainError(f"{path}: {error}") from error
+    if truncated_at is not None:
+        raise ExplainError(
+            f"{path} is truncated or damaged after byte {truncated_at}, and does not prove what became of "
+            f"{request_id[:128]!r}"
+        )
+    raise ExplainError(f"{path} has no request {request_id[:128]!r}")
+
+
+def _from_run(run: Run, names: Sequence[str], text_of: TextOf | None) -> Explanation | None:
+    """The explanation of the first of the names that the run knows."""
     from llmstack_engine_core.explain import (
         Limits,
         UnknownRequestError,
@@ -109,40 +135,24 @@ def _from_log(path: Path, request_id: str, text_of: TextOf | None = None) -> Exp
         explain,
         workload_of_log,
     )
-    from llmstack_engine_core.replay.steps_of_log import STEPS_BEFORE, steps_of_log
-    from llmstack_engine_core.step_log import StepLogError
-    from llmstack_engine_core.step_log.seek import run_with
+    from llmstack_engine_core.replay.steps_of_log import steps_of_log
 
-    names = (request_id, f"{request_id}-0")
-    try:
-        run = run_with(path, names, STEPS_BEFORE)
-        if run is None:
-            raise ExplainError(f"{path} has no request {request_id[:128]!r}")
-        scheduler, cache = run.header.configs()
-        log = steps_of_log(run, MAX_STEPS, names)
-        for name in names:
-            try:
-                made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
-            except UnknownRequestError:
-                continue
-            made.sentences.extend(run.notes)
-            if run.truncated_at is not None:
-                made.facts["damaged_at"] = run.truncated_at
-                made.sentences.append(
-                    f"The log is truncated or damaged after byte {run.truncated_at}: this is of before."
-                )
-            add_prefix_match(made, run, log, cache, text_of)
-            add_deadline(made, run, log, scheduler, cache)
-            add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
-            return made
-    except StepLogError as error:
-        raise ExplainError(f"{path}: {error}") from error
-    if run.truncated_at is not None:
-        raise ExplainError(
-            f"{path} is truncated or damaged after byte {run.truncated_at}, and does not prove what became of "
-            f"{request_id[:128]!r}"
-        )
-    raise ExplainError(f"{path} has no request {request_id[:128]!r}")
+    scheduler, cache = run.header.configs()
+    log = steps_of_log(run, MAX_STEPS, names)
+    for name in names:
+        try:
+            made = explain(log, name, Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
+        except UnknownRequestError:
+            continue
+        made.sentences.extend(run.notes)
+        if run.truncated_at is not None:
+            made.facts["damaged_at"] = run.truncated_at
+            made.sentences.append(f"The log is truncated or damaged after byte {run.truncated_at}: this is of before.")
+        add_prefix_match(made, run, log, cache, text_of)
+        add_deadline(made, run, log, scheduler, cache)
+        add_estimates(made, log, workload_of_log(run, log, name), scheduler, cache)
+        return made
+    return None
 
 
 def _from_server(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:

@@ -106,24 +106,13 @@ def _say_what_is_proven(run: Run, path: Path, report: ReplayReport, steps: str) 
     return 0
 
 
-def _last_steps(path: Path) -> Run:
-    """The run from a snapshot on that has the last steps behind it, if it has snapshots."""
-    from llmstack_engine_core.step_log import read_step_log
-    from llmstack_engine_core.step_log.seek import LogFile
-
-    file = LogFile(path)
-    if file.snapshot_steps and file.snapshot_steps[-1] > MAX_PAGE_STEPS:
-        return file.part_from(file.snapshot_steps[-1] - MAX_PAGE_STEPS)
-    file.close()
-    return read_step_log(path)
-
-
 def _draw(path: Path, page: Path) -> int:
     from llmstack_engine_core.replay.steps_of_log import steps_of_log
+    from llmstack_engine_core.step_log.seek import last_steps
     from llmstack_engine_core.timeline import timeline_of, timeline_page
 
-    run = _last_steps(path)
-    last = steps_of_log(run, MAX_PAGE_STEPS)
+    with last_steps(path, MAX_PAGE_STEPS) as run:
+        last = steps_of_log(run, MAX_PAGE_STEPS)
     try:
         page.write_text(timeline_page(timeline_of(last)).text, encoding="utf-8")
     except OSError as error:

@@ -52,8 +52,7 @@ def steps_of_log(run: Run, max_steps: int, around: Collection[str] = ()) -> Step
             if not reading.take(item, scheduler):
                 break
     except DecisionsDifferError as error:
-        made_by = ", ".join(f"{name} {version}" for name, version in sorted(run.header.versions.items()))
-        raise DecisionsDifferError(f"{error}; it was made by {made_by or 'packages that it does not name'}") from error
+        raise DecisionsDifferError(f"{error}; it was made by {run.header.made_by}") from error
     return reading.kept()
 
 

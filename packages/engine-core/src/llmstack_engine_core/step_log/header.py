@@ -46,6 +46,12 @@ class LogHeader:
         """The header of a run under these configurations."""
         return cls(to_plain(scheduler), to_plain(cache), dict(versions), marker)
 
+    @property
+    def made_by(self) -> str:
+        """The packages that made the log, with their versions."""
+        names = [f"{name} {version}" for name, version in sorted(self.versions.items())]
+        return ", ".join(names) or "packages that it does not name"
+
     def configs(self) -> tuple[SchedulerConfig, CacheConfig]:
         """The configurations as these packages know them.
 

@@ -174,6 +174,11 @@ class Run(Protocol):
         ...
 
     @property
+    def notes(self) -> Sequence[str]:
+        """Sentences about what could not be used."""
+        ...
+
+    @property
     def truncated_at(self) -> int | None:
         """Where the first segment begins that is not whole, as far as is known."""
         ...

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from llmstack_engine_core.step_log.encoding import EventDecoder
 from llmstack_engine_core.step_log.errors import StepLogError
 from llmstack_engine_core.step_log.header import LogHeader
 from llmstack_engine_core.step_log.packing import pack
-from llmstack_engine_core.step_log.reader import RecordedRun, list_up_to, read_header, read_step_log
+from llmstack_engine_core.step_log.reader import RecordedRun, Run, list_up_to, read_header, read_step_log
 from llmstack_engine_core.step_log.records import Event, Marked, RequestAdded, RequestForked, Tag
 from llmstack_engine_core.step_log.segments import DamagedSegmentError, Record, segment_at
 from llmstack_engine_core.step_log.snapshots import Place, Snapshot, read_place, read_snapshot
@@ -285,7 +285,10 @@ class RunPart:
             base, buffer, position = base + position, buffer[position:] + more, 0
 
 
-def run_with(path: str | Path, request_ids: Sequence[str], num_steps_before: int) -> RecordedRun | RunPart | None:
+@contextmanager
+def run_with(
+    path: str | Path, request_ids: Sequence[str], num_steps_before: int
+) -> Iterator[RecordedRun | RunPart | None]:
     """The run of a log as far as it concerns one of the requests; all of it, up to damage, where it has no snapshots.
 
     `num_steps_before`: Steps that are wanted before the request came.
@@ -295,8 +298,20 @@ def run_with(path: str | Path, request_ids: Sequence[str], num_steps_before: int
     Raises:
         StepLogError: It cannot be read, or is no log.
     """
-    file = LogFile(path)
-    if not file.header.marker:
-        file.close()
-        return read_step_log(path, up_to_damage=True)
-    return file.part_with(request_ids, num_steps_before)
+    with closing(LogFile(path)) as file:
+        if file.header.marker:
+            yield file.part_with(request_ids, num_steps_before)
+        else:
+            yield read_step_log(path, up_to_damage=True)
+
+
+@contextmanager
+def last_steps(path: str | Path, num_steps: int) -> Iterator[Run]:
+    """The run from a snapshot on that has so many steps behind it; all of it where there is none.
+
+    Raises:
+        StepLogError: It cannot be read, or is no log.
+    """
+    with closing(LogFile(path)) as file:
+        steps = file.snapshot_steps
+        yield file.part_from(steps[-1] - num_steps) if steps and steps[-1] > num_steps else read_step_log(path)

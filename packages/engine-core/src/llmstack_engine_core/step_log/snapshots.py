@@ -80,9 +80,13 @@ class Snapshot:
             of_cache.restore_snapshot(cache, self.state.cache)
             made = build_scheduler(scheduler, config, on_status, cache)
             of_scheduler.restore_snapshot(made, self.state.scheduler, self.state.arrivals)
-        except ValueError as error:
-            raise StepLogError(f"the snapshot at step {self.place.num_steps} cannot be restored: {error}") from error
-        if state_digest(take_state(made, self.steps_under_way())) != self.place.state_digest:
+            digest = state_digest(take_state(made, self.steps_under_way()))
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            raise StepLogError(
+                f"the snapshot at step {self.place.num_steps} cannot be restored: {str(error)[:200]}; it was made by "
+                f"{header.made_by}"
+            ) from error
+        if digest != self.place.state_digest:
             raise StepLogError(f"the snapshot at step {self.place.num_steps} is not what was recorded")
         return made
 

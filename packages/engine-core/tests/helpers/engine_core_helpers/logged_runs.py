@@ -55,6 +55,8 @@ class LoggedRun:
             self.scheduler.reset_prefix_cache()
         if rng.random() < 0.1:
             self.scheduler.import_prefix(PREFIX[: rng.randint(2, 16)], rng.choice(["", "salt"]))
+        if rng.random() < 0.1:
+            self.scheduler.cached_prefix(PREFIX[: rng.randint(2, 16)])  # it is not logged, and decides nothing
         self.step(num_under_way)
 
     def add(self) -> None:
