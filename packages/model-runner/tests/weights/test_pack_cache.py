@@ -14,7 +14,7 @@ import pytest
 import torch
 from model_runner_helpers.paged_harness import PagedHarness
 
-from llmstack_kernels.linear import QUANTIZATIONS, PackedLinear, PackedWeight, packing_version
+from llmstack_kernels.linear import QUANTIZATIONS, PackedLinear, PackedWeight, native, packing_version
 from llmstack_kernels.linear.native_layer import NativeLinear
 from llmstack_model_runner.checkpoint_formats.config import choose_quantization
 from llmstack_model_runner.layers.sharding import Sharding
@@ -73,7 +73,7 @@ def refuse_to_pack(*_: object) -> PackedLinear:
     raise AssertionError("packed")
 
 
-@pytest.mark.parametrize("scheme", [None, *(name for name in QUANTIZATIONS if name != "fp8"), "int8_dynamic"])
+@pytest.mark.parametrize("scheme", [None, *QUANTIZATIONS, "int8_dynamic"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_second_start_packs_nothing_and_computes_the_same(
     folder: Path, gpt2: Path, family: str, scheme: str | None, monkeypatch: pytest.MonkeyPatch
@@ -82,8 +82,8 @@ def test_a_second_start_packs_nothing_and_computes_the_same(
         (gpt2 / "config.json").write_text(json.dumps(LLAMA))
         write_random_weights(gpt2)
     was_hit, first = load(gpt2, quantization=scheme)
-    for name in ("pack", "pack_quantized", "pack_dynamic"):
-        monkeypatch.setattr(NativeLinear, name, refuse_to_pack)
+    for owner, name in ((NativeLinear, "pack"), (NativeLinear, "pack_dynamic"), (native, "pack_stored")):
+        monkeypatch.setattr(owner, name, refuse_to_pack)
     is_hit, second = load(gpt2, quantization=scheme)
     assert (was_hit, is_hit) == (False, True)
     assert second == first

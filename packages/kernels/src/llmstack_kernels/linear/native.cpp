@@ -34,7 +34,7 @@ constexpr int64_t kDirectRows = 4 * kTileRows;
 // Weights of some columns as floats: [inputs, kTileVectors].
 struct WideColumns {
   using Weight = float;
-  static constexpr bool kHasScales = false;
+  static constexpr int kInputs = 1;
   const Floats* columns;
   int first_vector;
 

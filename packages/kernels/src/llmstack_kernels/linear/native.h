@@ -171,7 +171,7 @@ struct PlainWeights {
 
   struct Panel {
     using Weight = T;
-    static constexpr bool kHasScales = false, kTakesWideTiles = true;
+    static constexpr int kInputs = kStep<T>;
     const T* packed;
     Place<kPanel * kStep<T> * sizeof(T)> place;
     Column<T> column(int64_t step, int vector) const {
@@ -219,24 +219,45 @@ void store_sums(const LinearCall<T>& call, int64_t row, int64_t column, Floats s
   }
 }
 
-// Sums over steps of weights of type W. The parts of a step come one after the other, which takes fewer registers.
+// Sums over steps of `Panel::kInputs` inputs. Their parts come one after the other, which takes fewer registers.
 template <int kRows, int kColumnVectors>
 struct Tile {
   Floats sums[kRows][kColumnVectors] = {};
 
-  template <class W, class Panel, class Ahead>
-  inline void add(const Operand<W>* x, int64_t row_stride, const Panel& panel, int first_vector, int64_t begin,
-                  int64_t end, Ahead& ahead) {
+  template <class Panel, class Ahead>
+  inline void add(const Operand<typename Panel::Weight>* x, int64_t row_stride, const Panel& panel, int first_vector,
+                  int64_t begin, int64_t end, Ahead& ahead) {
+    using W = typename Panel::Weight;
+    constexpr int kPartInputs = kStep<W> / kParts<W>, kPanelParts = Panel::kInputs / kPartInputs;
     for (int64_t step = begin; step < end; ++step) {
       ahead.prefetch();
-      for (int part = 0; part < kParts<W>; ++part) {
-        decltype(Column<W>().part(0)) columns[kColumnVectors];
-        for (int v = 0; v < kColumnVectors; ++v) columns[v] = panel.column(step, first_vector + v).part(part);
-        for (int r = 0; r < kRows; ++r) {
-          const auto input = input_of(x + r * row_stride + step * kStep<W> + part);
-          for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = add_product(sums[r][v], input, columns[v]);
+#pragma GCC unroll 8
+      for (int part = 0; part < kPanelParts; ++part) {
+        const auto column = [&](int v) { return panel.column(step, first_vector + v).part(part); };
+        const auto input = [&](int r) {
+          return input_of(x + r * row_stride + step * Panel::kInputs + part * kPartInputs);
+        };
+        if constexpr (kRows == 1) {  // the order that takes fewer registers
+          const auto only = input(0);
+          for (int v = 0; v < kColumnVectors; ++v) sums[0][v] = add_product(sums[0][v], only, column(v));
+        } else {
+          decltype(column(0)) columns[kColumnVectors];
+          for (int v = 0; v < kColumnVectors; ++v) columns[v] = column(v);
+          for (int r = 0; r < kRows; ++r) {
+            const auto own = input(r);
+            for (int v = 0; v < kColumnVectors; ++v) sums[r][v] = add_product(sums[r][v], own, columns[v]);
+          }
         }
       }
+    }
+  }
+
+  template <class T>
+  void store(const LinearCall<T>& call, int64_t row, int64_t first_column, int first_vector) const {
+    for (int v = 0; v < kColumnVectors; ++v) {
+      const int64_t column = first_column + (first_vector + v) * kLanes;
+      if (column >= call.out_features) return;
+      for (int r = 0; r < kRows; ++r) store_sums(call, row + r, column, sums[r][v]);
     }
   }
 };
@@ -244,29 +265,11 @@ struct Tile {
 template <int kRows, int kColumnVectors, class T, class Panel, class Ahead>
 inline void multiply_tile(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t first_column,
                           int first_vector, Ahead ahead) {
-  using W = typename Panel::Weight;
   const Operand<T>* x = call.operands + row * call.operand_stride;
-  const int64_t steps = call.steps * (kStep<T> / kStep<W>);
+  const int64_t steps = call.steps * kStep<T> / Panel::kInputs;
   Tile<kRows, kColumnVectors> tile;
-  if constexpr (Panel::kHasScales) {
-    for (int64_t group = 0; group < panel.num_groups; ++group) {
-      Tile<kRows, kColumnVectors> partial;
-      const int64_t begin = group * panel.group_steps, end = begin + panel.group_steps;
-      const auto& own = panel.in_group(group, first_vector);
-      partial.template add<W>(x, call.operand_stride, own, first_vector, begin, end < steps ? end : steps, ahead);
-      for (int v = 0; v < kColumnVectors; ++v) {
-        const Floats scale = panel.scale(group, first_vector + v);
-        for (int r = 0; r < kRows; ++r) tile.sums[r][v] = multiply_add(partial.sums[r][v], scale, tile.sums[r][v]);
-      }
-    }
-  } else {
-    tile.template add<W>(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
-  }
-  for (int v = 0; v < kColumnVectors; ++v) {
-    const int64_t column = first_column + (first_vector + v) * kLanes;
-    if (column >= call.out_features) return;
-    for (int r = 0; r < kRows; ++r) store_sums(call, row + r, column, tile.sums[r][v]);
-  }
+  tile.add(x, call.operand_stride, panel, first_vector, 0, steps, ahead);
+  tile.store(call, row, first_column, first_vector);
 }
 
 #if defined(__AVX512F__)
@@ -307,9 +310,9 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
     switch (rows) {
       case 6: if constexpr (kMaxRows > 5) pass_over(std::integral_constant<int, 6>(), row); break;
       case 5: if constexpr (kMaxRows > 4) pass_over(std::integral_constant<int, 5>(), row); break;
-      case 4: pass_over(std::integral_constant<int, 4>(), row); break;
-      case 3: pass_over(std::integral_constant<int, 3>(), row); break;
-      case 2: pass_over(std::integral_constant<int, 2>(), row); break;
+      case 4: if constexpr (kMaxRows > 3) pass_over(std::integral_constant<int, 4>(), row); break;
+      case 3: if constexpr (kMaxRows > 2) pass_over(std::integral_constant<int, 3>(), row); break;
+      case 2: if constexpr (kMaxRows > 1) pass_over(std::integral_constant<int, 2>(), row); break;
       case 1: pass_over(std::integral_constant<int, 1>(), row); break;
     }
     row += rows;
@@ -320,8 +323,7 @@ void for_each_pass(const Place& place, int64_t steps, int64_t row, int64_t end, 
 template <class T, class Panel>
 void multiply_panel(const LinearCall<T>& call, const Panel& panel, int64_t row, int64_t end, int64_t first_column) {
   constexpr int kMaxRows = kParts<typename Panel::Weight> > 1 ? kPairRows : kTileRows;
-  constexpr int kSingleVectors = Panel::kTakesWideTiles ? kWideVectors : kTileVectors;
-  for_each_pass<kMaxRows, kSingleVectors, kVectors, !Panel::kHasScales>(
+  for_each_pass<kMaxRows, kWideVectors, kVectors, true>(
       panel.place, call.steps, row, end, [&](auto rows, auto vectors, int64_t at, int vector, auto ahead) {
         multiply_tile<rows, vectors>(call, panel, at, first_column, vector, ahead);
       });

@@ -6,8 +6,6 @@ rows and twice at one, where oneDNN computes two; and bias, activation and resid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from llmstack_kernels.build_native import digest
@@ -39,11 +37,7 @@ __all__ = [
 ]
 
 _QUANTIZE_ARGUMENTS = (Pointer, Int, Int, Int, Int, Int, Pointer, Int, Pointer, Pointer)
-QUANTIZED_DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
-    "int8": (torch.float32, torch.bfloat16),
-    "int4": (torch.float32, torch.bfloat16),
-    INT8_DYNAMIC: tuple(DTYPE_TO_SUFFIX),
-}
+QUANTIZED_DTYPES = dict.fromkeys((*quantization.QUANTIZATIONS, INT8_DYNAMIC), tuple(DTYPE_TO_SUFFIX))
 STORED_DTYPES = dict.fromkeys(STORED_LAYOUTS, tuple(DTYPE_TO_SUFFIX))
 
 
@@ -59,12 +53,12 @@ def pack_linear(
 
 def pack_quantized_linear(
     quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None, is_batch_invariant: bool = False
-) -> NativeLinear | PlainLinear:
-    """Pack; `fp8`, and any scheme for inputs of other types than float32 and bfloat16, is widened again."""
+) -> NativeLinear | NativeOrderedLinear | PlainLinear:
+    """Pack; for inputs of other types it is widened again."""
     native = library()
-    if native is None or dtype not in QUANTIZED_DTYPES.get(quantized.scheme, ()):
+    if native is None or dtype not in DTYPE_TO_SUFFIX:
         return pack_linear(quantized.dequantize(dtype), bias)
-    return NativeLinear.pack_quantized(quantized, dtype, bias, native)
+    return pack_stored(quantized.stored(), dtype, bias, native)
 
 
 def pack_dynamic_linear(

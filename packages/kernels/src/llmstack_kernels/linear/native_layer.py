@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from llmstack_kernels.linear.dynamic import DynamicWeight
 from llmstack_kernels.linear.packed_weight import PackedWeight
-from llmstack_kernels.linear.quantization import QuantizedWeight
 from llmstack_kernels.linear.reference import GATES, finish
 from llmstack_kernels.native import ACTIVATION_TO_CODE, DTYPE_TO_SUFFIX, Int, NativeLibrary, Pointer
 from llmstack_kernels.native.huge_pages import empty_in_huge_pages
@@ -16,7 +15,6 @@ PANEL = 64
 """Output columns that are packed together."""
 
 _PLAIN = ("", (Pointer,))
-_QUANTIZED_WEIGHT_ARGUMENTS = (Pointer, Pointer, Int)  # integers, scales, group size
 _DYNAMIC = ("dynamic", (Pointer,) * 3)
 
 
@@ -33,6 +31,7 @@ class NativeLinear:
         "_kept",
         "_native",
         "_out_features",
+        "_row_size",
         "_scheme",
         "_weight",
     )
@@ -47,7 +46,7 @@ class NativeLinear:
         scheme: tuple[str, tuple[type, ...]],
         native: NativeLibrary,
     ) -> None:
-        """Use `pack` and `pack_quantized`.
+        """Use `pack`.
 
         Args:
             shape: [out_features, in_features].
@@ -59,6 +58,7 @@ class NativeLinear:
             native: Where the functions are.
         """
         self._out_features, self._in_features = shape
+        self._row_size = _row_size(self._in_features, scheme[0])
         self._dtype = dtype
         self._bias = None if bias is None else bias.to(dtype).contiguous()
         self._bias_pointer = 0 if self._bias is None else self._bias.data_ptr()
@@ -81,22 +81,6 @@ class NativeLinear:
         return NativeLinear(shape, weight.dtype, bias, (packed,), (packed.data_ptr(),), _PLAIN, native)
 
     @staticmethod
-    def pack_quantized(
-        quantized: QuantizedWeight, dtype: torch.dtype, bias: torch.Tensor | None, native: NativeLibrary
-    ) -> NativeLinear:
-        """Packs the integers; `dtype` is that of the inputs: float32 or bfloat16."""
-        out_features, in_features = quantized.integers.shape
-        num_weights = num_columns(out_features) * (in_features + in_features % 2)
-        packed = empty_in_huge_pages(num_weights // 2 if quantized.scheme == "int4" else num_weights, torch.uint8)
-        _pack(native, f"{quantized.scheme}_{DTYPE_TO_SUFFIX[dtype]}", quantized.integers, packed)
-        scales = F.pad(quantized.scales, (0, 0, 0, -out_features % PANEL))
-        scales = scales.view(-1, PANEL, scales.shape[1]).transpose(1, 2).contiguous()  # [panels, groups, columns]
-        weight = (packed.data_ptr(), scales.data_ptr(), quantized.group_size)
-        shape = (out_features, in_features)
-        scheme = (quantized.scheme, _QUANTIZED_WEIGHT_ARGUMENTS)
-        return NativeLinear(shape, dtype, bias, (packed, scales), weight, scheme, native)
-
-    @staticmethod
     def pack_dynamic(
         weight: DynamicWeight, dtype: torch.dtype, bias: torch.Tensor | None, native: NativeLibrary
     ) -> NativeLinear:
@@ -114,11 +98,9 @@ class NativeLinear:
 
     @staticmethod
     def from_packed(packed: PackedWeight, bias: torch.Tensor | None, native: NativeLibrary) -> NativeLinear:
-        """The layer over a weight that `packed_weight` gave, in the same variant, and that no checkpoint stores."""
+        """The layer over a weight that `packed_weight` gave, in the same variant, and that has no groups."""
         arguments = tuple(tensor.data_ptr() for tensor in packed.tensors)
         scheme: tuple[str, tuple[type, ...]] = _PLAIN if packed.scheme == "" else _DYNAMIC
-        if packed.group_size:
-            arguments, scheme = (*arguments, packed.group_size), (packed.scheme, _QUANTIZED_WEIGHT_ARGUMENTS)
         return NativeLinear(packed.shape, packed.dtype, bias, packed.tensors, arguments, scheme, native)
 
     def packed_weight(self) -> PackedWeight:
@@ -148,8 +130,8 @@ class NativeLinear:
         if activation in GATES:
             return finish(self(x, out_dtype=out_dtype), activation, residual, out_dtype)
         rows = x if x.ndim == 2 else x.reshape(-1, self._in_features)
-        if self._in_features % 2:
-            rows = F.pad(rows, (0, 1))  # inputs are read in pairs
+        if self._row_size > self._in_features:
+            rows = F.pad(rows, (0, self._row_size - self._in_features))
         elif rows.stride(1) != 1:
             rows = rows.contiguous()
         dtype = out_dtype or self._dtype
@@ -167,6 +149,12 @@ class NativeLinear:
             ACTIVATION_TO_CODE[activation],
         )
         return out
+
+
+def _row_size(in_features: int, scheme: str) -> int:
+    """Inputs of a row with those behind the last that are read with it, in pairs or for a word of 32 bits."""
+    step = 32 // int(scheme[-1]) if scheme.startswith("stored_") else 2
+    return in_features + -in_features % step
 
 
 def num_columns(out_features: int) -> int:

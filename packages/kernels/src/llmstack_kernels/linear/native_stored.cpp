@@ -1,12 +1,14 @@
-// Linear layers over the weights of quantized checkpoints: weight = (number - zero point) * scale, or table[number] * scale.
+// Linear layers over small numbers with a scale per group of inputs and column: weight = (number - zero point) * scale, or
+// table[number] * scale.
 //
-// Numbers are widened in registers as in native_quantized.cpp. What a checkpoint stores is not rounded again: scales keep
-// their type, zero points are subtracted from the numbers, which is exact, and so are floats of 8 bits.
+// Numbers are widened exactly: scales keep their type, and zero points are subtracted from the numbers. For a single row
+// that happens in registers. For more rows a span of a panel's inputs is widened into the first-level cache, all rows pass
+// over it, and their sums wait in memory for the next span; they are the same bit for bit.
 
 #include <vector>
 
 #include "../native/repeat.h"
-#include "native_widening.h"
+#include "native_numbers.h"
 
 namespace llmstack {
 namespace {
@@ -23,289 +25,199 @@ inline void store(WideBFloat16* p, Floats x) {
 // What scales are stored in.
 enum class ScaleType : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-struct StoredScales {
-  static constexpr bool kHasScales = true;
-  const uint8_t* scales;  // [num_groups, 64] of a panel
+constexpr int64_t scale_bytes(ScaleType type) {
+  return type == ScaleType::kFloat32 ? 4 : 2;
+}
+
+// Groups of a panel, and their scales [num_groups, 64] with the factor of their numbers taken out.
+struct Groups {
+  const uint8_t* scales;
   ScaleType type;
-  int64_t num_groups, group_steps;
+  int64_t num_groups, group_size;
+  float inverse_factor;
 
   Floats scale(int64_t group, int vector) const {
     const int64_t at = group * kPanel + vector * kLanes;
     switch (type) {
       case ScaleType::kBFloat16:
-        return llmstack::load(reinterpret_cast<const BFloat16*>(scales) + at);
+        return inverse_factor * llmstack::load(reinterpret_cast<const BFloat16*>(scales) + at);
       case ScaleType::kFloat16:
-        return llmstack::load(reinterpret_cast<const Float16*>(scales) + at);
+        return inverse_factor * llmstack::load(reinterpret_cast<const Float16*>(scales) + at);
       default:
-        return llmstack::load(reinterpret_cast<const float*>(scales) + at);
+        return inverse_factor * llmstack::load(reinterpret_cast<const float*>(scales) + at);
     }
   }
 };
 
-constexpr int64_t scale_bytes(ScaleType type) {
-  return type == ScaleType::kFloat32 ? 4 : 2;
+// Inputs [begin, end) of all.
+struct Span {
+  int64_t begin, end, num_inputs;
+};
+
+// Rows of inputs as products take them.
+template <class W>
+struct InputRows {
+  const W* x;
+  int64_t stride;
+};
+
+// Some rows' sums over a span, added to `sums` [rows, kVectors].
+template <int kRows, int kColumnVectors, class W, class Panel, class Ahead>
+void add_span(const InputRows<W>& rows, const Panel& panel, const Groups& groups, const Span& span, Floats* sums,
+              int first_vector, Ahead ahead) {
+  constexpr int kInputs = Panel::kInputs;
+  Tile<kRows, kColumnVectors> tile;
+  const auto for_each_sum = [&](const auto& work) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kColumnVectors; ++v) work(tile.sums[r][v], r, v);
+    }
+  };
+  if (span.begin) for_each_sum([&](Floats& sum, int r, int v) { sum = sums[r * kVectors + first_vector + v]; });
+  if (groups.num_groups == 1) {
+    const auto own = panel.template in_group<kColumnVectors>(0, first_vector);
+    tile.add(rows.x, rows.stride, own, first_vector, span.begin / kInputs, span.end / kInputs, ahead);
+    if (span.end == span.num_inputs) {
+      for_each_sum([&](Floats& sum, int, int v) { sum = multiply_add(sum, groups.scale(0, first_vector + v), Floats{}); });
+    }
+  } else {
+    for (int64_t group = span.begin / groups.group_size; group * groups.group_size < span.end; ++group) {
+      const int64_t begin = group * groups.group_size, end = begin + groups.group_size;
+      const auto own = panel.template in_group<kColumnVectors>(group, first_vector);
+      Tile<kRows, kColumnVectors> partial;
+      partial.add(rows.x, rows.stride, own, first_vector, begin / kInputs, (end < span.end ? end : span.end) / kInputs,
+                  ahead);
+      for (int v = 0; v < kColumnVectors; ++v) {
+        const Floats scale = groups.scale(group, first_vector + v);
+        for (int r = 0; r < kRows; ++r) tile.sums[r][v] = multiply_add(partial.sums[r][v], scale, tile.sums[r][v]);
+      }
+    }
+  }
+  for_each_sum([&](Floats& sum, int r, int v) { sums[r * kVectors + first_vector + v] = sum; });
 }
 
-#if defined(__AVX512BF16__)
-constexpr bool kTakesPairs = true;  // of bfloat16, in the halves of a lane
-#else
-constexpr bool kTakesPairs = false;
-#endif
+// A panel's words [steps, 64], and what its groups have beside them: zero points [num_groups, 64], or the table.
+template <class W, class Format>
+struct StoredPanel {
+  using Weight = W;
+  static constexpr int kInputs = 32 / Format::kBits, kStepBytes = kPanel * sizeof(uint32_t);
+  const uint32_t* packed;
+  const void* extra;
 
-// One byte for a number: kLanes columns' numbers for one input after another, or where they are taken in pairs, those of
-// two inputs side by side.
-struct Bytes {
-  template <class T>
-  static constexpr int64_t kColumnBytes = kLanes * kStep<T>;
+  template <int kColumnVectors>
+  struct Group {
+    using Weight = StoredPanel::Weight;
+    static constexpr int kInputs = StoredPanel::kInputs;
+    const uint32_t* packed;
+    int first_vector;
+    Weights<Format, W, kColumnVectors> weights;
 
-  template <class T>
-  static void put(uint8_t* packed, int k, int lane, uint8_t number) {
-    packed[kTakesPairs && kStep<T> == 2 ? 2 * lane + k : k * kLanes + lane] = number;
-  }
-};
-
-// Four bits for a number. Two inputs of a column share a byte, or where inputs go singly, two columns of an input.
-struct Nibbles {
-  template <class T>
-  static constexpr int64_t kColumnBytes = kLanes * kStep<T> / 2;
-
-  template <class T>
-  static void put(uint8_t* packed, int k, int lane, uint8_t number) {
-    if constexpr (kStep<T> == 2) {
-      packed[lane] |= k ? number << 4 : number;
-    } else {
-      packed[lane % (kLanes / 2)] |= lane < kLanes / 2 ? number : number << 4;
-    }
-  }
-  // The numbers of one input, in the lowest bits.
-  static Words single(const uint8_t* packed) {
-    uint8_t bytes[kLanes];
-    std::memcpy(bytes, packed, kLanes / 2);
-    std::memcpy(bytes + kLanes / 2, packed, kLanes / 2);
-    Words shifts = {};
-    for (int i = kLanes / 2; i < kLanes; ++i) shifts[i] = 4;
-    return (widen(bytes) >> shifts) & 15;
-  }
-};
-
-// The zero points of a group's columns: none, integers, or floats where a format has a smallest value in their place.
-struct NoZeroPoints {
-  static constexpr int64_t kBytes = 0;
-
-  NoZeroPoints(const void*, int64_t, int) {}
-};
-
-struct ZeroPoints {
-  static constexpr int64_t kBytes = 1;
-  Floats zeros[kTileVectors];
-
-  ZeroPoints(const void* extra, int64_t group, int first_vector) {
-    const uint8_t* own = static_cast<const uint8_t*>(extra) + group * kPanel + first_vector * kLanes;
-    for (int v = 0; v < kTileVectors; ++v) zeros[v] = to_floats((Ints)widen(own + v * kLanes));
-  }
-};
-
-struct FloatZeroPoints {
-  static constexpr int64_t kBytes = 4;
-  Floats zeros[kTileVectors];
-
-  FloatZeroPoints(const void* extra, int64_t group, int first_vector) {
-    const float* own = static_cast<const float*>(extra) + group * kPanel + first_vector * kLanes;
-    for (int v = 0; v < kTileVectors; ++v) zeros[v] = llmstack::load(own + v * kLanes);
-  }
-};
-
-// Without zero points, numbers have a sign.
-template <class Zeros>
-struct Int8 : Bytes {
-  static constexpr int64_t kZeroBytes = Zeros::kBytes;
-  static constexpr bool kIsSigned = kZeroBytes == 0;
-  template <class T>
-  struct Values : Zeros {
-    using Zeros::Zeros;
-
-    Floats number(const uint8_t* packed, int v) const {
-      if constexpr (kIsSigned) {
-        return to_floats(widen(reinterpret_cast<const int8_t*>(packed)));
-      } else {
-        return to_floats((Ints)widen(packed)) - this->zeros[v];
-      }
-    }
-    Column<T> column(const uint8_t* packed, int v) const {
-      if constexpr (kStep<T> == 1) {
-        return {number(packed, v)};
-      } else {
-#if defined(__AVX512BF16__)
-        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed));
-        const Words pairs = (Words)(kIsSigned ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
-        Floats even = to_floats((Ints)(pairs << 16) >> 16), odd = to_floats((Ints)pairs >> 16);
-        if constexpr (!kIsSigned) even = even - this->zeros[v], odd = odd - this->zeros[v];
-        return pair_of(even, odd);
-#else
-        return pair_of(number(packed, v), number(packed + kLanes, v));
-#endif
-      }
+    struct WordColumn {
+      const Group& group;
+      Words words;
+      int v;
+      auto part(int index) const { return group.weights.part(words, index, v); }
+    };
+    WordColumn column(int64_t step, int vector) const {
+      Words words;
+      std::memcpy(&words, packed + step * kPanel + vector * kLanes, sizeof(words));
+      return {*this, words, vector - first_vector};
     }
   };
-};
-
-template <class Zeros>
-struct Int4 : Nibbles {
-  static constexpr int64_t kZeroBytes = Zeros::kBytes;
-  template <class T>
-  struct Values : Zeros {
-    using Zeros::Zeros;
-    Column<T> column(const uint8_t* packed, int v) const {
-      if constexpr (kStep<T> == 2) {
-        const Words words = widen(packed);
-        return pair_of(to_floats((Ints)(words & 15)) - this->zeros[v], to_floats((Ints)(words >> 4)) - this->zeros[v]);
-      } else {
-        return {to_floats((Ints)single(packed)) - this->zeros[v]};
-      }
-    }
-  };
-};
-
-#if defined(__AVX512BF16__)
-// A number and 16 less its zero point name an entry of the bfloat16 numbers from -16 to 15.
-template <>
-template <>
-struct Int4<ZeroPoints>::Values<BFloat16> {
-  __m512i offsets[kTileVectors], entries;
-
-  Values(const void* extra, int64_t group, int first_vector) {
-    const uint8_t* own = static_cast<const uint8_t*>(extra) + group * kPanel + first_vector * kLanes;
-    for (int v = 0; v < kTileVectors; ++v) {
-      const Words offset = 16 - widen(own + v * kLanes);
-      offsets[v] = (__m512i)(offset | offset << 16);
-    }
-    uint16_t bits[32];
-    for (int i = 0; i < 32; ++i) bits[i] = to_bfloat16(static_cast<float>(i - 16)).bits;
-    entries = _mm512_loadu_si512(bits);
-  }
-  Column<BFloat16> column(const uint8_t* packed, int v) const {
-    const Words bytes = widen(packed);
-    const __m512i numbers = (__m512i)((bytes | bytes << 12) & 0x000f000fu);
-    return {_mm512_permutexvar_epi16(_mm512_add_epi16(numbers, offsets[v]), entries)};
-  }
-};
-#endif
-
-// Scales are 256 times as large, which makes up for the division.
-struct Float8 : Bytes {
-  static constexpr int64_t kZeroBytes = 0;
-  template <class T>
-  struct Values {
-    Values(const void*, int64_t, int) {}
-    Column<T> column(const uint8_t* packed, int) const {
-      if constexpr (kStep<T> == 2) {
-        return pair_of(widen_float8(packed), widen_float8(packed + kLanes));
-      } else {
-        return {widen_float8(packed)};
-      }
-    }
-  };
-};
-
-#if defined(__AVX512BF16__)
-// Exponents are raised by the difference of the biases, less 8; subnormal numbers are looked up.
-template <>
-struct Float8::Values<BFloat16> {
-  __m512i subnormals;
-
-  Values(const void*, int64_t, int) {
-    uint16_t bits[32] = {};
-    for (int i = 0; i < 8; ++i) bits[i] = to_bfloat16(static_cast<float>(i) * 0x1p-17f).bits;
-    subnormals = _mm512_loadu_si512(bits);
-  }
-  Column<BFloat16> column(const uint8_t* packed, int) const {
-    const __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed)));
-    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(bytes, 4), _mm512_set1_epi16(0x07f0));
-    const __m512i normal = _mm512_add_epi16(magnitude, _mm512_set1_epi16((127 - 7 - 8) << 7));
-    const __mmask32 is_subnormal = _mm512_testn_epi16_mask(bytes, _mm512_set1_epi16(0x78));
-    const __m512i value = _mm512_mask_permutexvar_epi16(normal, is_subnormal, bytes, subnormals);
-    const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(bytes, 8), _mm512_set1_epi16(static_cast<short>(0x8000)));
-    return {_mm512_or_si512(value, sign)};
-  }
-};
-#endif
-
-struct Table4 : Nibbles {
-  static constexpr int64_t kZeroBytes = 0;
-  template <class T>
-  struct Values {
-    Table table;
-    Values(const void* extra, int64_t, int) : table{static_cast<const float*>(extra)} {}
-    Column<T> column(const uint8_t* packed, int) const {
-      static_assert(kStep<T> == 1, "entries may need the digits of a float");
-      return {table.look_up(single(packed))};
-    }
-  };
-};
-
-template <class T, class Format>
-int64_t panel_bytes(int64_t steps) {
-  return steps * kVectors * Format::template kColumnBytes<T>;
-}
-
-template <class T, class Format>
-void pack_stored(const uint8_t* numbers, uint8_t* packed, int64_t in_features, int64_t out_features) {
-  const int64_t bytes = panel_bytes<T, Format>(num_steps<T>(in_features));
-  for_each_chunk(num_panels(out_features), [&](int64_t panel) {
-    uint8_t* out = packed + panel * bytes;
-    std::memset(out, 0, bytes);
-    const uint8_t* rows = numbers + panel * kPanel * in_features;
-    for_each_weight(columns_of(panel, out_features), in_features, [&](int64_t column, int64_t k) {
-      uint8_t* at = out + (k / kStep<T> * kVectors + column / kLanes) * Format::template kColumnBytes<T>;
-      Format::template put<T>(at, k % kStep<T>, column % kLanes, rows[column * in_features + k]);
-    });
-  });
-}
-
-template <class T, class Format>
-struct GroupOfPanel {
-  const uint8_t* packed;
-  int first_vector;
-  typename Format::template Values<T> values;
-
-  Column<T> column(int64_t step, int vector) const {
-    return values.column(packed + (step * kVectors + vector) * Format::template kColumnBytes<T>, vector - first_vector);
-  }
-};
-
-template <class T, class Format>
-struct StoredPanel : StoredScales {
-  using Weight = T;
-  static constexpr int kStepBytes = kVectors * Format::template kColumnBytes<T>;
-  static constexpr bool kTakesWideTiles = false;  // zero points are loaded for a narrow tile
-  const uint8_t* packed;
-  Place<kStepBytes> place;
-  const void* extra;  // the panel's zero points [num_groups, 64], or the table
-
-  GroupOfPanel<T, Format> in_group(int64_t group, int first_vector) const {
+  template <int kColumnVectors>
+  Group<kColumnVectors> in_group(int64_t group, int first_vector) const {
     return {packed, first_vector, {extra, group, first_vector}};
   }
 };
 
-template <class T, class Format>
-auto widened(const StoredPanel<T, Format>& panel, int64_t steps) {
-  // Plain memory: the allocator of a vector knows the alignment of its elements.
-  static thread_local std::vector<Column<T>> columns;
-  columns.resize(steps * kVectors);
-  for (int64_t group = 0; group < panel.num_groups; ++group) {
-    const int64_t begin = group * panel.group_steps, end = begin + panel.group_steps;
-    for (int first = 0; first < kVectors; first += kTileVectors) {
-      const GroupOfPanel<T, Format> own = panel.in_group(group, first);
-      for (int64_t step = begin; step < end && step < steps; ++step) {
-        for (int v = first; v < first + kTileVectors; ++v) columns[step * kVectors + v] = own.column(step, v);
+// Inputs of a panel from `begin` on, widened: [inputs / kStep, kVectors].
+template <class W>
+struct WidenedSpan {
+  using Weight = W;
+  static constexpr int kInputs = kStep<W>;
+  const Column<W>* columns;
+  int64_t begin;
+
+  template <int kColumnVectors>
+  const WidenedSpan& in_group(int64_t, int) const {
+    return *this;
+  }
+  Column<W> column(int64_t step, int vector) const {
+    return columns[(step - begin / kInputs) * kVectors + vector];
+  }
+};
+
+template <class W, class Format>
+void widen_span(const StoredPanel<W, Format>& panel, const Groups& groups, const Span& span, Column<W>* columns) {
+  constexpr int kInputs = StoredPanel<W, Format>::kInputs, kParts = kInputs / kStep<W>;
+  for (int64_t begin = span.begin, end; begin < span.end; begin = end) {
+    const int64_t group = begin / groups.group_size, group_end = (group + 1) * groups.group_size;
+    end = group_end < span.end ? group_end : span.end;
+    const auto own = panel.template in_group<kVectors>(group, 0);
+    for (int64_t step = begin / kInputs; step < end / kInputs; ++step, columns += kParts * kVectors) {
+      for (int line = 0; line < 4; ++line) {
+        __builtin_prefetch(reinterpret_cast<const char*>(panel.packed + step * kPanel) + kAheadBytes + 64 * line);
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        const auto column = own.column(step, v);
+#pragma GCC unroll 8
+        for (int part = 0; part < kParts; ++part) columns[part * kVectors + v] = {column.part(part)};
       }
     }
   }
-  return WidenedPanel<T, StoredScales, decltype(panel.place)>{panel, columns.data(), panel.place};
+}
+
+// Nothing is prefetched.
+struct NoAhead {
+  void prefetch() {}
+};
+struct NoPlace {
+  template <int, int>
+  NoAhead own(int64_t) const {
+    return {};
+  }
+  template <int>
+  NoAhead next(int64_t, int64_t, int64_t) const {
+    return {};
+  }
+};
+
+// Up to here, widening again for each tile is cheaper than going through memory.
+constexpr int64_t kDirectRows = 2 * kTileRows;
+
+constexpr int64_t kSpanInputs = 512;
+constexpr int64_t kSpanRows = 16 * kTileRows;
+
+// Sums of up to kSpanRows rows over all inputs: [rows, kVectors].
+template <class W, class Format>
+void add_rows(const InputRows<W>& inputs, int64_t num_rows, const StoredPanel<W, Format>& panel,
+              const Place<StoredPanel<W, Format>::kStepBytes>& place, const Groups& groups, int64_t num_inputs,
+              Floats* sums) {
+  const auto row_of = [&](int64_t row) { return InputRows<W>{inputs.x + row * inputs.stride, inputs.stride}; };
+  if (num_rows <= kDirectRows) {
+    const Span all{0, num_inputs, num_inputs};
+    return for_each_pass<kTileRows, kWideVectors, kVectors, false>(
+        place, num_inputs / panel.kInputs, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
+          add_span<rows, vectors>(row_of(row), panel, groups, all, sums + row * kVectors, vector, ahead);
+        });
+  }
+  static thread_local std::vector<Column<W>> columns;
+  const bool is_one = groups.num_groups == 1;
+  const int64_t num_groups = kSpanInputs / groups.group_size;
+  const int64_t size = is_one ? kSpanInputs : (num_groups > 1 ? num_groups : 1) * groups.group_size;
+  columns.resize(size / kStep<W> * kVectors);
+  for (int64_t begin = 0; begin < num_inputs; begin += size) {
+    const Span span{begin, begin + size < num_inputs ? begin + size : num_inputs, num_inputs};
+    widen_span(panel, groups, span, columns.data());
+    const WidenedSpan<W> widened{columns.data(), begin};
+    for_each_pass<kTileRows, kWideVectors, kVectors, false>(
+        NoPlace(), 1, 0, num_rows, [&](auto rows, auto vectors, int64_t row, int vector, auto ahead) {
+          add_span<rows, vectors>(row_of(row), widened, groups, span, sums + row * kVectors, vector, ahead);
+        });
+  }
 }
 
 struct StoredWeight {
-  const uint8_t* packed;
+  const uint32_t* packed;
   const uint8_t* scales;  // [panels, num_groups, 64]
   ScaleType scale_type;
   const uint8_t* extra;  // zero points [panels, num_groups, 64], or a table of 16 floats
@@ -313,21 +225,46 @@ struct StoredWeight {
 };
 
 template <class Format, class T>
-void multiply_stored(const LinearCall<T>& whole, const StoredWeight& weight) {
-  using Panel = StoredPanel<T, Format>;
+void multiply_stored(LinearCall<T> whole, const StoredWeight& weight) {
+  using Panel = StoredPanel<Operand<T>, Format>;
+  const int64_t steps = (whole.steps * kStep<T> + Panel::kInputs - 1) / Panel::kInputs;
+  const int64_t num_inputs = steps * Panel::kInputs;  // rows have zeros behind their last input
+  whole.steps = num_inputs / kStep<T>;
   with_operands(whole, [&](const LinearCall<T>& call) {
-    const int64_t group_steps = weight.group_size / kStep<T>, num_groups = (call.steps + group_steps - 1) / group_steps;
+    const int64_t num_groups = (num_inputs + weight.group_size - 1) / weight.group_size;
     for_each_panel(call, [&](int64_t index, int64_t row, int64_t end) {
       const int64_t first = index * num_groups * kPanel;
-      const StoredScales scales{weight.scales + first * scale_bytes(weight.scale_type), weight.scale_type, num_groups,
-                                group_steps};
-      const auto place = Place<Panel::kStepBytes>::of(weight.packed, index, call.steps);
-      const Panel panel{scales, place.start, place, weight.extra + first * Format::kZeroBytes};
-      if (end - row > kDirectRows) {
-        multiply_panel(call, widened(panel, call.steps), row, end, index * kPanel);
-      } else {
-        multiply_panel(call, panel, row, end, index * kPanel);
+      const Groups groups{weight.scales + first * scale_bytes(weight.scale_type), weight.scale_type, num_groups,
+                          weight.group_size, 1.0f / Format::kFactor};
+      const Panel panel{weight.packed + index * steps * kPanel, weight.extra + first * Format::kZeroBytes};
+      const auto place = Place<Panel::kStepBytes>::of(weight.packed, index, steps);
+      static thread_local std::vector<Floats> sums;
+      sums.resize(kSpanRows * kVectors);
+      for (; row < end; row += kSpanRows) {
+        const int64_t rows = row + kSpanRows < end ? kSpanRows : end - row;
+        const InputRows<Operand<T>> inputs{call.operands + row * call.operand_stride, call.operand_stride};
+        add_rows(inputs, rows, panel, place, groups, num_inputs, sums.data());
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int v = 0; v < kVectors && index * kPanel + v * kLanes < call.out_features; ++v) {
+            store_sums(call, row + r, index * kPanel + v * kLanes, sums[r * kVectors + v]);
+          }
+        }
       }
+    });
+  });
+}
+
+template <int kBits>
+void pack_words(const uint8_t* numbers, uint32_t* packed, int64_t in_features, int64_t out_features) {
+  constexpr int kInputs = 32 / kBits;
+  const int64_t size = (in_features + kInputs - 1) / kInputs * kPanel;
+  for_each_chunk(num_panels(out_features), [&](int64_t panel) {
+    uint32_t* out = packed + panel * size;
+    std::memset(out, 0, size * sizeof(uint32_t));
+    const uint8_t* rows = numbers + panel * kPanel * in_features;
+    for_each_weight(columns_of(panel, out_features), in_features, [&](int64_t column, int64_t k) {
+      const uint32_t number = rows[column * in_features + k];
+      out[k / kInputs * kPanel + column] |= number << shift_of(kBits, static_cast<int>(k % kInputs));
     });
   });
 }
@@ -342,14 +279,14 @@ void gather_columns(const T* x, int64_t num_rows, int64_t row_stride, const int3
 }  // namespace
 }  // namespace llmstack
 
-#define LLMSTACK_STORED_PACK(format, suffix, T, Format)                                                    \
-  extern "C" void llmstack_linear_pack_stored_##format##_##suffix(const uint8_t* numbers, uint8_t* packed, \
-                                                                  int64_t in_features, int64_t out_features) { \
-    llmstack::pack_stored<llmstack::T, llmstack::Format>(numbers, packed, in_features, out_features);      \
+#define LLMSTACK_STORED_PACK(bits)                                                                            \
+  extern "C" void llmstack_linear_pack_stored_##bits(const uint8_t* numbers, uint32_t* packed, int64_t in_features, \
+                                                     int64_t out_features) {                                  \
+    llmstack::pack_words<bits>(numbers, packed, in_features, out_features);                                   \
   }
 #define LLMSTACK_STORED_LINEAR(format, suffix, T, Out, Format)                                                    \
   extern "C" void llmstack_linear_stored_##format##_##suffix(                                                     \
-      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const uint8_t* packed, const uint8_t* scales,   \
+      const llmstack::T* x, int64_t num_rows, int64_t row_stride, const uint32_t* packed, const uint8_t* scales,  \
       int64_t scale_type, const uint8_t* extra, int64_t group_size, int64_t in_features, int64_t out_features,    \
       const llmstack::T* bias, const llmstack::Out* residual, llmstack::Out* out, int64_t activation) {           \
     llmstack::multiply_stored<llmstack::Format>(                                                                  \
@@ -360,9 +297,6 @@ void gather_columns(const T* x, int64_t num_rows, int64_t row_stride, const int3
   }                                                                                                               \
   LLMSTACK_REPEATABLE(linear_stored_##format##_##suffix)
 #define LLMSTACK_STORED_FORMAT(format, Format, BFloat)                     \
-  LLMSTACK_STORED_PACK(format, f32, Float32, Format)                       \
-  LLMSTACK_STORED_PACK(format, bf16, BFloat, Format)                       \
-  LLMSTACK_STORED_PACK(format, f16, Float16, Format)                       \
   LLMSTACK_STORED_LINEAR(format, f32, Float32, Float32, Format)            \
   LLMSTACK_STORED_LINEAR(format, bf16, BFloat, BFloat, Format)             \
   LLMSTACK_STORED_LINEAR(format, bf16_f32, BFloat, Float32, Format)        \
@@ -375,13 +309,16 @@ void gather_columns(const T* x, int64_t num_rows, int64_t row_stride, const int3
   }                                                                                                               \
   LLMSTACK_REPEATABLE(gather_columns_##suffix)
 
-LLMSTACK_STORED_FORMAT(int8, Int8<llmstack::ZeroPoints>, BFloat16)
-LLMSTACK_STORED_FORMAT(signed8, Int8<llmstack::NoZeroPoints>, BFloat16)
-LLMSTACK_STORED_FORMAT(shifted8, Int8<llmstack::FloatZeroPoints>, WideBFloat16)
-LLMSTACK_STORED_FORMAT(int4, Int4<llmstack::ZeroPoints>, BFloat16)
-LLMSTACK_STORED_FORMAT(shifted4, Int4<llmstack::FloatZeroPoints>, WideBFloat16)
+LLMSTACK_STORED_PACK(4)
+LLMSTACK_STORED_PACK(8)
+LLMSTACK_STORED_FORMAT(signed8, Signed<8>, BFloat16)
+LLMSTACK_STORED_FORMAT(int8, Offset<8>, BFloat16)
+LLMSTACK_STORED_FORMAT(shifted8, Shifted<8>, WideBFloat16)
+LLMSTACK_STORED_FORMAT(signed4, Signed<4>, BFloat16)
+LLMSTACK_STORED_FORMAT(int4, Offset<4>, BFloat16)
+LLMSTACK_STORED_FORMAT(shifted4, Shifted<4>, WideBFloat16)
 LLMSTACK_STORED_FORMAT(fp8, Float8, BFloat16)
-LLMSTACK_STORED_FORMAT(table4, Table4, WideBFloat16)
+LLMSTACK_STORED_FORMAT(table4, Named, WideBFloat16)
 LLMSTACK_GATHER_COLUMNS(f32, Float32)
 LLMSTACK_GATHER_COLUMNS(bf16, BFloat16)
 LLMSTACK_GATHER_COLUMNS(f16, Float16)

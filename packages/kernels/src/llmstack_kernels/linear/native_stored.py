@@ -18,9 +18,6 @@ _WEIGHT_ARGUMENTS = (Pointer, Pointer, Int, Pointer, Int)  # numbers, scales, th
 STORED = "stored_"
 """How the names of these schemes begin."""
 _SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_MIDDLE = 128  # what numbers of int8 with a sign are stored plus
-_FP8_FACTOR = 256.0
-"""What kernels divide numbers of fp8 by; the scales make up for it, exactly."""
 
 
 class NativeOrderedLinear(OrderedLinear):
@@ -62,21 +59,15 @@ def pack_stored(
 ) -> NativeLinear | NativeOrderedLinear:
     """Packs numbers, scales and zero points; `dtype` is that of the inputs."""
     out_features, in_features = weight.shape
-    num_weights = num_columns(out_features) * (in_features + in_features % 2)
-    has_four_bits = weight.layout in ("int4", "table4")
-    packed = empty_in_huge_pages(num_weights // 2 if has_four_bits else num_weights, torch.uint8)
-    is_signed = weight.layout == "int8" and weight.zeros is None
-    layout = "signed8" if is_signed else weight.layout
-    if weight.has_float_zeros:
-        layout = "shifted4" if has_four_bits else "shifted8"
-    pack = native.function(f"linear_pack_stored_{layout}_{DTYPE_TO_SUFFIX[dtype]}", Pointer, Pointer, Int, Int)
-    numbers = (weight.numbers ^ _MIDDLE if is_signed else weight.numbers).contiguous()
+    bits = weight.num_bits
+    num_words = num_columns(out_features) * -(-in_features * bits // 32)
+    packed = empty_in_huge_pages(num_words, torch.int32)
+    layout, numbers, extra = _as_native(weight)
+    pack = native.function(f"linear_pack_stored_{bits}", Pointer, Pointer, Int, Int)
     pack(numbers.data_ptr(), packed.data_ptr(), in_features, out_features)
-    own_scales = weight.scales.float() * _FP8_FACTOR if weight.layout == "fp8" else weight.scales
-    scales = _in_panels(own_scales)
-    extra = weight.table if weight.table is not None else _in_panels(weight.zero_points())
+    scales = _in_panels(weight.scales)
     kept = (packed, scales, extra)
-    group_size = weight.group_size + weight.group_size % 2  # odd only where all inputs are one group
+    group_size = weight.group_size + -weight.group_size % 8  # no multiple of 8 only where all inputs are one group
     arguments = _arguments(kept, group_size)
     scheme = (f"{STORED}{layout}", _WEIGHT_ARGUMENTS)
     inner = NativeLinear((out_features, in_features), dtype, bias, kept, arguments, scheme, native)
@@ -105,6 +96,25 @@ def stored_of_packed(
 def _arguments(kept: tuple[torch.Tensor, ...], group_size: int) -> tuple[int, ...]:
     packed, scales, extra = kept
     return packed.data_ptr(), scales.data_ptr(), _SCALE_TYPES[scales.dtype], extra.data_ptr(), group_size
+
+
+def _as_native(weight: StoredWeight) -> tuple[str, torch.Tensor, torch.Tensor]:
+    """The name of the native format, its numbers, and its zero points or table.
+
+    Integers get a sign, unless zero points are floats: subtracting the middle from those would round them.
+    """
+    if weight.table is not None:
+        return weight.layout, weight.numbers.contiguous(), weight.table
+    nothing = torch.zeros(1)
+    bits, middle = weight.num_bits, 1 << (weight.num_bits - 1)
+    if weight.has_float_zeros:
+        return f"shifted{bits}", weight.numbers.contiguous(), _in_panels(weight.zero_points())
+    if weight.layout == "fp8":
+        return weight.layout, weight.numbers.contiguous(), nothing
+    numbers = (weight.numbers ^ middle).contiguous()
+    if weight.zeros is None:
+        return f"signed{bits}", numbers, nothing
+    return f"int{bits}", numbers, _in_panels((weight.zeros.to(torch.int16) - middle).to(torch.int8))
 
 
 def _in_panels(values: torch.Tensor) -> torch.Tensor:

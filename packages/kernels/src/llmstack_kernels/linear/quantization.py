@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from llmstack_kernels.linear.stored_weight import StoredWeight
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
@@ -67,6 +69,13 @@ class QuantizedWeight:
         in_features = self.integers.shape[1]
         scales = self.scales.float().repeat_interleave(self.group_size, 1)[:, :in_features]
         return (self.integers.float() * scales).to(dtype)
+
+    def stored(self) -> StoredWeight:
+        """The same numbers, as a checkpoint would store them."""
+        numbers = self.integers.view(torch.uint8)
+        if self.scheme != "fp8":
+            numbers = numbers + (1 << (find_scheme(self.scheme).num_bits - 1))
+        return StoredWeight(self.scheme, numbers, self.scales, self.group_size)
 
 
 def find_scheme(name: str) -> Scheme:

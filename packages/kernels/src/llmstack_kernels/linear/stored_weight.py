@@ -52,8 +52,8 @@ class StoredWeight:
         if self.numbers.ndim != 2 or self.numbers.dtype != torch.uint8 or not self.numbers.numel():
             raise ValueError(f"numbers must be uint8 [out_features, in_features], got {tuple(self.numbers.shape)}.")
         out_features, in_features = self.numbers.shape
-        if self.group_size < 1 or (self.group_size % 2 and self.group_size < in_features):
-            raise ValueError(f"groups of {self.group_size} inputs are not supported; an even number is.")
+        if self.group_size < 1 or (self.group_size % 8 and self.group_size < in_features):
+            raise ValueError(f"groups of {self.group_size} inputs are not supported; a multiple of 8 is.")
         groups = (out_features, -(-in_features // self.group_size))
         if tuple(self.scales.shape) != groups or self.scales.dtype not in _SCALE_DTYPES:
             raise ValueError(f"scales of shape {tuple(self.scales.shape)} do not fit {groups}.")
@@ -67,6 +67,11 @@ class StoredWeight:
     def shape(self) -> torch.Size:
         """Shape of the weight: [out_features, in_features]."""
         return self.numbers.shape
+
+    @property
+    def num_bits(self) -> int:
+        """Bits of a number."""
+        return _BITS[self.layout]
 
     @property
     def has_float_zeros(self) -> bool:
@@ -89,7 +94,7 @@ class StoredWeight:
             return None
         num_groups = self.scales.shape[1]
         size = self.group_size if num_groups == 1 else math.gcd(self.group_size, inputs.start)
-        if size % 2 and size < len(inputs):
+        if size % 8 and size < len(inputs):
             return None
         copies = 1 if num_groups == 1 else self.group_size // size
         first = 0 if num_groups == 1 else inputs.start // size
