@@ -320,7 +320,10 @@ class AsyncLLM(EngineFrontEnd):
         )
         collector = self.output_processor.add_pooling_request(prompt.prompt, request)
         observers = self.output_processor.observers
-        submitted = SubmittedRequest(request_id, prompt.prompt, prompt.prompt_token_ids, prompt.pooling_params)
+        submitted = SubmittedRequest(
+            request_id, prompt.prompt, prompt.prompt_token_ids, prompt.pooling_params,
+            tenant=tenant, cache_salt=cache_salt, lora_name=request.lora_name or "",
+        )  # fmt: skip
         notify(observers, RequestObserver.on_submitted, submitted)
         output, error = None, None
         try:

@@ -127,8 +127,12 @@ class OutputProcessor:
         for index, request in enumerate(requests):
             self.request_id_to_completion[request.request_id] = self._completion(parent, index, request, matcher)
         if isinstance(collector, ObservedCollector):
-            token_ids = admitted.prompt_token_ids
-            collector.open(SubmittedRequest(request_id, admitted.prompt, token_ids, params, len(requests)))
+            first = requests[0]
+            submitted = SubmittedRequest(
+                request_id, admitted.prompt, admitted.prompt_token_ids, params, len(requests),
+                first.tenant, first.cache_salt, first.lora_name or "",
+            )  # fmt: skip
+            collector.open(submitted)
 
     def add_pooling_request(self, prompt: str | None, request: EngineCoreRequest) -> PoolingCollector:
         """Registers a request that returns a vector; raises as `add_request`."""

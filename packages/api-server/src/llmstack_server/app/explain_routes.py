@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
+from llmstack_server.state.recent_prompts import RecentPrompts
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.clients import current_client
 from llmstack_server.web.errors import HTTPError, request_not_found, server_is_overloaded
 from llmstack_server.web.openapi import error_responses
-from llmstack_types import EngineReady, StepRecording
+from llmstack_types import EngineReady, InvalidRequestError, StepRecording
 
 if TYPE_CHECKING:
     from llmstack_engine_core.explain import Explanation
 
 
 MAX_ESTIMATES = 4
+MAX_CHARACTERS = 80
 
 
 def add_explanation_route(router: APIRouter, state: ServerState) -> None:
     """Adds the route, which needs the API key. Operators may ask for every request, others for their own."""
     estimating, num_estimates = asyncio.Lock(), 0
+    prompts = _recent_prompts(state)
 
     @router.get("/v1/requests/{request_id}/explanation", responses=error_responses(404, 503))
     async def explanation(request_id: str, estimates: bool = False) -> Response:
@@ -40,6 +44,8 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
             if found is None:
                 continue
             add_reader(found, state)
+            if prompts is not None:
+                await _add_text(found, request_id, prompts, client.tenant, state)
             if estimates:
                 if num_estimates >= MAX_ESTIMATES:
                     raise HTTPError(server_is_overloaded())
@@ -51,6 +57,48 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
                     num_estimates -= 1
             return JSONResponse({"id": found.request_id, "sentences": found.sentences, "facts": found.facts})
         raise HTTPError(request_not_found())
+
+
+def _recent_prompts(state: ServerState) -> RecentPrompts | None:
+    """Follows requests from the time when the server is ready; None where no text may be shown."""
+    if not state.config.observability.explains_text:
+        return None
+    prompts = RecentPrompts()
+    prompts.share(state.peers)
+    state.at_ready.append(lambda: state.engine.add_observer(prompts))
+    return prompts
+
+
+async def _add_text(
+    found: Explanation, request_id: str, prompts: RecentPrompts, tenant: str, state: ServerState
+) -> None:
+    """Adds the tokens and the text where the prompt parts from another one of the same key; operators see no other."""
+    parting = await prompts.parting(request_id, tenant)
+    if parting is None and found.request_id != request_id:
+        parting = await prompts.parting(found.request_id, tenant)
+    if parting is None:
+        return
+
+    async def text(token_ids: Sequence[int]) -> str:
+        return (await state.engine.detokenize(token_ids))[-MAX_CHARACTERS:]
+
+    async def shown(whose: str) -> str:
+        token_id = parting[f"{whose}_token"]
+        if token_id is None:
+            return "its end"
+        found.facts[f"{whose}_token"], found.facts[f"{whose}_text"] = token_id, await text([token_id])
+        return f"token {token_id}, {found.facts[f'{whose}_text']!r}"
+
+    try:
+        before = await text(parting["before"])
+    except InvalidRequestError:  # the server has no tokenizer, so there is no text
+        return
+    other = parting["other"]
+    found.facts.update(parts_at=parting["at"], parted_from=other, text_before=before)
+    found.sentences.append(
+        f"Its prompt parts from that of {other} at token {parting['at']}. "
+        f"After {before!r} it has {await shown('own')}, and {other} has {await shown('other')}."
+    )
 
 
 def _explain(

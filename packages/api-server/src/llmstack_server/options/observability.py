@@ -41,6 +41,12 @@ class ObservabilityConfig(OptionGroup):
         metavar="S",
         help="report requests that run for this many seconds without progress; 0 reports none",
     )
+    explains_text: bool = option(
+        False,
+        flag="--explain-text",
+        help="keep the tokens of the last prompts, and show in the explanation of a request where its text parts from "
+        "other prompts of its own API key",
+    )
     has_trace_lines: bool = False
 
     @property

@@ -63,7 +63,7 @@ class ExplainCommand:
                 text_of = None if namespace.explain_text is None else _text_by(namespace.explain_text)
                 found = _plain(_from_log(namespace.log, namespace.request, text_of))
             elif namespace.explain_text is not None:
-                raise ExplainError("--explain-text needs --log: a running server keeps no tokens of prompts")
+                raise ExplainError("--explain-text needs --log: a running server is started with a flag of that name")
             else:
                 found = _from_server(namespace.url, namespace.request, namespace.api_key)
         except ExplainError as error:

@@ -23,6 +23,8 @@ class SubmittedRequest:
         prompt: The text, or None where token ids were given.
         params: Sampling parameters, or those of pooling.
         num_completions: Completions that the engine core computes.
+        tenant: Opaque id of the client.
+        cache_salt, lora_name: Prefixes are shared among requests with the same ones.
     """
 
     request_id: str
@@ -30,6 +32,9 @@ class SubmittedRequest:
     prompt_token_ids: Sequence[int]
     params: SamplingParams | PoolingParams
     num_completions: int = 1
+    tenant: str = ""
+    cache_salt: str = ""
+    lora_name: str = ""
 
 
 class RequestObserver:

@@ -1,0 +1,122 @@
+"""An explanation shows text of prompts only to their own key, and only where the operator allows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmstack_llm import SubmittedRequest
+from llmstack_server.app import build_app
+from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.observability import ObservabilityConfig
+from llmstack_server.options.secret import Secret
+from llmstack_server.state import recent_prompts
+from llmstack_server.state.recent_prompts import RecentPrompts
+from llmstack_server.state.server_state import ServerState
+from llmstack_server.testing import FakeEngineClient, call, ready_state
+from llmstack_server.web.clients import clients_of
+from llmstack_types import (
+    RequestEvent,
+    RequestStatus,
+    SamplingParams,
+    ScheduledRequest,
+    SchedulerStats,
+    StepPhases,
+    StepRecord,
+    StepRecording,
+)
+
+KEYS = (Secret("first-key"), Secret("second-key"), Secret("operators-key"))
+NAMES = ("earlier", "mine", "foreign")
+
+
+def tenants(state: ServerState) -> list[str]:
+    return [client.tenant for client in clients_of(state.config)]
+
+
+def submit(prompts: Any, name: str, text: str, tenant: str = "", cache_salt: str = "") -> None:
+    prompts.on_submitted(
+        SubmittedRequest(name, text, list(text.encode()), SamplingParams(), tenant=tenant, cache_salt=cache_salt)
+    )
+
+
+def serving(*, explains_text: bool = True) -> tuple[Any, ServerState]:
+    """A server whose engine core has kept a step of each request, two of them of the first key."""
+    http = HTTPConfig(api_keys=KEYS, operator_keys=frozenset(KEYS[2:]))
+    state = ready_state(engine := FakeEngineClient(), http)
+    state.config = replace(state.config, observability=ObservabilityConfig(explains_text=explains_text))
+    first, second, _ = tenants(state)
+    rows = [ScheduledRequest(name, 0, 8, [number]) for number, name in enumerate(NAMES)]
+    stats = SchedulerStats(1, num_running=3, num_free_blocks=5, num_blocks=64)
+    steps = [StepRecord(10.0, StepPhases(0.0, 0.01, 0.0), stats, rows)]
+    events = [RequestEvent(name, RequestStatus.WAITING, 9.0) for name in NAMES]
+    owners = dict(zip(NAMES, (first, first, second), strict=True))
+    engine.step_log = StepRecording(11.0, steps, events, tenants=owners)
+    app = build_app(state)
+    for begin in state.at_ready:
+        begin()
+    for name, text in zip(NAMES, ("the fox runs", "the fox sleeps", "the fox snores"), strict=True):
+        for observer in engine.observers:
+            submit(observer, name, text, owners[name])
+    return app, state
+
+
+async def explanation(app: Any, name: str, key: str) -> dict[str, Any]:
+    answer = await call(app, "GET", f"/v1/requests/{name}/explanation", headers={"authorization": f"Bearer {key}"})
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_own_prompts_show_the_text_where_they_part() -> None:
+    app, _ = serving()
+    found = await explanation(app, "mine", "first-key")
+    assert found["sentences"][-1] == (
+        "Its prompt parts from that of earlier at token 8. "
+        "After 'the fox ' it has token 115, 's', and earlier has token 114, 'r'."
+    )
+    facts = found["facts"]
+    assert (facts["parts_at"], facts["parted_from"], facts["text_before"]) == (8, "earlier", "the fox ")
+    assert (facts["own_text"], facts["other_text"]) == ("s", "r")
+
+
+async def test_no_text_of_another_key_is_shown_not_even_to_operators() -> None:
+    app, _ = serving()
+    for name, key in (("mine", "operators-key"), ("foreign", "operators-key"), ("foreign", "second-key")):
+        found = await explanation(app, name, key)
+        assert "fox" not in str(found)
+        assert "parts_at" not in found["facts"]
+
+
+async def test_without_the_flag_no_prompt_is_kept() -> None:
+    app, state = serving(explains_text=False)
+    assert not state.engine.observers  # type: ignore[attr-defined]
+    assert "parts_at" not in (await explanation(app, "mine", "first-key"))["facts"]
+
+
+async def test_prompts_under_another_salt_are_not_compared() -> None:
+    prompts = RecentPrompts()
+    submit(prompts, "salted", "the fox", cache_salt="s")
+    submit(prompts, "r", "the fox sleeps")
+    assert await prompts.parting("r", "") is None
+    submit(prompts, "whole", "the fox sleeps")
+    found = await prompts.parting("whole", "")
+    assert found is not None
+    assert (found["at"], found["other"], found["own_token"]) == (14, "r", None)
+
+
+async def test_the_prompts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_prompts, "MAX_PROMPTS", 3)
+    monkeypatch.setattr(recent_prompts, "MAX_TOKENS", 20)
+    monkeypatch.setattr(recent_prompts, "MAX_PROMPT_TOKENS", 12)
+    prompts = RecentPrompts()
+    for number in range(4):
+        submit(prompts, f"r{number}", "same")
+    assert await prompts.parting("r0", "") is None
+    found = await prompts.parting("r3", "")
+    assert found is not None
+    submit(prompts, "long", "same but longer")
+    assert len(prompts._prompts["long"].token_ids) == 12
+    assert sum(len(one.token_ids) for one in prompts._prompts.values()) <= 20
