@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -155,6 +156,16 @@ def test_a_prompt_computed_elsewhere_gives_the_tokens_of_one_engine(pair: Pair) 
     assert pair.decode(params) == (pair.expected, NUM_EXPORTED_TOKENS)
 
 
+def test_the_first_output_says_how_many_tokens_were_imported(pair: Pair) -> None:
+    params = prefill(pair.producer)
+    assert pair.consumer.reset_prefix_cache()
+    run(pair.consumer, request("warm", 1, PROMPT[:40]))
+    for expected in (NUM_EXPORTED_TOKENS - 32, 0):  # less what the cache had; the second one finds no export
+        first, *others = run(pair.consumer, request("decode", 3, kv_transfer=params))["decode"]
+        assert first.kv_transfer == KVTransferParams(do_remote_prefill=True, num_tokens=expected)
+        assert {output.kv_transfer for output in others} == {None}
+
+
 def test_the_second_of_two_requests_with_one_handle_is_computed(pair: Pair) -> None:
     params = prefill(pair.producer)
     assert pair.decode(params)[1] == NUM_EXPORTED_TOKENS
@@ -257,7 +268,8 @@ def test_over_nixl_the_tokens_are_those_of_one_engine_also_when_an_import_fails(
 ) -> None:
     make_key_file(tmp_path / "key")
     producer, consumer = (build(checkpoint, role, key_file=tmp_path / "key") for role in ("kv_producer", "kv_consumer"))
-    for change, num_cached in (({}, NUM_EXPORTED_TOKENS), ({"transfer_id": "0" * 64}, 0)):
+    changes: list[tuple[dict[str, str], int]] = [({}, NUM_EXPORTED_TOKENS), ({"transfer_id": "0" * 64}, 0)]
+    for change, num_cached in changes:
         params = prefill(producer)._replace(**change)
         assert consumer.reset_prefix_cache()
         outputs = run(consumer, request("decode", NUM_TOKENS, kv_transfer=params))["decode"]
@@ -327,6 +339,9 @@ def test_the_commands_for_several_hosts_give_the_text_of_one_server(
     assert params["remote_engine_id"].partition("@")[2].startswith(FIRST)
     answer = consumer.post("/v1/completions", json=body | {"kv_transfer_params": params}).json()
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == params["num_tokens"] > 0
+    metrics = consumer.get("/metrics").text
+    (found,) = re.findall(r'vllm:prompt_tokens_by_source_total\{.*"external_kv_transfer".*\} (\S+)', metrics)
+    assert float(found) == params["num_tokens"]
     assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
     for client in clients:
         client.close()

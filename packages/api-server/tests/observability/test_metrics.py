@@ -23,7 +23,15 @@ def test_every_name_on_a_dashboard_is_there_under_both_prefixes():
     metrics.record(
         SchedulerStats(1, 2, 3, 40, 16, 64, 5, 60, 7),
         IterationStats(
-            0.0, 10, 2, 4, [0.1], [0.02, 0.03], [FinishedRequestStats("stop", 1.0, 10, 4, 2, 16, 0.1, 0.03)]
+            0.0,
+            10,
+            3,
+            4,
+            [0.1],
+            [0.02, 0.03],
+            [FinishedRequestStats("stop", 1.0, 10, 4, 2, 16, 0.1, 0.03)],
+            num_external_queries=9,
+            num_external_tokens=1,
         ),
     )
     found = values(metrics)
@@ -43,18 +51,18 @@ def test_every_name_on_a_dashboard_is_there_under_both_prefixes():
         "request_prompt_tokens_sum": 10,
         "request_generation_tokens_sum": 4,
         "iteration_tokens_total_sum": 41,  # 40 are computed, and one request had its first token
-        "prompt_tokens_cached_total": 2,
-        "external_prefix_cache_hits_total": 0,
-        "external_prefix_cache_queries_total": 0,
+        "prompt_tokens_cached_total": 3,
+        "external_prefix_cache_hits_total": 1,
+        "external_prefix_cache_queries_total": 9,
         "mm_cache_hits_total": 0,
         "mm_cache_queries_total": 0,
         "request_prefill_kv_computed_tokens_sum": 8,
     }
     split = {
-        ("prompt_tokens_by_source_total", "source", "local_compute"): 8,
+        ("prompt_tokens_by_source_total", "source", "local_compute"): 7,
         ("prompt_tokens_by_source_total", "source", "local_cache_hit"): 2,
-        ("prompt_tokens_by_source_total", "source", "external_kv_transfer"): 0,
-        ("prompt_tokens_cached_by_source_total", "source", "device"): 2,
+        ("prompt_tokens_by_source_total", "source", "external_kv_transfer"): 1,
+        ("prompt_tokens_cached_by_source_total", "source", "device"): 3,
         ("prompt_tokens_cached_by_source_total", "source", "host"): 0,
         ("num_requests_waiting_by_reason", "reason", "capacity"): 3,
         ("num_requests_waiting_by_reason", "reason", "deferred"): 0,

@@ -21,6 +21,7 @@ from llmstack_types import (
     EngineCoreRequest,
     FinishReason,
     InvalidRequestError,
+    KVTransferParams,
     RequestEvent,
     RequestFailedError,
     RequestOutputKind,
@@ -258,7 +259,7 @@ class OutputProcessor:
         if output.num_cached_tokens >= 0 or output.prompt_logprobs is not None:
             self._take_prompt_facts(parent, output, processed.iteration_stats)
         if output.kv_transfer is not None:
-            parent.kv_transfer = output.kv_transfer
+            _take_transfer(parent, output.kv_transfer, processed.iteration_stats)
         if output.new_token_ids:
             _count_tokens(completion, len(output.new_token_ids), timestamp_s, processed.iteration_stats)
         if not completion.is_prompt_only and completion.append_all(output):
@@ -302,6 +303,14 @@ class OutputProcessor:
         completion.parent.num_unfinished -= 1
         if completion.parent.num_unfinished == 0:
             del self.request_id_to_state[completion.parent.request_id]
+
+
+def _take_transfer(parent: RequestState, params: KVTransferParams, stats: IterationStats) -> None:
+    if params.transfer_id:
+        parent.kv_transfer = params
+    else:
+        stats.num_external_queries += len(parent.prompt_token_ids)
+        stats.num_external_tokens += params.num_tokens
 
 
 def _count_tokens(completion: CompletionState, num_tokens: int, timestamp_s: float, stats: IterationStats) -> None:

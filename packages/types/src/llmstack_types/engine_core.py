@@ -123,7 +123,8 @@ class EngineCoreOutput(NamedTuple):
         num_cached_tokens: Prompt tokens found in the prefix cache; sent with the first token, -1 otherwise.
         error: A short description when `finish_reason` is ERROR.
         pooled: The vector or vectors of a pooling request, or its labels' numbers: float32, little-endian.
-        kv_transfer: What the request that goes on elsewhere has to carry, of a finished one whose blocks are exported.
+        kv_transfer: What the request that goes on elsewhere has to carry, of a finished one whose blocks are exported;
+            without a handle, with the first token: the tokens that were imported.
     """
 
     request_id: str

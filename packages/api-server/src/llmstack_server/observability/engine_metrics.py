@@ -51,8 +51,8 @@ _COUNTERS = {
     "spec_decode_num_drafts": "Rows with draft tokens.",
     "spec_decode_num_draft_tokens": "Draft tokens computed.",
     "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
-    "external_prefix_cache_queries": "Tokens looked up in the caches of other servers; always 0, as there are none.",
-    "external_prefix_cache_hits": "Tokens found in the caches of other servers; always 0, as there are none.",
+    "external_prefix_cache_queries": "Tokens of prompts that another server has computed (`--kv-transfer-config`).",
+    "external_prefix_cache_hits": "Tokens whose KV came from another server.",
     "mm_cache_queries": "Images and the like looked up in a cache; always 0, as prompts are text.",
     "mm_cache_hits": "Images and the like found in a cache; always 0, as prompts are text.",
 }
@@ -234,7 +234,10 @@ class EngineMetrics:
             counters["prompt_tokens"].inc(stats.num_prompt_tokens)
             counters["prompt_tokens_cached"].inc(stats.num_cached_tokens)
             self._split["local_compute"].inc(max(stats.num_prompt_tokens - stats.num_cached_tokens, 0))
-            self._split["local_cache_hit"].inc(stats.num_cached_tokens)
+            self._split["local_cache_hit"].inc(max(stats.num_cached_tokens - stats.num_external_tokens, 0))
+            self._split["external_kv_transfer"].inc(stats.num_external_tokens)
+            counters["external_prefix_cache_queries"].inc(stats.num_external_queries)
+            counters["external_prefix_cache_hits"].inc(stats.num_external_tokens)
             self._split["device"].inc(stats.num_cached_tokens)
         if not stats.num_generation_tokens:
             return

@@ -63,6 +63,7 @@ class RequestTransfers:
         self._block_size = parts.tags.ready.block_size
         self._exporting: dict[str, EngineCoreRequest] = {}
         self._arriving: dict[str, _Arriving] = {}
+        self._num_imported: dict[str, int] = {}  # tokens of requests whose first output has not come
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "import-kv")
 
     @property
@@ -98,6 +99,7 @@ class RequestTransfers:
         params = request.kv_transfer
         if params is None or not params.do_remote_prefill:
             return False
+        self._num_imported[request.request_id] = 0
         num_tokens = params.num_tokens
         if not params.remote_engine_id or num_tokens < 1 or num_tokens % self._block_size:
             return self._give_up(request, "the parameters name no export")
@@ -125,15 +127,20 @@ class RequestTransfers:
         return [one.request for one in ready]
 
     def export(self, step_outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-        """The outputs, those of finished requests with what another engine core needs; before the next step."""
-        if not self._exporting:
+        """The outputs, those of finished requests with what another engine core needs; before the next step.
+
+        The first output of a request that named an export has the number of imported tokens.
+        """
+        if not self._exporting and not self._num_imported:
             return step_outputs
-        return step_outputs._replace(outputs=[self._exported(output) for output in step_outputs.outputs])
+        outputs = [self._exported(self._with_imported(output)) for output in step_outputs.outputs]
+        return step_outputs._replace(outputs=outputs)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Forgets requests that have ended."""
         for request_id in request_ids:
             self._exporting.pop(request_id, None)
+            self._num_imported.pop(request_id, None)
             arriving = self._arriving.pop(request_id, None)
             if arriving is not None:
                 arriving.blocks.cancel()
@@ -164,6 +171,13 @@ class RequestTransfers:
         if block_ids:
             self._runner.write_kv_blocks(block_ids, data, num_tokens // self._block_size - len(block_ids))
             self.num_imported_blocks += len(block_ids)
+            self._num_imported[request.request_id] = len(block_ids) * self._block_size
+
+    def _with_imported(self, output: EngineCoreOutput) -> EngineCoreOutput:
+        if output.num_cached_tokens < 0 or output.request_id not in self._num_imported:
+            return output
+        num_tokens = min(self._num_imported.pop(output.request_id), output.num_cached_tokens)
+        return output._replace(kv_transfer=KVTransferParams(do_remote_prefill=True, num_tokens=num_tokens))
 
     def _exported(self, output: EngineCoreOutput) -> EngineCoreOutput:
         request = self._exporting.get(output.request_id)

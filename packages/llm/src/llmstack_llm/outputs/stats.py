@@ -65,6 +65,8 @@ class IterationStats:
         phases: What took the step's time; None where the engine core keeps no statistics.
         block_evictions: KV blocks of the sample that have lost what they held.
         shadow: What the shadow scheduler reports; None where it has nothing new.
+        num_external_queries: Prompt tokens of the requests that named an export of another server.
+        num_external_tokens: How many of those were imported.
     """
 
     timestamp_s: float = 0.0
@@ -82,6 +84,8 @@ class IterationStats:
     engine_index: int = 0
     block_evictions: Sequence[BlockEviction] = ()
     shadow: ShadowReport | None = None
+    num_external_queries: int = 0
+    num_external_tokens: int = 0
 
 
 class StatLogger(Protocol):
