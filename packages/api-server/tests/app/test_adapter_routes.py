@@ -91,6 +91,7 @@ async def test_paths_out_of_the_root_are_refused(server: Server, path: str) -> N
     (server.root / "link").symlink_to(server.root.parent / "outside")
     refused = await server.load(path=path)
     assert (refused.status, refused.json()["error"]["param"]) == (400, "lora_path")
+    assert not refused.json()["error"]["message"].endswith("..")
     assert server.engine.adapters.adapters == []
 
 

@@ -234,6 +234,8 @@ def test_flags_of_the_engine_reach_it(line: list[str], name: str, value: Any):
         (["--ssl-certfile", "c", "--ssl-cert-reqs", "1"], "--ssl-cert-reqs needs --ssl-ca-certs"),
         (["--enable-log-requests", "--disable-log-requests"], "contradict"),
         (["--enable-log-outputs"], "--enable-log-outputs needs --enable-log-requests"),
+        (["--lora-root", "/absent {x}"], "--lora-root needs --enable-lora"),
+        (["--enable-lora", "--lora-root", "/absent {x}"], "root: there is no folder /absent"),
     ],
 )
 def test_flags_that_need_others_say_so(line: list[str], word: str):

@@ -97,7 +97,7 @@ class AdapterRegistry:
         try:
             digest = adapter_digest(folder, self._max_bytes)
         except ModelFilesError as error:
-            raise request_errors.invalid_value("lora_path", str(error)) from error
+            raise request_errors.invalid_value("lora_path", str(error).removesuffix(".")) from error
         self._generation += 1
         return Adapter(name, str(LoRAIdentity(name, digest, self._generation)), str(folder), base_model_name)
 

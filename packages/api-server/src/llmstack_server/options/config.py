@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from llmstack_llm.engine_args import EngineArgs
 from llmstack_llm.options.option import option_group
@@ -178,6 +179,9 @@ def _adapter_conflicts(settings: Settings) -> Iterator[Problem]:
     for name in ("lora_modules", "lora_root"):
         if settings[name] and not settings["enable_lora"]:
             yield Problem(f"--{name.replace('_', '-')} needs --enable-lora")
+    root = settings["lora_root"]
+    if root and not Path(root).is_dir():
+        yield Problem("{lora_root}: there is no folder {folder}", folder=root)
 
 
 def _receipt_conflicts(settings: Settings) -> Iterator[Problem]:
