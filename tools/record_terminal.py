@@ -1,33 +1,46 @@
-"""Writes docs/terminal.svg, the terminal of the front page, from a real run: `python tools/record_terminal.py`.
+"""Writes docs/serve.svg and docs/chat.svg, the terminals of the front page: `python tools/record_terminal.py`.
 
-The run starts `llmstack serve` with the demo model, sends a completion with curl, and kills the engine core while
-`llmstack chat` prints an answer. Output appears at the times of the run; pauses are cut to `MAX_PAUSE_S`. The picture
-leaves out most lines of the log and shows port 8000 in place of the free one that the run used.
+Both come from one real run on terminals of their own. `llmstack serve` starts with the demo model and curl gets a
+completion. Then `llmstack chat` asks for stories, and the engine core is killed in the middle of an answer.
+Output appears at the times of the run; pauses are cut to `MAX_PAUSE_S`. The pictures leave out most lines of the log
+and show port 8000 in place of the free one that the run used.
 """
 
 from __future__ import annotations
 
+import fcntl
 import html
 import os
+import pty
 import re
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
-import threading
+import termios
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SVG = Path(__file__).resolve().parent.parent / "docs" / "terminal.svg"
-COLUMNS = 98
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+COLUMNS, ROWS = 98, 40
 CHAR_WIDTH, LINE_HEIGHT, MARGIN, BAR = 7.8, 19, 16, 30
 MAX_PAUSE_S = 1.0
 TYPING_S = 0.6  # how long a command is on the screen before its output
-SHOWN_LOG = re.compile(
-    r"listening on|is ready on|engine core .*(died|dead|gone|start|restart|recover|replac)", re.IGNORECASE
-)
-COLOURS = {"prompt": "#7ee787", "command": "#e6edf3", "output": "#c9d1d9", "log": "#8b949e", "note": "#d2a8ff"}
+WAIT_S = 60.0
+LOG_LINE = re.compile(r"(\d\d:\d\d:\d\d) (\w+) +(?:\(engine-core (\d+)\) )?[\w.]+: ")
+SHOWN_LOG = re.compile(r"listening on|is ready on")
+STAGE = re.compile(r"  [\w: ]+ \d+\.\d+ s$")
+ESCAPE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
+COLOURS = {
+    "prompt": "#7ee787", "command": "#e6edf3", "output": "#c9d1d9", "log": "#8b949e", "note": "#d2a8ff",
+    "link": "#79c0ff", "warning": "#d29922",
+}  # fmt: skip
+STYLES = {"1": "command", "2": "log", "33": "warning", "36": "link"}
+"""The style of each sequence of colours that the commands write; any other ends it."""
 
 
 @dataclass
@@ -39,7 +52,6 @@ class Screen:
     column: int = 0
     clock_s: float = 0.0
     last_s: float = field(default_factory=time.monotonic)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tick(self) -> None:
         """Advances the picture's clock by the time since the last piece, without long pauses."""
@@ -49,15 +61,25 @@ class Screen:
 
     def write(self, text: str, style: str) -> None:
         """Appends text at the cursor; long lines wrap."""
-        with self.lock:
-            self.tick()
-            for index, line in enumerate(text.split("\n")):
-                if index:
-                    self.row, self.column = self.row + 1, 0
-                self._write_line(line, style)
+        self.tick()
+        for index, line in enumerate(text.split("\n")):
+            if index:
+                self.row, self.column = self.row + 1, 0
+            self._write_line(line, style)
+
+    def write_raw(self, text: str, style: str = "output") -> None:
+        """Appends what a command wrote, in its colours."""
+        start = 0
+        for escape in ESCAPE.finditer(text):
+            self.write(text[start : escape.start()], style)
+            start = escape.end()
+            if escape[2] == "m":
+                style = STYLES.get(escape[1], "output")
+        self.write(text[start:], style)
 
     def _write_line(self, line: str, style: str) -> None:
         """Writes at the cursor; a line that does not fit breaks at a space where there is one."""
+        is_continued = False
         while line:
             room = COLUMNS - self.column
             space = line.rfind(" ", 0, room + 1)
@@ -65,10 +87,10 @@ class Screen:
                 end = 0
             else:
                 end = len(line) if len(line) <= room else space + 1 if space > 0 else room
-            text = line[:end] if self.column else line[:end].lstrip()
+            text = line[:end].lstrip() if is_continued else line[:end]
             self.pieces.append((self.row, self.column, text, style, self.clock_s))
             self.column += len(text)
-            line = line[end:]
+            line, is_continued = line[end:], True
             if line:
                 self.row, self.column = self.row + 1, 0
 
@@ -82,7 +104,7 @@ class Screen:
         self.write(text + "\n", "command")
         self.clock_s += TYPING_S
 
-    def svg(self) -> str:
+    def svg(self, label: str) -> str:
         """The picture: an animation where styles are animated, the last state elsewhere."""
         width = COLUMNS * CHAR_WIDTH + 2 * MARGIN
         height = (max(piece[0] for piece in self.pieces) + 1) * LINE_HEIGHT + 2 * MARGIN + BAR
@@ -90,8 +112,7 @@ class Screen:
         dots = "".join(f'<circle cx="{x}" cy="16" r="5" fill="#484f58"/>' for x in (20, 38, 56))
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-            f'aria-label="A terminal: llmstack serve starts, curl gets a completion, and a chat continues after its '
-            f'engine was killed">\n<style>text{{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'
+            f'aria-label="{label}">\n<style>text{{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'
             f"monospace;white-space:pre;animation:show .01s both}}@keyframes show{{from{{opacity:0}}to{{opacity:1}}}}"
             f"@media (prefers-reduced-motion){{text{{animation:none}}}}</style>\n"
             f'<rect width="100%" height="100%" rx="8" fill="#0d1117" stroke="#30363d"/>{dots}\n{texts}\n</svg>\n'
@@ -106,6 +127,37 @@ class Screen:
         )
 
 
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *words: str, **variables: str) -> None:
+        self.pid, self._descriptor = pty.fork()
+        if self.pid == 0:
+            os.environ.update(variables, TERM="xterm-256color")
+            os.execv(sys.executable, [sys.executable, "-m", "llmstack_command", *words])  # noqa: S606 - no shell
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+
+    def read(self) -> Iterator[str]:
+        """What it writes, in pieces, until it writes nothing for `WAIT_S` or ends."""
+        while select.select([self._descriptor], [], [], WAIT_S)[0]:
+            try:
+                data = os.read(self._descriptor, 1 << 16)
+            except OSError:  # it has ended
+                return
+            yield data.decode(errors="replace").replace("\r", "")
+
+    def type(self, text: str) -> None:
+        """Types a line."""
+        os.write(self._descriptor, text.encode() + b"\r")
+
+    def end(self, by: int) -> None:
+        """Ends the command by a signal."""
+        os.kill(self.pid, by)
+        for _ in self.read():
+            pass
+        os.waitpid(self.pid, 0)
+
+
 class Run:
     """One server with the demo model, and the commands against it."""
 
@@ -113,75 +165,87 @@ class Run:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.screen = Screen()
         self.engine_pid = 0
-        self.ready = threading.Event()
 
-    def record(self) -> str:
-        """Plays all commands and returns the picture."""
-        self.screen.command("llmstack serve &")
-        environment = {**os.environ, "LLMSTACK_PORT": str(self.port)}
-        server = subprocess.Popen(
-            [sys.executable, "-m", "llmstack_command", "serve"], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        reader = threading.Thread(target=self._read_log, args=(server,), daemon=True)
-        reader.start()
+    def record(self) -> dict[str, str]:
+        """Plays all commands; the name of each picture to its content."""
+        serve, chat = Screen(), Screen()
+        serve.command("llmstack serve")
+        server = Terminal("serve", LLMSTACK_PORT=str(self.port))
         try:
-            if not self.ready.wait(60):
-                raise TimeoutError("the server was not ready within a minute")
-            self._complete()
-            self._chat()
+            self._watch_start(server, serve)
+            self._complete(serve)
+            self._chat(chat)
         finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(60)
-            reader.join(10)
-        return self.screen.svg()
+            server.end(signal.SIGTERM)
+        return {
+            "serve.svg": serve.svg("A terminal: llmstack serve starts, and curl gets a completion"),
+            "chat.svg": chat.svg("A terminal: llmstack chat, whose answer goes on after the engine was killed"),
+        }
 
-    def _read_log(self, server: subprocess.Popen[str]) -> None:
-        for line in server.stdout or ():
-            engine = re.match(r"\(engine-core (\d+)\)", line)
-            self.engine_pid = int(engine[1]) if engine else self.engine_pid
-            if SHOWN_LOG.search(line):
-                shown = line.rstrip().replace(str(self.port), "8000")
-                shown = re.sub(r"^(\S+) (\w+) +[\w.]+: ", r"\1 ", shown)
-                self.screen.line(shown, "log")
-            if "is ready on" in line:
-                self.ready.set()
+    def _watch_start(self, server: Terminal, screen: Screen) -> None:
+        """Shows the lines of the start, up to the end of the panel with the addresses."""
+        rest = ""
+        for text in server.read():
+            *lines, rest = (rest + text).split("\n")
+            for line in lines:
+                shown = line.replace(str(self.port), "8000")
+                log = LOG_LINE.search(shown)
+                if log:
+                    self.engine_pid = int(log[3] or self.engine_pid)
+                    if SHOWN_LOG.search(shown):
+                        screen.write(LOG_LINE.sub(r"\1 \2 ", shown) + "\n", "log")
+                elif not STAGE.fullmatch(shown):
+                    screen.write_raw(shown + "\n")
+                if "curl " in shown:
+                    return
+        raise TimeoutError("the server was not ready")
 
-    def _complete(self) -> None:
+    def _complete(self, screen: Screen) -> None:
         body = '{"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}'
         command = f"curl -s localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{body}'"
-        self.screen.command(command)
-        self.screen.line(subprocess.check_output(self._shell(command), text=True), "output")
+        screen.line("# in another terminal", "note")
+        screen.command(command)
+        asked = command.replace("localhost:8000", f"127.0.0.1:{self.port}")
+        screen.line(subprocess.check_output(["bash", "-c", asked], text=True), "output")
 
-    def _chat(self) -> None:
-        command = 'llmstack chat -q "Tell me a story about a fox." --seed 3 --max-tokens 150'
-        self.screen.command(f"{command} &")
-        chat = subprocess.Popen(self._shell(f"{command} --url http://localhost:8000/v1"), stdout=subprocess.PIPE)
-        num_bytes, is_killed = 0, False
-        while chat.stdout is not None and (data := os.read(chat.stdout.fileno(), 64)):
-            self.screen.write(data.decode(errors="replace").replace("\n", " "), "output")
-            num_bytes += len(data)
-            if num_bytes > 150 and not is_killed:
-                self.screen.command(f"kill -9 {self.engine_pid}   # the engine core, in the middle of the answer")
+    def _chat(self, screen: Screen) -> None:
+        screen.command("llmstack chat --seed 3 --max-tokens 150")
+        chat = Terminal("chat", "--seed", "3", "--max-tokens", "150", "--url", f"http://127.0.0.1:{self.port}/v1")
+        try:
+            self._until_prompt(chat, screen)
+            self._ask(chat, screen, "Tell me a story about a fox.", kills=True)
+            self._ask(chat, screen, "/set max_tokens 40")
+            self._ask(chat, screen, "And one about a queen.")
+        finally:
+            chat.end(signal.SIGKILL)
+
+    def _ask(self, chat: Terminal, screen: Screen, text: str, *, kills: bool = False) -> None:
+        screen.write(text + "\n", "command")
+        chat.type(text)
+        self._until_prompt(chat, screen, echo=text + "\n", kills=kills)
+
+    def _until_prompt(self, chat: Terminal, screen: Screen, *, echo: str = "", kills: bool = False) -> None:
+        """Shows what the chat writes until it waits for a line; `echo` is what was typed, and shown before."""
+        num_chars, written = 0, ""
+        for text in chat.read():
+            while echo and text and echo[0] == text[0]:
+                echo, text = echo[1:], text[1:]
+            written += text
+            screen.write_raw(text.replace(str(self.port), "8000"), "output")
+            num_chars += len(text)
+            if kills and num_chars > 150:
+                kills = False
+                screen.line(f"# in another terminal: kill -9 {self.engine_pid}, the engine core", "note")
                 os.kill(self.engine_pid, signal.SIGKILL)
-                is_killed = True
-        chat.wait(60)
-
-    def _shell(self, command: str) -> list[str]:
-        """A command line of the picture as it is run: at the server's port, with this Python's `llmstack`."""
-        llmstack = f"{sys.executable} -m llmstack_command "
-        return [
-            "bash",
-            "-c",
-            command.replace("localhost:8000", f"127.0.0.1:{self.port}").replace("llmstack ", llmstack),
-        ]
+            if ESCAPE.sub("", written).endswith("> "):
+                return
+        raise TimeoutError("the chat did not answer")
 
 
 def main() -> int:
-    SVG.write_text(Run().record(), encoding="utf-8")
+    for name, content in Run().record().items():
+        (DOCS / name).write_text(content, encoding="utf-8")
     return 0
 
 
