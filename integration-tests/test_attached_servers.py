@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from page_commands import options_of
 from server_calls import complete_all, open_stream, rest_of
 
 
@@ -15,7 +16,7 @@ class Headless:
     """Engine cores without HTTP."""
 
     def __init__(self, launch: Callable[..., Any], *arguments: str, env: dict[str, str]) -> None:
-        self.server = launch("--headless", *arguments, env=env)
+        self.server = launch(*arguments, env=env)
         self.server.wait_for(lambda: "engine cores are ready" in self.server.log, "ready engine cores")
         self.addresses = re.findall(r"--engine-address (.+)", self.server.log)[-1].split()
 
@@ -24,7 +25,7 @@ def test_servers_attach_to_engine_cores_that_run_without_http(
     launch: Callable[..., Any], runtime_folder: Path, expected: list[str]
 ) -> None:
     env = {"XDG_RUNTIME_DIR": str(runtime_folder)}
-    headless = Headless(launch, "-dp", "2", env=env)
+    headless = Headless(launch, "--headless", "-dp", "2", env=env)
     assert len(headless.addresses) == 2
     assert psutil.Process(headless.server.process.pid).net_connections("tcp") == []
     servers = [launch("--engine-address", *headless.addresses, *extra, env=env) for extra in ([], ["-asc", "2"])]
@@ -47,11 +48,15 @@ def test_engine_cores_listen_only_where_they_may_and_serve_only_their_model(
     launch: Callable[..., Any], runtime_folder: Path, stories_path: Path
 ) -> None:
     address = f"ipc://{runtime_folder}/own/engine.sock"
-    headless = Headless(launch, "--engine-address", address, "--runner", "echo", env={})
-    second = launch("--headless", "--engine-address", address)
+    engines, http = (
+        options_of("deployment.md", "Engine cores without HTTP", number, {"--engine-address": address})
+        for number in (0, 1)
+    )
+    headless = Headless(launch, *engines, "--runner", "echo", env={})
+    second = launch(*engines)
     assert second.process.wait(30) == 1
     assert "in use" in second.log
-    other = launch(str(stories_path), "--engine-address", address)
+    other = launch(str(stories_path), *http)
     assert other.process.wait(60) == 1
     assert "but this front end was given" in other.log
     assert headless.server.stop(timeout_s=20) == 0

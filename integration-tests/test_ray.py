@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_commands import options_of
 from ray_cluster import cluster, free_port
 
 import llmstack_demo_model
@@ -25,10 +26,9 @@ pytestmark = [
 def options(tmp_path: Path) -> list[str]:
     key_file = tmp_path / "cluster.key"
     subprocess.run([sys.executable, "-m", "llmstack_command", "cluster-key", str(key_file)], check=True)
-    return [
-        "-dp", "2", "--data-parallel-backend", "ray", "--data-parallel-address", "127.0.0.1",
-        "--data-parallel-rpc-port", str(free_port()), "--cluster-key-file", str(key_file), "--cluster-timeout", "1",
-    ]  # fmt: skip
+    values = {"-dp": "2", "--data-parallel-address": "127.0.0.1", "--cluster-key-file": str(key_file)}
+    line = options_of("deployment.md", "Ray", 0, values)
+    return [*line, "--data-parallel-rpc-port", str(free_port()), "--cluster-timeout", "1"]
 
 
 def echo_model(tmp_path: Path) -> list[str]:
