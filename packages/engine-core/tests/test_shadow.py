@@ -16,7 +16,9 @@ from llmstack_engine_core.shadow import Shadow, ShadowFeed
 from llmstack_engine_core.shadow import feed as feed_module
 from llmstack_engine_core.shadow import shadow as shadow_module
 from llmstack_engine_core.shadow.child import Budget, Pace
-from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RingSink, StepLog
+from llmstack_engine_core.step_log import LoggedScheduler, LogHeader, RingSink, StepLog, make_marker
+from llmstack_engine_core.step_log.records import Tag
+from llmstack_engine_core.step_log.segments import segment_at
 from llmstack_types import (
     EngineCoreRequest,
     EngineStartError,
@@ -34,9 +36,9 @@ WAIT_S = 60.0
 class Live:
     """A run whose steps take 10 ms and 1 ms for each token of a prompt."""
 
-    def __init__(self, follower: Any, config: SchedulerConfig = CONFIG) -> None:
-        self.header = LogHeader.of(config, CACHE, {})
-        self.log = StepLog(self.header, RingSink(1 << 20), follower)
+    def __init__(self, follower: Any, config: SchedulerConfig = CONFIG, snapshot_steps: int = 0) -> None:
+        self.header = LogHeader.of(config, CACHE, {}, make_marker())
+        self.log = StepLog(self.header, RingSink(1 << 20), follower, snapshot_steps)
         self.scheduler = LoggedScheduler(recorded_plane(config, CACHE).build(), self.log)
         self.now_s = 100.0
         self.num_added = 0
@@ -89,6 +91,28 @@ def test_it_says_what_more_places_would_have_changed() -> None:
     assert report.unchanged.queue_s == pytest.approx(report.real.queue_s, rel=0.1)
     assert report.shadow.ttft_s < 0.7 * report.unchanged.ttft_s
     assert report.recent_shadow == pytest.approx(report.shadow)
+
+
+def test_it_follows_a_log_with_snapshots_without_these() -> None:
+    taken: list[bytes] = []
+    shadow, _ = made()
+
+    class Following:
+        def take(self, segment: bytes, decisions: list[bytes], start_us: int) -> None:
+            taken.append(segment)
+            shadow.take(segment, decisions, start_us)
+
+    live = Live(Following(), snapshot_steps=5)
+    for _ in range(10):
+        live.burst()
+        shadow.work(always)
+    live.log.close()
+    records = [record for segment in taken for record in (segment_at(segment, 0) or ([], 0))[0]]
+    tags = {record.tag for record in records}
+    assert Tag.MARK in tags
+    assert Tag.SNAPSHOT not in tags
+    assert live.log.sink.dump().count(live.header.marker) > 1 + sum(record.tag == Tag.MARK for record in records)
+    assert shadow.report(0.0).num_requests == 40
 
 
 def test_it_says_what_fewer_blocks_would_have_cost() -> None:
