@@ -57,6 +57,8 @@ def test_malformed_data_is_refused_by_field(data: Any, part: str) -> None:
     [
         {"num_blocks": 0},
         {"kv_cache_bytes": -1},
+        {"snapshot_steps": -1},
+        {"snapshot_steps": 63},
         {"num_blocks": 1, "kv_cache_bytes": 1},
         {"max_num_queued_requests": 0},
         {"start_timeout_s": 0.0},

@@ -12,6 +12,7 @@ from llmstack_engine_core.plain_data import from_plain, to_plain
 from llmstack_types import ModelRunnerConfig
 from llmstack_types.vocabulary import LogFormat, LoggingLevel, words_of
 
+MIN_SNAPSHOT_STEPS = 64
 _LOG_LEVELS = tuple(level.upper() for level in reversed(words_of(LoggingLevel)))
 
 
@@ -105,7 +106,7 @@ class EngineConfig:
         start_timeout_s: How long a client waits for the engine core to become ready.
         record_steps: File for the log of all steps; None keeps the last ones in memory.
         step_log_bytes: Size of that memory; 0 keeps nothing.
-        snapshot_steps: Steps between two snapshots in that file; 0 writes none.
+        snapshot_steps: Steps between two snapshots in the file of `record_steps`, at least 64; 0 writes none.
         shutdown_grace_s: How long a client waits for the process to end by itself before it kills it.
         max_restarts: How often within a minute a client for an event loop starts another process for one that died,
             and goes on with its requests; 0 ends them.
@@ -189,6 +190,8 @@ class EngineConfig:
             raise ValueError(f"log_level must be one of {', '.join(_LOG_LEVELS)}, but is {self.log_level[:64]!r}")
         if self.log_format not in words_of(LogFormat):
             raise ValueError(f"log_format must be text or json, but is {self.log_format[:64]!r}")
+        if 0 < self.snapshot_steps < MIN_SNAPSHOT_STEPS:  # each one copies the state between two steps
+            raise ValueError(f"snapshot_steps must be 0 or at least {MIN_SNAPSHOT_STEPS}, but is {self.snapshot_steps}")
 
     def _check_transfer(self) -> None:
         if self.kv_transfer is None:

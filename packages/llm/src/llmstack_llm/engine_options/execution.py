@@ -193,7 +193,7 @@ class SchedulingOptions(OptionGroup):
     )  # fmt: skip
     snapshot_steps: int = option(
         4096, flag="--snapshot-steps", at_least=0, metavar="N",
-        help="steps between two snapshots in the file of --record-steps, for `llmstack explain`; 0 writes none",
+        help="steps between two snapshots in the file of --record-steps, at least 64; 0 writes none",
     )  # fmt: skip
     shadow_scheduler: str | None = option(
         None,
