@@ -9,6 +9,7 @@ import pytest
 
 from llmstack_server.app import build_app, explain_routes, live_page
 from llmstack_server.options.config import HTTPConfig
+from llmstack_server.options.reload_options import ReloadOptions
 from llmstack_server.options.secret import Secret
 from llmstack_server.state.lifecycle import LifecycleState
 from llmstack_server.state.server_state import ServerState
@@ -125,6 +126,27 @@ async def test_it_goes_on_after_a_step() -> None:
     engine.step_log = kept_steps()
     part = await read_once(state, "/live/events?after=2")
     assert [step[0] for step in part["steps"]] == [3]  # type: ignore[attr-defined]
+
+
+async def test_the_steps_of_another_engine_core_are_sent_from_its_first() -> None:
+    cores = set()
+    for pid, is_known, numbers in ((7, False, [3]), (7, True, [3]), (8, True, [1, 2, 3])):
+        state = ready_state(engine := FakeEngineClient())
+        state.config = replace(state.config, deployment_secret=b"shared by the processes")
+        engine.step_log, engine.engines = kept_steps(), [replace(READY, pid=pid)]
+        core = f"&core={cores.pop()}" if is_known else ""
+        part = await read_once(state, f"/live/events?after=2{core}")
+        assert [step[0] for step in part["steps"]] == numbers  # type: ignore[attr-defined]
+        cores = {part["core"]}
+
+
+async def test_where_weights_can_change_it_says_which_answer() -> None:
+    state = ready_state(FakeEngineClient())
+    assert (await read_once(state))["weights"] is None
+    state = ready_state(FakeEngineClient())
+    state.config = replace(state.config, reload=ReloadOptions(reload_models=("next=/models/next",)))
+    state.weights_name = "next"
+    assert (await read_once(state))["weights"] == {"name": "next", "num_finishing": 0}
 
 
 async def test_there_are_so_many_readers_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

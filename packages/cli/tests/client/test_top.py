@@ -108,3 +108,24 @@ def test_a_terminal_is_drawn_again_and_gets_its_cursor_back(url: str, monkeypatc
         run_line(["top", "--url", url])
     assert screen.getvalue().count("\x1b[H\x1b[J") == 2
     assert screen.getvalue().endswith("\x1b[?25h\n")
+
+
+def test_weights_and_a_shadow_stand_below_the_summary() -> None:
+    made = Board()
+    shadow = {"name": "policy=fair\x1b[2J", "sentences": ["First tokens would have come 3 ms earlier."]}
+    made.add({**PARTS[0], "weights": {"name": "next", "num_finishing": 2}, "shadow": shadow})
+    assert made.lines(9)[1:4] == [
+        "weights: next, 2 requests finish with those before",
+        "shadow scheduler policy=fair\N{REPLACEMENT CHARACTER}[2J:",
+        "  First tokens would have come 3 ms earlier.",
+    ]
+    made.add({**PARTS[1], "weights": {"name": "next", "num_finishing": None}, "shadow": None})
+    assert made.notes == ["weights: next"]
+
+
+def test_the_steps_of_another_engine_core_begin_again() -> None:
+    made = Board()
+    made.add({**PARTS[1], "core": "a"})
+    made.add({**PARTS[0], "core": "b"})
+    assert made.summary().startswith("step 2:")
+    assert list(made.steps) == [1, 2]

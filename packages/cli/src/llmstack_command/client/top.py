@@ -17,6 +17,7 @@ from llmstack_command.errors import ApiError
 # Steps over which rates are averaged, and finished requests that stay in sight.
 MAX_STEPS = 512
 MAX_REQUESTS = 4096
+MAX_SENTENCES = 8
 NUM_STEP_VALUES = 8  # after its number
 _CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H\x1b[J", "\x1b[?25l", "\x1b[?25h"
 _COLUMNS = f"{'REQUEST':<36} {'STATE':<22} {'QUEUED':>8} {'FIRST TOKEN':>12} {'PROMPT':>8} {'DECODED':>8}"
@@ -51,6 +52,8 @@ class Board:
 
     steps: dict[int, list[Any]] = field(default_factory=dict)
     lanes: dict[str, Lane] = field(default_factory=dict)
+    core: str = ""
+    notes: list[str] = field(default_factory=list)
 
     def add(self, part: dict[str, Any]) -> None:
         """Takes one event of the stream.
@@ -64,6 +67,11 @@ class Board:
             raise ApiError("the stream has another form: is this a server of another version?") from None
 
     def _add(self, part: dict[str, Any]) -> None:
+        core = str(part.get("core") or "")
+        if self.core and core != self.core:  # after a crash or a reload the steps begin again
+            self.steps, self.lanes = {}, {}
+        self.core = core
+        self.notes = [without_control_characters(line) for line in _notes(part)]
         for step in part["steps"]:
             number, *values = step
             if len(values) != NUM_STEP_VALUES:
@@ -111,7 +119,7 @@ class Board:
         living = [pair for pair in self.lanes.items() if not pair[1].is_over]
         ended = [pair for pair in reversed(self.lanes.items()) if pair[1].is_over]
         rows = [_row(name, lane) for name, lane in (*living, *ended)]
-        return [self.summary(), "", _COLUMNS, *rows][: max(1, height)]
+        return [self.summary(), *self.notes, "", _COLUMNS, *rows][: max(1, height)]
 
 
 def run_top(namespace: argparse.Namespace, stdout: TextIO | None = None) -> None:
@@ -128,6 +136,7 @@ def run_top(namespace: argparse.Namespace, stdout: TextIO | None = None) -> None
 
 def _draw(parts: Iterable[dict[str, Any]], stdout: TextIO, *, is_once: bool) -> None:
     board, is_terminal = Board(), stdout.isatty() and not is_once
+    said: list[str] = []
     try:
         if is_terminal:
             stdout.write(_HIDE_CURSOR)
@@ -141,10 +150,26 @@ def _draw(parts: Iterable[dict[str, Any]], stdout: TextIO, *, is_once: bool) -> 
                 stdout.write(_CLEAR + "\n".join(line[:width] for line in board.lines(height - 1)))
             else:
                 stdout.write(board.summary() + "\n")
+                stdout.writelines(f"{note}\n" for note in (board.notes if board.notes != said else ()))
+                said = board.notes
             stdout.flush()
     finally:
         if is_terminal:
             stdout.write(_SHOW_CURSOR + "\n")
+
+
+def _notes(part: dict[str, Any]) -> list[str]:
+    """The weights that answer, and what a shadow scheduler would have changed."""
+    lines = []
+    if weights := part.get("weights"):
+        before = weights["num_finishing"]
+        lines.append(
+            f"weights: {weights['name']}" + (f", {before} requests finish with those before" if before else "")
+        )
+    if shadow := part.get("shadow"):
+        lines.append(f"shadow scheduler {shadow['name']}:")
+        lines += [f"  {sentence}" for sentence in shadow["sentences"]][:MAX_SENTENCES]
+    return lines
 
 
 def _number_or_none(value: Any) -> float | None:

@@ -6,7 +6,7 @@ const RECONNECT_MS = 1000;
 const TOP = 46; // pixels for the blocks above the lanes
 
 const byId = (id) => document.getElementById(id);
-const view = { key: "", engine: 0, isPaused: false, selected: null, isDrawn: false };
+const view = { key: "", engine: 0, isPaused: false, isOfBefore: false, selected: null, isDrawn: false };
 
 // ---- the drawing -------------------------------------------------------------------------------------------------
 
@@ -234,12 +234,14 @@ async function follow() {
   for (;;) {
     const engine = view.engine;
     try {
-      const answer = await call(`live/events?engine=${engine}&after=${data.lastStep}`);
+      const answer = await call(`live/events?engine=${engine}&after=${data.lastStep}&core=${data.core}`);
       byId("status").textContent = "";
       await read(answer, () => engine === view.engine);
     } catch (error) {
       byId("status").textContent = error.message;
     }
+    if (view.isOfBefore) await new Promise((resolve) => byId("pause").addEventListener("click", resolve, { once: true }));
+    view.isOfBefore = false;
     if (byId("key-dialog").open) await new Promise((resolve) => byId("key-dialog").addEventListener("close", resolve, { once: true }));
     else await new Promise((resolve) => setTimeout(resolve, RECONNECT_MS));
   }
@@ -258,8 +260,18 @@ async function read(answer, isWanted) {
       const part = JSON.parse(line.slice(5));
       if (part.error) throw new Error(part.error.message);
       offerEngines(part.num_engines);
-      if (part.steps.length && part.steps[part.steps.length - 1][0] < data.lastStep) data = emptyData(); // it started again
-      add(part);
+      showWeights(part.weights);
+      if (data.core && part.core !== data.core) { // after a crash or a reload the steps begin again
+        if (view.isPaused) {
+          view.isOfBefore = true;
+          byId("status").textContent = "There is another engine core. Its steps are shown when you go on.";
+          return void reader.cancel();
+        }
+        data = emptyData();
+      }
+      data.core = part.core;
+      const forgotten = add(part);
+      if (view.isPaused) byId("position").value -= forgotten;
       showShadow(part.shadow);
       show();
     }
@@ -271,6 +283,14 @@ function offerEngines(count) {
   if (list.options.length === count) return;
   list.replaceChildren(...Array.from({ length: count }, (_, index) => new Option(index, index)));
   byId("engine-field").hidden = count < 2;
+}
+
+// The weights that answer new requests, where a reload can change them.
+function showWeights(weights) {
+  byId("weights").hidden = !weights;
+  if (!weights) return;
+  const before = weights.num_finishing ? `, ${weights.num_finishing} requests finish with those before` : "";
+  byId("fact-weights").textContent = weights.name + before;
 }
 
 // What another scheduler would have done with the same requests, in the server's sentences.
@@ -307,7 +327,8 @@ function save() {
 }
 
 function show() {
-  if (!view.isPaused) describe();
+  if (view.isPaused) byId("position").max = Math.max(0, data.steps.length - 1);
+  else describe();
   plan();
 }
 

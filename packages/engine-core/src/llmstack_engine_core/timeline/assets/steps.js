@@ -5,9 +5,10 @@ const MAX_STEPS = 5000; // kept; older ones are forgotten
 let data = emptyData();
 
 function emptyData() {
-  return { steps: [], lanes: new Map(), lastStep: 0 };
+  return { steps: [], lanes: new Map(), lastStep: 0, core: "" };
 }
 
+// The number of old steps that are forgotten for it.
 function add(part) {
   for (const [number, time, ms, running, waiting, used, blocks, preemptions, tokens] of part.steps) {
     if (number <= data.lastStep) continue;
@@ -31,7 +32,9 @@ function add(part) {
     const last = events[events.length - 1];
     if (!last || last.time < time || (last.time === time && last.state !== state)) events.push({ time, state });
   }
-  if (data.steps.length > MAX_STEPS) forget(data.steps.length - MAX_STEPS);
+  const excess = Math.max(0, data.steps.length - MAX_STEPS);
+  if (excess) forget(excess);
+  return excess;
 }
 
 function laneOf(id) {
