@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from parallel_helpers.quantized import EXPERTS_IN_MXFP4, write_checkpoint
 from parallel_helpers.schedules import Run, make_config, run_schedule
 
 from llmstack_kernels.linear import packing_version
+from llmstack_model_runner.testing import identity_of, write_random_adapter
 
 pytestmark = pytest.mark.skipif(not packing_version("cpu"), reason="only native kernels have packed weights to keep")
 
@@ -40,9 +43,9 @@ FULL: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def run(folder: Path, options: dict[str, Any]) -> Run:
+def run(folder: Path, options: dict[str, Any], adapters: Mapping[str, Path] = MappingProxyType({})) -> Run:
     """One schedule; what was packed for it is in files when it returns."""
-    done = run_schedule(make_config(folder, pack_cache=True, **options), seed=1)
+    done = run_schedule(make_config(folder, pack_cache=True, **options), 1, adapters)
     for thread in threading.enumerate():
         if thread.name == "pack-cache":
             thread.join()
@@ -76,4 +79,24 @@ def test_a_second_start_reads_no_quantized_weight_packs_nothing_and_computes_the
         monkeypatch.setattr(f"{LAYERS}.{packer}", refuse)
     monkeypatch.setattr("llmstack_model_runner.checkpoint_formats.read._read_layer", refuse)
     second = run(folder, options)
+    assert (second.outputs, second.logprobs) == (first.outputs, first.logprobs)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gpt2", "llama with one kv head"])
+def test_adapters_over_weights_that_were_kept_compute_the_same_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a head, too, whose table is recognized by sums that a kept weight does not have."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(f"{CACHE}.MIN_BYTES", 1)
+    monkeypatch.setattr(f"{CACHE}.WRITE_DELAY_S", 0.0)
+    folder = write_family(tmp_path / "model", name)
+    adapter = write_random_adapter(tmp_path / "style", folder, ("c_attn", "q_proj", "o_proj", "lm_head"), rank=3)
+    adapters = {identity_of(adapter, "style"): adapter}
+    options = {"enable_lora": True, "max_lora_rank": 8, "quantization": "int8"}
+    first = run(folder, options, adapters)
+    for packer in PACKERS:
+        monkeypatch.setattr(f"{LAYERS}.{packer}", refuse)
+    second = run(folder, options, adapters)
     assert (second.outputs, second.logprobs) == (first.outputs, first.logprobs)

@@ -234,6 +234,13 @@ def test_what_was_used_least_recently_makes_room_by_its_bytes(tmp_path: Path, mo
     assert [*folder.iterdir()] == [paths[0]]
 
 
+def test_a_tensor_of_another_type_is_not_written(tmp_path: Path) -> None:
+    kept = {"layer": (PackedWeight((1, 1), torch.float32, "", 0, (torch.zeros(1, dtype=torch.float64),)),)}
+    with pytest.raises(ValueError, match=r"^layer has a tensor of torch\.float64$"):
+        write_file(tmp_path / "a.packed", kept)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_file_that_another_process_writes_is_left_to_it(tmp_path: Path) -> None:
     target = tmp_path / "a.packed"
     with open(tmp_path / ".a.packed", "wb") as other:

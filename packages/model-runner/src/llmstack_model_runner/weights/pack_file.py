@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 1 << 24
 ALIGNMENT = 64
 PIECE_BYTES = 1 << 24
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int32,
+    torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int32,
 )}  # fmt: skip
 KeptWeights: TypeAlias = "Mapping[str, tuple[PackedWeight, ...]]"
 """Layers by their names, each of one part or several."""
@@ -81,12 +81,15 @@ def write_file(path: Path, kept: KeptWeights) -> None:
 
     Raises:
         BlockingIOError: Another process writes it, or has written it.
+        ValueError: A tensor has a type that no file has.
     """
     entries: dict[str, list[dict[str, Any]]] = {name: [] for name in kept}
     offset = 0
     for name, weight in _parts(kept):
         tensors = []
         for tensor in _tensors_of(weight):
+            if tensor.dtype not in DTYPES.values():
+                raise ValueError(f"{name} has a tensor of {tensor.dtype}")
             described = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
             tensors.append({**described, "offset": offset})
             offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
