@@ -31,7 +31,7 @@ from llmstack_engine_core.replay import (
 )
 from llmstack_engine_core.replay.against import decisions_against, decisions_as_recorded
 from llmstack_engine_core.replay.derive import proven
-from llmstack_engine_core.step_log import RecordedRun, StepLogError, read_step_log, snapshot_writer, snapshots
+from llmstack_engine_core.step_log import RecordedRun, StepLogError, read_step_log, seek, snapshot_writer, snapshots
 from llmstack_engine_core.step_log.decisions import UPDATED, unpack_decision, updated_rows
 from llmstack_engine_core.step_log.encoding import MAGIC
 from llmstack_engine_core.step_log.records import RequestAdded, StepScheduled, Tag
@@ -298,6 +298,14 @@ def test_what_is_damaged_before_a_snapshot_does_no_harm_after_it(
     data[LogFile(long_log).start + 2000] ^= 1
     path.write_bytes(data)
     assert explained(path, name, capsys)["facts"] == expected["facts"]
+
+
+def test_what_lies_across_two_reads_is_found(long_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, name = LogFile(long_log), ended_requests(long_log)[-1]
+    monkeypatch.setattr(seek, "_CHUNK_BYTES", 61)
+    parts = LogFile(long_log)
+    assert parts._found == whole._found
+    assert parts._find_request([name, "none"]) == parts._find_request(["none", name]) == whole._find_request([name])
 
 
 def test_bytes_that_look_like_a_snapshot_are_none(long_log: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from llmstack_types import EngineReady, StepRecord, StepRecording
 MIN_GAIN = 0.05
 # A running server computes these in about a second, beside its requests.
 MAX_LIVE_ROWS = 32_768
-MAX_LIVE_ROWS_IN_ALL = 98_304
+MAX_LIVE_ROWS_IN_ALL = 163_840
 _ALONE = "Alone, "
 
 

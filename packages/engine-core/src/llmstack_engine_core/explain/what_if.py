@@ -17,9 +17,9 @@ from llmstack_engine_core.prediction.cost_model import CostModel
 from llmstack_engine_core.prediction.errors import SimulationError
 from llmstack_engine_core.rerun import Outcome, RecordedRequest, Rerun
 
-# The work of one run, and that of all runs of an explanation: a row takes about eight microseconds.
+# The work of one run, and that of all runs of an explanation: a row takes about three microseconds.
 MAX_ROWS = 100_000
-MAX_ROWS_IN_ALL = 200_000
+MAX_ROWS_IN_ALL = 400_000
 MAX_STEPS = 4_096
 
 

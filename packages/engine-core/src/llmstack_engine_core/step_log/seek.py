@@ -183,8 +183,12 @@ class LogFile:
 
     def _find_request(self, request_ids: Sequence[str]) -> int | None:
         # As `pack_request` writes it: the name of the field, then its value.
-        found = [next(self._positions(pack("request_id") + pack(one)), None) for one in request_ids]
-        return min((one for one in found if one is not None), default=None)
+        patterns = [pack("request_id") + pack(one) for one in request_ids]
+        for start, chunk in self._chunks(max(map(len, patterns))):
+            found = [position for position in map(chunk.find, patterns) if position >= 0]
+            if found:
+                return start + min(found)
+        return None
 
     def _num_steps_between(self, start: int, end: int) -> int:
         num_steps = 0
@@ -196,15 +200,20 @@ class LogFile:
 
     def _positions(self, pattern: bytes) -> Iterator[int]:
         """Where some bytes are, after the header."""
-        start = self.start
-        while chunk := self.read(start, _CHUNK_BYTES):
+        for start, chunk in self._chunks(len(pattern)):
             position = chunk.find(pattern)
             while position >= 0:
                 yield start + position
                 position = chunk.find(pattern, position + 1)
-            if len(chunk) < len(pattern):
+
+    def _chunks(self, num_bytes: int) -> Iterator[tuple[int, bytes]]:
+        """The file after its header, so that `num_bytes` bytes in a row are whole in one of the chunks."""
+        start = self.start
+        while chunk := self.read(start, _CHUNK_BYTES):
+            yield start, chunk
+            if len(chunk) < num_bytes:
                 return
-            start += len(chunk) - len(pattern) + 1
+            start += len(chunk) - num_bytes + 1
 
 
 class RunPart:
