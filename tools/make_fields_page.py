@@ -30,7 +30,7 @@ from llmstack_server.apis.pooling.protocol import (
     RerankRequest,
     ScoreRequest,
 )
-from llmstack_server.apis.pooling.unsupported import COHERE_EMBED, INPUTS, PAIRS, RERANK
+from llmstack_server.apis.pooling.unsupported import COHERE_EMBED, INPUTS, PAIRS, POOLING, RERANK
 from llmstack_server.apis.responses.protocol import UNSUPPORTED, ResponseRequest
 from llmstack_server.web.unsupported import IGNORED, OneOf, Predicate, WordOf
 
@@ -46,7 +46,7 @@ ROUTES: Mapping[str, tuple[type[BaseModel], Mapping[str, Predicate]]] = {
     "/v1/messages/count_tokens": (CountTokensRequest, KNOWN),
     "/v1/embeddings": (EmbeddingRequest, INPUTS),
     "/v2/embed": (CohereEmbedRequest, COHERE_EMBED),
-    "/pooling": (PoolingRequest, INPUTS),
+    "/pooling": (PoolingRequest, POOLING),
     "/classify": (ClassificationRequest, INPUTS),
     "/score": (ScoreRequest, PAIRS),
     "/rerank": (RerankRequest, RERANK),

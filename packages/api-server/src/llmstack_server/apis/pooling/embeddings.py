@@ -7,7 +7,7 @@ from typing import Any
 from llmstack_server.apis.pooling.inputs import admit_inputs, parse_inputs
 from llmstack_server.apis.pooling.list_answer import ListAnswer, check_encoding_format, encode_numbers
 from llmstack_server.apis.pooling.protocol import EmbeddingRequest, PoolingRequest
-from llmstack_server.apis.pooling.unsupported import INPUTS
+from llmstack_server.apis.pooling.unsupported import INPUTS, POOLING
 from llmstack_server.protocols import Numbers
 from llmstack_server.state.server_state import ServerState
 from llmstack_server.web.answers import claim_ids
@@ -45,7 +45,7 @@ async def prepare_pooling(state: ServerState, body: dict[str, Any]) -> ListAnswe
     """
     fields = parse(PoolingRequest, body)
     prompts = parse_inputs(fields, body)
-    check_fields(state, body, fields, INPUTS)
+    check_fields(state, body, fields, POOLING)
     check_encoding_format(fields.encoding_format)
     ids = await claim_ids(state, "pool", fields.request_id)
     # Admission checks whether the model has this task.

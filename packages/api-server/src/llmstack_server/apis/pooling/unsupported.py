@@ -19,6 +19,7 @@ INPUTS: Mapping[str, Predicate] = {
     "softmax": _NEVER,
     "activation": _NEVER,
 }
+POOLING: Mapping[str, Predicate] = {**INPUTS, "data": _NEVER}  # for plug-ins of vLLM that read it
 PAIRS: Mapping[str, Predicate] = {
     **MEDIA,
     "padding": _PADDING,
