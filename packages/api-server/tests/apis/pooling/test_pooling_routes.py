@@ -120,6 +120,11 @@ async def test_a_cross_encoder_scores_each_pair_under_every_pair_of_names(path: 
     }
 
 
+async def test_a_third_list_is_refused_and_not_left_out() -> None:
+    answer = await post(1, "/score", text_1="a", text_2="b", documents=["c"])
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "documents")
+
+
 async def test_texts_are_paired_one_by_one_and_cut() -> None:
     body = answered(await post(1, "/score", text_1=["a", "bc"], text_2=["d", "ef"]))
     assert [one["score"] for one in body["data"]] == [3.0, 5.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from llmstack_llm import request_errors
 from llmstack_server.apis.pooling.protocol import ScoreRequest
 from llmstack_server.apis.pooling.scores import ScoreJob, parse_texts, prepare_scores
 from llmstack_server.apis.pooling.unsupported import PAIRS
@@ -14,7 +15,7 @@ from llmstack_server.web.checks import check_fields, check_model
 from llmstack_server.web.errors import missing_parameter
 from llmstack_server.web.fields import parse
 
-# Names that clients use for the two lists; the first one in the body decides.
+# Names that clients use for the two lists; a request has one pair of them.
 _NAMES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
@@ -38,6 +39,8 @@ def _names(fields: ScoreRequest) -> tuple[str, str]:
     found = [names for names in _NAMES if given.issuperset(names)] or [names for names in _NAMES if given & {*names}]
     if not found:
         raise missing_parameter("text_1")
+    for name in sorted(given.difference(found[0])):
+        raise request_errors.invalid_value(name, f"the lists are '{found[0][0]}' and '{found[0][1]}' already")
     return found[0]
 
 
