@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from model_runner_helpers.quantized_layers import CASES
-from parallel_helpers.families import write_family
-from parallel_helpers.quantized import EXPERTS_IN_MXFP4, write_checkpoint
+from parallel_helpers.families import FAMILIES, write_family
+from parallel_helpers.quantized import EXPERTS_IN_MXFP4, GGUF, write_checkpoint
 from parallel_helpers.schedules import Run, make_config, run_schedule
 
 from llmstack_kernels.linear import packing_version
@@ -38,6 +38,7 @@ FULL: list[tuple[str, dict[str, Any]]] = [
     ("compressed w8a8", TENSOR | {"quantization": "int8_dynamic"}),
     *(("mixtral", ranks | {"quantization": "int8_dynamic"}) for ranks in (ALONE, TENSOR, PIPELINE)),
     ("mixtral", TENSOR | {"enable_expert_parallel": True}),
+    *((case, TENSOR) for case in GGUF if case != "gguf"),
     ("gpt oss", TENSOR | {"enable_expert_parallel": True, "quantization": "int8"}),
     ("llama", TENSOR | {"quantization": "int8"}),
 ]
@@ -67,10 +68,9 @@ def test_a_second_start_reads_no_quantized_weight_packs_nothing_and_computes_the
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(f"{CACHE}.MIN_BYTES", 1)
     monkeypatch.setattr(f"{CACHE}.WRITE_DELAY_S", 0.0)
-    is_stored = case in (*CASES, "gguf", EXPERTS_IN_MXFP4)
     model = tmp_path / "model"
     model.mkdir()
-    folder = write_checkpoint(model, case) if is_stored else write_family(model, case)
+    folder = write_family(model, case) if case in FAMILIES else write_checkpoint(model, case)
     first = run(folder, options)
     assert sum(map(len, first.outputs.values())) > 10
     num_ranks = make_config(folder, **options).num_ranks

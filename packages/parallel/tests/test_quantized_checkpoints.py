@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from model_runner_helpers.quantized_layers import CASES
 from parallel_helpers.families import FAMILIES, write_family
-from parallel_helpers.quantized import EXPERTS_IN_MXFP4, write_checkpoint
+from parallel_helpers.quantized import EXPERTS_IN_MXFP4, GGUF, write_checkpoint
 from parallel_helpers.recovery import check_another_engine_core
 from parallel_helpers.schedules import Run, largest_difference, make_config, run_schedule
 
@@ -27,7 +27,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "case",
     [
         case if case in QUICK else pytest.param(case, marks=pytest.mark.full)
-        for case in (*CASES, EXPERTS_IN_MXFP4, "gguf")
+        for case in (*CASES, EXPERTS_IN_MXFP4, *GGUF)
     ],
 )
 def test_a_quantized_checkpoint_gives_the_tokens_of_one_rank_and_the_bits_of_one_stage(

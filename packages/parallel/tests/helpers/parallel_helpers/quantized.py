@@ -16,13 +16,19 @@ from llmstack_model_runner.models import load_model_class
 from parallel_helpers.families import FAMILIES
 
 EXPERTS_IN_MXFP4 = "gpt-oss"
+GGUF = {"gguf": "llama"} | {f"gguf of {name}": name for name in ("gpt-oss", "falcon-40b", "gptneox", "bloom")}
+"""Models in several files."""
+
+
+def _type_of(name: str) -> str:
+    return "MXFP4" if "_exps" in name else "Q6_K" if "down" in name else "Q4_K"
 
 
 def write_checkpoint(folder: Path, case: str) -> Path:
     """A random model whose linear layers have the format of the case."""
-    if case == "gguf":
-        write_model(folder / "model.gguf", "llama", lambda name: "Q6_K" if "down" in name else "Q4_K")
-        return resolve_model(str(folder / "model.gguf"))
+    if case in GGUF:
+        write_model(folder / "model.gguf", GGUF[case], _type_of, tensors_per_file=9)
+        return resolve_model(str(min(folder.glob("*.gguf"))))
     is_stacked = case == EXPERTS_IN_MXFP4
     architecture, config = FAMILIES["gpt oss" if is_stacked else "llama"]
     config = config | ({"intermediate_size": 64} if is_stacked else {"hidden_size": 128, "intermediate_size": 128})
