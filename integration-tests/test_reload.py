@@ -38,11 +38,13 @@ def write_checkpoints(folder: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("options", "num_engines"),
     [
         pytest.param([], 1, id="one-of-each"),
         pytest.param(["--api-server-count", "2", "--data-parallel-size", "2"], 2, id="two-of-each"),
+        pytest.param(["--tensor-parallel-size", "2"], 1, id="two-ranks"),
     ],
 )
 def test_streams_keep_their_weights_and_later_answers_have_the_next_ones(

@@ -11,11 +11,19 @@ from llmstack_server.options.config import ServeConfig, config_from
 from llmstack_server.options.errors import ServeError
 from llmstack_server.options.reload_options import ReloadEntry, ReloadOptions
 
+NODES = ["-pp", "2", "-n", "2", "--master-addr", "h", "--cluster-key-file", "k"]
+NODES += ["--distributed-executor-backend", "external_launcher"]
+
 
 def config(*line: str) -> ServeConfig:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     return config_from(settings_from(parser.parse_args(["m", "--reload-models", "next=/models/next", *line]), {}))
+
+
+def test_several_processes_of_one_machine_can_reload() -> None:
+    found = config("--api-server-count", "2", "-dp", "2", "-tp", "2", "-pp", "2")
+    assert (found.engine.can_reload, found.processes.num_api_servers, found.engine.num_ranks) == (True, 2, 4)
 
 
 def test_an_entry_is_a_model_or_an_object_with_settings_and_adapters() -> None:
@@ -39,8 +47,7 @@ def test_an_entry_is_a_model_or_an_object_with_settings_and_adapters() -> None:
         (["--headless"], "--headless"),
         (["--disable-frontend-multiprocessing"], "--disable-frontend-multiprocessing"),
         (["-dp", "2", "-dpl", "1", "-dpa", "h", "--cluster-key-file", "k"], "--data-parallel-size-local"),
-        (["-tp", "2"], "--tensor-parallel-size"),
-        (["-pp", "2"], "--pipeline-parallel-size"),
+        (NODES, "--distributed-executor-backend"),
         (["--record-steps", "f"], "--record-steps"),
         (["--receipts", "key.pem"], "--receipts"),
         (["--max-engine-restarts", "0"], "--max-engine-restarts"),

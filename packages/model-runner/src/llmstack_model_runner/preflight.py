@@ -94,7 +94,8 @@ def find_room_problem(
     weight_bytes = 0 if config.load_format == "dummy" else _least_weight_bytes(folder, config)
     token_bytes = _least_token_bytes(model_config, config.kv_cache_dtype)
     kv_bytes = kv_cache_bytes or (num_blocks or 0) * config.block_size * token_bytes or config.block_size * token_bytes
-    needed = config.num_engines * (PROCESS_BYTES + weight_bytes + weight_bytes // PACKING_SHARE + kv_bytes)
+    process_bytes = config.num_local_ranks * PROCESS_BYTES
+    needed = config.num_engines * (process_bytes + weight_bytes + weight_bytes // PACKING_SHARE + kv_bytes)
     if needed <= room:
         return ""
     beside = "a second engine core needs" if config.num_engines == 1 else f"{config.num_engines} more engine cores need"
