@@ -62,6 +62,8 @@ def test_answers_that_are_not_json_are_described(document: dict[str, Any]) -> No
     links = document["paths"]["/v1/responses"]["post"]["responses"]["200"]["links"]
     targets = {operation["operationId"] for path, _, operation in operations(document) if "{response_id}" in path}
     assert {link["operationId"] for link in links.values()} == targets
+    [link] = document["paths"]["/v1/models"]["get"]["responses"]["200"]["links"].values()
+    assert link["parameters"] == {"model": "$response.body#/data/0/id"}
 
 
 @pytest.mark.parametrize(

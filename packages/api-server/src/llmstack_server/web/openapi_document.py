@@ -49,6 +49,13 @@ _TAGS = (
     ("/tokenize", "Tokenizer"), ("/detokenize", "Tokenizer"), ("/invocations", "Chat"),
 )  # fmt: skip
 _OTHER_TAG = "Server"
+# Whose answers have an id, the paths and the parameter that take it, and where it is.
+_LINKED = (
+    ("/v1/responses", "post", "/v1/responses/{response_id}", "response_id", "$response.body#/id"),
+    ("/v1/files", "post", "/v1/files/{file_id}", "file_id", "$response.body#/id"),
+    ("/v1/batches", "post", "/v1/batches/{batch_id}", "batch_id", "$response.body#/id"),
+    ("/v1/models", "get", "/v1/models/{model}", "model", "$response.body#/data/0/id"),
+)
 _ALLOW = {"Allow": {"description": "the methods that the path has", "schema": _STRING}}
 
 
@@ -59,9 +66,10 @@ def complete_document(document: Schema) -> Schema:
             _complete(path, operation)
     document.get("components", {}).get("schemas", {}).pop("HTTPValidationError", None)
     document.get("components", {}).get("schemas", {}).pop("ValidationError", None)
-    create = document.get("paths", {}).get("/v1/responses", {}).get("post")
-    if create is not None:
-        create["responses"]["200"]["links"] = dict(_links(document))
+    for path, method, prefix, parameter, source in _LINKED:
+        operation = document.get("paths", {}).get(path, {}).get(method)
+        if operation is not None:
+            operation["responses"]["200"]["links"] = dict(_links(document, prefix, parameter, source))
     return document
 
 
@@ -101,10 +109,10 @@ def _has_body(path: str, operation: Schema) -> bool:
     return True
 
 
-def _links(document: Schema) -> Iterator[tuple[str, Schema]]:
-    """From a new response to the routes that take its id."""
+def _links(document: Schema, prefix: str, parameter: str, source: str) -> Iterator[tuple[str, Schema]]:
+    """From an answer with an id to the routes that take the id."""
     for path, operations in document["paths"].items():
-        if path.startswith("/v1/responses/{response_id}"):
+        if path.startswith(prefix):
             for operation in operations.values():
                 target = operation["operationId"]
-                yield target, {"operationId": target, "parameters": {"response_id": "$response.body#/id"}}
+                yield target, {"operationId": target, "parameters": {parameter: source}}
