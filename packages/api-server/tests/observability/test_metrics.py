@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -179,6 +180,9 @@ def test_the_cache_is_described():
     line = next(line for line in metrics.render().decode().splitlines() if line.startswith("vllm:cache_config_info"))
     for label in ('block_size="16"', 'num_gpu_blocks="64"', 'cache_dtype="float32"', 'enable_prefix_caching="True"'):
         assert label in line
+    metrics.log_engine_initialized(replace(READY, num_blocks=128))  # after a reload
+    lines = [line for line in metrics.render().decode().splitlines() if line.startswith("vllm:cache_config_info")]
+    assert ['num_gpu_blocks="128"' in line for line in lines] == [True]
 
 
 def test_http_has_the_instrumentators_names_as_aliases():

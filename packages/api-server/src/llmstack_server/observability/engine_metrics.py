@@ -160,6 +160,7 @@ class EngineMetrics:
         self._labels = (model_name, str(engine_index))
         self._families = families
         self._totals = _Totals()
+        self._cache_values: tuple[str, ...] = ()
         self.load = (0.0, 0)
         self._gauges = {name: family.labels(*self._labels) for name, family in families.gauges.items()}
         self._counters = {name: family.labels(*self._labels) for name, family in families.counters.items()}
@@ -186,7 +187,11 @@ class EngineMetrics:
             **dict.fromkeys(CACHE_LABELS, ""), "block_size": str(ready.block_size),
             "num_gpu_blocks": str(ready.num_blocks), "cache_dtype": ready.kv_cache_dtype or ready.dtype, **cache_facts,
         }  # fmt: skip
-        self._families.cache_config.labels(*self._labels, *(facts[name] for name in CACHE_LABELS)).set(1)
+        values = (*self._labels, *(facts[name] for name in CACHE_LABELS))
+        if self._cache_values and self._cache_values != values:  # of the engine core before a reload
+            self._families.cache_config.remove(*self._cache_values)
+        self._cache_values = values
+        self._families.cache_config.labels(*values).set(1)
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats) -> None:
         """Adds the figures of one step."""
