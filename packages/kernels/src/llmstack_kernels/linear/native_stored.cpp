@@ -255,17 +255,34 @@ void multiply_stored(LinearCall<T> whole, const StoredWeight& weight) {
 }
 
 template <int kBits>
+inline uint32_t word_of(const uint8_t* numbers, int64_t size) {
+  uint32_t word = 0;
+  for (int i = 0; i < size; ++i) word |= static_cast<uint32_t>(numbers[i]) << shift_of(kBits, i);
+  return word;
+}
+
+// Some words of all columns after another, so that what is written stays in the first-level cache.
+template <int kBits>
 void pack_words(const uint8_t* numbers, uint32_t* packed, int64_t in_features, int64_t out_features) {
-  constexpr int kInputs = 32 / kBits;
-  const int64_t size = (in_features + kInputs - 1) / kInputs * kPanel;
+  constexpr int64_t kInputs = 32 / kBits, kStepsAtOnce = 16;
+  const int64_t whole_steps = in_features / kInputs, steps = (in_features + kInputs - 1) / kInputs;
   for_each_chunk(num_panels(out_features), [&](int64_t panel) {
-    uint32_t* out = packed + panel * size;
-    std::memset(out, 0, size * sizeof(uint32_t));
-    const uint8_t* rows = numbers + panel * kPanel * in_features;
-    for_each_weight(columns_of(panel, out_features), in_features, [&](int64_t column, int64_t k) {
-      const uint32_t number = rows[column * in_features + k];
-      out[k / kInputs * kPanel + column] |= number << shift_of(kBits, static_cast<int>(k % kInputs));
-    });
+    uint32_t* out = packed + panel * steps * kPanel;
+    const int64_t columns = columns_of(panel, out_features);
+    if (columns < kPanel) std::memset(out, 0, steps * kPanel * sizeof(uint32_t));
+    for (int64_t start = 0; start < steps; start += kStepsAtOnce) {
+      const int64_t end = start + kStepsAtOnce < whole_steps ? start + kStepsAtOnce : whole_steps;
+      for (int64_t column = 0; column < columns; ++column) {
+        const uint8_t* row = numbers + (panel * kPanel + column) * in_features;
+        for (int64_t step = start; step < end; ++step) {
+          out[step * kPanel + column] = word_of<kBits>(row + step * kInputs, kInputs);
+        }
+      }
+    }
+    for (int64_t column = 0; column < columns && whole_steps < steps; ++column) {
+      const uint8_t* rest = numbers + (panel * kPanel + column) * in_features + whole_steps * kInputs;
+      out[whole_steps * kPanel + column] = word_of<kBits>(rest, in_features - whole_steps * kInputs);
+    }
   });
 }
 
