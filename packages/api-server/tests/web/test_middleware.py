@@ -82,7 +82,7 @@ async def test_flags_without_effect_show_in_server_info_with_their_reason():
     accepted = AcceptedFlag("--moe-backend", "triton", "command line", "kernels are chosen")
     state.config = dataclasses.replace(state.config, settings=Settings((), accepted=[accepted]))
     answer = await call(build_app(state), "GET", "/server_info")
-    assert answer.json()["flags_without_effect"] == [dataclasses.asdict(accepted)]
+    assert answer.json()["flags_without_effect"] == [accepted._asdict()]
 
 
 async def test_while_loading_health_names_the_state_and_requests_may_come_again():
