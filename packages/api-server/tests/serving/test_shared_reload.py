@@ -151,8 +151,8 @@ def is_running(pid: int) -> bool:
 
 
 async def test_streams_of_all_api_processes_end_with_the_old_weights_or_move_and_none_is_lost(tmp_path: Path) -> None:
-    folder = write_model_folder(tmp_path / "m?step_delay_s=0.01")
-    other = write_model_folder(tmp_path / "other", generation_config={"max_new_tokens": 5})
+    folder = write_model_folder(tmp_path / "m?step_delay_s=0.02")
+    other = write_model_folder(tmp_path / "other?step_delay_s=0.02", generation_config={"max_new_tokens": 5})
     async with Cluster(folder, f"next={other}") as cluster:
         first, second = cluster.all
         before, old_pid = await first.weights(), cluster.engine_pid
