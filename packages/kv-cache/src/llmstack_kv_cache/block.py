@@ -10,6 +10,18 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def check_integer(name: str, value: int, least: int) -> None:
+    """Refuses what is no integer of at least `least`.
+
+    Raises:
+        ValueError: The text names the argument.
+    """
+    if not hasattr(value, "__index__"):  # numpy's integers are fine
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
 def check_sizes(
     num_blocks: int,
     block_size: int,
@@ -30,8 +42,7 @@ def check_sizes(
         ("num_reserved_blocks", num_reserved_blocks, 0),
         ("max_events", max_events, 0),
     ):
-        if size < least:
-            raise ValueError(f"{name} must be at least {least}, got {size}")
+        check_integer(name, size, least)
     if num_reserved_blocks >= num_blocks:
         raise ValueError(f"num_reserved_blocks {num_reserved_blocks} leaves none of num_blocks {num_blocks}")
     if not 0.0 <= watermark < 1.0:

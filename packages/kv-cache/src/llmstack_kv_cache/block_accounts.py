@@ -9,6 +9,7 @@ from llmstack_kv_cache.block import BlockTable, check_sizes, num_blocks_for
 from llmstack_kv_cache.block_pool import BlockPool
 from llmstack_kv_cache.errors import KVCacheIntegrityError
 from llmstack_kv_cache.events import BlockStored, EventLog, KVCacheEvent
+from llmstack_kv_cache.prefix_index import ROOT, Prefix
 from llmstack_kv_cache.stats import KVCacheStats
 from llmstack_kv_cache.swap import HostBlockPool
 
@@ -52,6 +53,8 @@ class BlockAccounts(ABC):
         self._prefix_index = self._pool.prefix_index
         self._host_pool = HostBlockPool(num_host_blocks)
         self._last_lookup = _NO_LOOKUP
+        # By the last lookup, until blocks are taken or forgotten: a table that begins so needs no further check.
+        self._found: tuple[list[int], Prefix] = ([], ROOT)
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         self._num_forks = 0
@@ -112,6 +115,7 @@ class BlockAccounts(ABC):
         """Forgets every cached prefix; False, with nothing done, while a request holds blocks."""
         if any(True for _ in self._held_tables()):
             return False
+        self._found = [], ROOT
         self._pool.forget_contents()
         return True
 
@@ -123,6 +127,7 @@ class BlockAccounts(ABC):
         Raises:
             ValueError: A token id does not fit into 32 bits.
         """
+        self._found = [], ROOT
         block_ids, _ = self._prefix_index.find(token_ids, len(token_ids) // self._block_size, salt)
         self._prefix_index.evict(block_ids[num_tokens // self._block_size :])
 
@@ -137,6 +142,7 @@ class BlockAccounts(ABC):
         num_reserved_blocks = self._pool.num_reserved_blocks
         if num_blocks <= num_reserved_blocks:
             raise ValueError(f"num_blocks must be more than the {num_reserved_blocks} reserved, got {num_blocks}")
+        self._found = [], ROOT
         return self._pool.resize(num_blocks)
 
     def fetch_events(self) -> tuple[list[KVCacheEvent], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmstack_kv_cache.block import BlockTable, num_blocks_for
+from llmstack_kv_cache.block import BlockTable, check_integer, num_blocks_for
 
 NEVER = 2**62
 """More tokens than any request has."""
@@ -102,7 +102,7 @@ def check_groups(groups: Sequence[KVCacheGroup], num_reserved_blocks: int) -> No
     if not groups or len(names) != len(groups) or len(groups) > 255:
         raise ValueError("groups must be 1 to 255 groups with different names")
     for group in groups:
-        if group.sliding_window is not None and group.sliding_window < 1:
-            raise ValueError(f"sliding_window of group {group.name!r} must be at least 1, got {group.sliding_window}")
+        if group.sliding_window is not None:
+            check_integer(f"sliding_window of group {group.name!r}", group.sliding_window, 1)
     if num_reserved_blocks < 1:
         raise ValueError(f"num_reserved_blocks must be at least 1, for the null block, got {num_reserved_blocks}")

@@ -268,8 +268,7 @@ class HybridKVCacheManager(BlockAccounts):
         for num_passed_blocks, num_blocks in self._swapped.pop(request_id):
             tables.append(GroupTable(salt, num_passed_blocks))
             self._append(tables[-1], num_blocks)
-        block_ids = [block_id for table in tables for block_id in table.block_ids]
-        return list(zip(host_block_ids, block_ids, strict=True))
+        return list(zip(host_block_ids, (block_id for table in tables for block_id in table.block_ids), strict=True))
 
     def free(self, request_id: str) -> None:
         """Drops the request's references, here or in the host pool. Idempotent."""
@@ -300,10 +299,7 @@ class HybridKVCacheManager(BlockAccounts):
         return [number for number in range(len(self._groups)) if number != self._leader]
 
     def _first_needed(self, num_blocks: int) -> list[int]:
-        """By group, the first block that a request needs which begins with `num_blocks` blocks.
-
-        The leader's last is always needed: by it the prefix is known.
-        """
+        """By group, the first of `num_blocks` blocks that is needed; the leader's last is, which tells the prefix."""
         num_tokens = num_blocks * self._block_size
         return [min(g.first_needed_block(num_tokens, self._block_size), num_blocks - 1) for g in self._groups]
 
@@ -354,8 +350,10 @@ class HybridKVCacheManager(BlockAccounts):
         for group, first in zip(computed, self._first_needed(num_blocks) if num_blocks else (), strict=False):
             if any((block_id == NULL_BLOCK_ID) != (i < first) for i, block_id in enumerate(group)):
                 raise ValueError("computed_block_ids must be null blocks where the window has passed, and nowhere else")
-        if not self._pool.are_findable(block_ids):
-            raise ValueError("computed_block_ids must be findable blocks, from get_computed_blocks")
+        leading = [block_id for block_id in computed[self._leader] if block_id != NULL_BLOCK_ID]
+        is_chain = self._prefix_index.is_chain(leading, is_whole=len(leading) == num_blocks)
+        if not (is_chain and self._pool.are_findable(block_ids)):
+            raise ValueError("computed_block_ids must be the blocks of a prefix, from get_computed_blocks")
         return num_blocks
 
     def _append(self, table: GroupTable, num_blocks: int) -> list[int]:

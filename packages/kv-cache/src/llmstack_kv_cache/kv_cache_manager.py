@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from llmstack_kv_cache.block import BlockTable, num_blocks_for
+from llmstack_kv_cache.block import BlockTable, check_integer, num_blocks_for
 from llmstack_kv_cache.block_accounts import BlockAccounts
 from llmstack_kv_cache.errors import DuplicateRequestError, UnknownRequestError
 from llmstack_kv_cache.groups import NEVER
-from llmstack_kv_cache.prefix_index import ROOT, Prefix
+from llmstack_kv_cache.prefix_index import ROOT
 
 
 class KVCacheManager(BlockAccounts):
@@ -40,8 +40,6 @@ class KVCacheManager(BlockAccounts):
             max_events=max_events,
         )
         self._tables: dict[str, BlockTable] = {}
-        # By the last lookup, until blocks are taken: what is begun with these needs no further check.
-        self._found: tuple[list[int], Prefix] = ([], ROOT)
 
     def get_computed_blocks(self, request_id: str, token_ids: Sequence[int], salt: str = "") -> tuple[list[int], int]:
         """The longest cached prefix of `token_ids` under `salt`: its block ids and its number of tokens.
@@ -68,7 +66,8 @@ class KVCacheManager(BlockAccounts):
         the answer. None changes nothing. O(blocks appended).
 
         Raises:
-            ValueError: `num_tokens` is not positive; `computed_block_ids` are not findable, or the request has a table.
+            ValueError: `num_tokens` is not positive; `computed_block_ids` are not the blocks of a cached prefix, in
+                order, or the request has a table.
             DuplicateRequestError: The request is swapped out.
         """
         if num_tokens < 1:
@@ -120,11 +119,6 @@ class KVCacheManager(BlockAccounts):
             table.copies += [mine for mine, stored in zip(block_ids, stored_block_ids, strict=True) if mine != stored]
         table.num_cached_blocks = num_full_blocks
         table.num_full_blocks = max(table.num_full_blocks, num_full_blocks)
-
-    def forget_prefix(self, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> None:
-        """As `BlockAccounts.forget_prefix`; drops the last lookup too."""
-        self._found = [], ROOT
-        super().forget_prefix(token_ids, num_tokens, salt)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> list[tuple[int, int]] | None:
         """Gives `child_id` the parent's first `num_tokens` tokens; block copies (source, destination), None if full.
@@ -236,10 +230,11 @@ class KVCacheManager(BlockAccounts):
     ) -> list[int] | None:
         if self._host_pool.holds(request_id):
             raise DuplicateRequestError(request_id)
+        check_integer("num_tokens", num_tokens, 1)
         found, prefix = self._found
         if computed_block_ids != found:
-            if not self._pool.are_findable(computed_block_ids):
-                raise ValueError("computed_block_ids must be findable blocks, from get_computed_blocks")
+            if not self._prefix_index.is_chain(computed_block_ids):
+                raise ValueError("computed_block_ids must be the blocks of a prefix, from get_computed_blocks")
             prefix = self._prefix_index.prefix(computed_block_ids[-1]) if computed_block_ids else ROOT
         num_computed_blocks = len(computed_block_ids)
         num_new_blocks = max(num_blocks_for(num_tokens, self._block_size) - num_computed_blocks, 0)

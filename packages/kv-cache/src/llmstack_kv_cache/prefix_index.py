@@ -99,6 +99,23 @@ class PrefixIndex:
             found += more
         return found, prefix
 
+    def is_chain(self, block_ids: Sequence[int], is_whole: bool = True) -> bool:
+        """Whether each block follows the one before it in a prefix. O(blocks).
+
+        `is_whole`: The first block has to begin the prefix.
+        """
+        before: int | None = ROOT.identity if is_whole else None
+        for block_id in block_ids:
+            run = self.runs[block_id] if 0 <= block_id < len(self.runs) else None
+            if run is None or len(run.key) == _COMPANION_KEY_LENGTH:
+                return False
+            index = run.block_ids.index(block_id)
+            (parent,) = (run.start + index - 1,) if index else _unpack_identity(run.key[:_IDENTITY_BYTES])
+            if before not in (None, parent):
+                return False
+            before = run.start + index
+        return True
+
     def insert(
         self,
         block_ids: list[int],

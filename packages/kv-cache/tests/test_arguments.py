@@ -1,0 +1,55 @@
+"""Arguments that make no sense are refused by name, and change nothing."""
+
+import pytest
+
+from llmstack_kv_cache import HybridKVCacheManager, KVCacheGroup, KVCacheManager
+
+
+def cached_blocks(cache: KVCacheManager, tokens: list[int]) -> list[int]:
+    cache.allocate_slots("first", len(tokens))
+    cache.cache_blocks("first", tokens, len(tokens))
+    cache.free("first")
+    return cache.get_computed_blocks("next", [*tokens, 0])[0]
+
+
+@pytest.mark.parametrize("groups", [(), ("full",), ("full", "window")])
+def test_blocks_out_of_their_order_or_without_their_beginning_are_no_prefix(groups: tuple[str, ...]):
+    if groups:
+        cache = HybridKVCacheManager([KVCacheGroup(name, 4 if name == "window" else None) for name in groups], 16, 4)
+    else:
+        cache = KVCacheManager(16, 4)
+    found = cached_blocks(cache, list(range(8)))
+    size = len(found) // 2
+    assert size == max(len(groups), 1)
+    exchanged = [found[2], found[1], found[0], found[3]] if size == 2 else found[::-1]
+    for block_ids in (exchanged, found[-size:]):
+        with pytest.raises(ValueError, match="computed_block_ids"):
+            cache.allocate_slots("next", 9, block_ids)
+    assert cache.allocate_slots("next", 9, found) is not None
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("change", [lambda cache: cache.reset_prefix_cache(), lambda cache: cache.resize(1)])
+def test_what_a_lookup_found_is_refused_once_it_is_forgotten(change):
+    cache = KVCacheManager(8, 4)
+    found = cached_blocks(cache, list(range(8)))
+    assert change(cache)
+    with pytest.raises(ValueError, match="computed_block_ids"):
+        cache.allocate_slots("next", 9, found)
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("size", [1.5, "4", None, float("nan")])
+def test_a_size_that_is_no_integer_is_refused_by_name(size):
+    for name in ("num_blocks", "block_size", "num_host_blocks", "num_reserved_blocks", "max_events"):
+        with pytest.raises(ValueError, match=f"{name} must be an integer"):
+            KVCacheManager(**{"num_blocks": 8, name: size})
+    if size is not None:
+        with pytest.raises(ValueError, match="sliding_window of group 'w' must be an integer"):
+            HybridKVCacheManager([KVCacheGroup("w", size)], 8)
+
+
+def test_a_length_that_is_no_number_of_tokens_is_refused_by_name():
+    for num_tokens in (1.5, float("nan")):
+        with pytest.raises(ValueError, match="num_tokens must be an integer"):
+            KVCacheManager(8, 4).allocate_slots("a", num_tokens)
