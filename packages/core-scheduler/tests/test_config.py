@@ -58,3 +58,12 @@ def test_the_defaults_are_those_users_know():
 def test_an_error_about_drafts_names_the_field(fields, name):
     with pytest.raises(ValueError, match=name):
         SpeculativeConfig(**({"method": "ngram", "num_speculative_tokens": 4} | fields))
+
+
+@pytest.mark.parametrize("value", [1.5, "2", None, float("nan")])
+def test_a_limit_that_is_no_integer_is_refused_by_name(value):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "fair_quantum", "max_loras", "num_lookahead_slots"):
+        with pytest.raises(ValueError, match=f"{name} must be an integer"):
+            SchedulerConfig(**{name: value})
+    with pytest.raises(ValueError, match="num_speculative_tokens must be an integer"):
+        SpeculativeConfig("ngram", value)

@@ -269,6 +269,17 @@ def test_results_that_do_not_belong_to_a_step_are_refused_and_change_nothing():
         scheduler.update_from_output(scheduled, answer(scheduled), 0.0)
 
 
+def test_results_in_another_order_than_the_rows_are_refused_and_change_nothing():
+    scheduler = make_scheduler()
+    for request_id in "ab":
+        scheduler.add_request(make_request(request_id, 4))
+    scheduled = scheduler.schedule(0.0)
+    with pytest.raises(ValueError, match="request_ids"):
+        scheduler.update_from_output(scheduled, ModelRunnerOutput(["b", "a"], [[5], [6]]), 0.0)
+    outputs = scheduler.update_from_output(scheduled, ModelRunnerOutput(["a", "b"], [[5], [6]]), 0.0).outputs
+    assert [(output.request_id, output.new_token_ids) for output in outputs] == [("a", [5]), ("b", [6])]
+
+
 def test_statistics_count_what_happened():
     scheduler = make_scheduler(num_blocks=10, max_num_seqs=1)
     for request_id in "ab":

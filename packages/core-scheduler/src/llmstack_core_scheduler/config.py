@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmstack_core_scheduler.request_queue import POLICIES
-from llmstack_core_scheduler.speculative_config import SpeculativeConfig
+from llmstack_core_scheduler.speculative_config import SpeculativeConfig, check_integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,10 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_preemptions", "fair_quantum")
-        for name in (*limits, "pipeline_parallel_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots", "max_loras"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.policy not in POLICIES:
+        check_integers(self, (*limits, "pipeline_parallel_size"), 1)
+        can_be_off = ("long_prefill_token_threshold", "max_num_partial_prefills", "num_lookahead_slots", "max_loras")
+        check_integers(self, can_be_off, 0)
+        if self.policy not in tuple(POLICIES):  # a list is no key of a mapping
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if self.speculative is not None and self.num_lookahead_slots:
             raise ValueError("num_lookahead_slots must be 0 where speculative says how many draft tokens a row has")

@@ -167,6 +167,8 @@ class Scheduler(PrefixTransfer):
         rows = scheduled.scheduled_requests
         if len(output.sampled_token_ids) != len(rows):
             raise ValueError(f"sampled_token_ids has {len(output.sampled_token_ids)} entries for {len(rows)} rows")
+        if output.request_ids != [row.request_id for row in rows]:
+            raise ValueError("request_ids must be those of the rows, in their order")
         if next(iter(self._steps_under_way), None) != scheduled.step:
             raise ValueError(f"step {scheduled.step} is not under way, or not the first that is")
         requests, start_s, num_left_tokens = self._steps_under_way.pop(scheduled.step)

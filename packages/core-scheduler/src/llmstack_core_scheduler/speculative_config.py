@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 METHODS = ("ngram",)
 MAX_NUM_SPECULATIVE_TOKENS = 64
 MAX_PROMPT_LOOKUP = 32
+
+
+def check_integers(config: object, names: Iterable[str], least: int) -> None:
+    """Checks that fields of a configuration are integers of at least `least`.
+
+    Raises:
+        ValueError: One is not; the text names it.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if not hasattr(value, "__index__"):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +56,16 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method[:64]!r}")
-        if not 1 <= self.num_speculative_tokens <= MAX_NUM_SPECULATIVE_TOKENS:
+        check_integers(self, ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"), 1)
+        check_integers(self, ("max_num_step_tokens",), 2)
+        if self.num_speculative_tokens > MAX_NUM_SPECULATIVE_TOKENS:
             raise ValueError(
                 f"num_speculative_tokens must be 1 to {MAX_NUM_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}"
             )
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_PROMPT_LOOKUP:
+        if not self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_PROMPT_LOOKUP:
             raise ValueError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) and prompt_lookup_max ({self.prompt_lookup_max}) "
                 f"must lie in 1 to {MAX_PROMPT_LOOKUP}, the former not above the latter"
             )
         if not 0.0 < self.token_cost <= 1.0:
             raise ValueError(f"token_cost must be above 0 and at most 1, got {self.token_cost}")
-        if self.max_num_step_tokens < 2:
-            raise ValueError(f"max_num_step_tokens must be at least 2, got {self.max_num_step_tokens}")
