@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from llmstack_engine_core.admission import BEAM_MARK
 from llmstack_engine_core.protocols import EventHook
+from llmstack_engine_core.row_columns import RowColumns
 from llmstack_types import (
     EngineCoreOutputs,
     RequestEvent,
     RequestStatus,
-    ScheduledRequest,
     SchedulerOutput,
-    SchedulerStats,
-    StepPhases,
     StepRecord,
     StepRecording,
 )
@@ -83,44 +81,10 @@ def _call(method: Callable[..., None], *arguments: Any) -> None:
         logger.exception("an event hook failed")
 
 
-_NONE: Mapping[int, Any] = {}
-
-
-class _KeptStep(NamedTuple):
-    """A `StepRecord` by columns; blocks and drafts by the index of their row, since few rows have any."""
-
-    start_s: float
-    phases: StepPhases
-    stats: SchedulerStats
-    request_ids: tuple[str, ...]
-    num_computed_tokens: tuple[int, ...]
-    num_scheduled_tokens: tuple[int, ...]
-    new_block_ids: Mapping[int, list[int]]
-    draft_token_ids: Mapping[int, Sequence[int]]
-
-    @classmethod
-    def of(cls, record: StepRecord) -> _KeptStep:
-        """Takes a record apart."""
-        request_ids, computed, scheduled, blocks, drafts = zip(*record.rows, strict=True) if record.rows else ((),) * 5
-        return cls(
-            record.start_s, record.phases, record.stats, request_ids, computed, scheduled,
-            {index: ids for index, ids in enumerate(blocks) if ids} if any(blocks) else _NONE,
-            {index: ids for index, ids in enumerate(drafts) if ids} if any(drafts) else _NONE,
-        )  # fmt: skip
-
-    def record(self) -> StepRecord:
-        """Puts it together again."""
-        rows = [
-            ScheduledRequest(*row, self.new_block_ids.get(index, []), self.draft_token_ids.get(index, ()))
-            for index, row in enumerate(zip(*self[3:6], strict=True))
-        ]
-        return StepRecord(self.start_s, self.phases, self.stats, rows)
-
-
 class StepRecorder(EventHook):
     """Keeps the last steps and events, within bounds.
 
-    A step is kept as a handful of tuples: hundreds of rows that outlive their step would occupy the garbage collector.
+    The rows of a step are kept as columns: hundreds of rows that outlive their step would occupy the garbage collector.
     """
 
     def __init__(
@@ -133,7 +97,7 @@ class StepRecorder(EventHook):
         self._max_steps = max_steps
         self._max_rows = max_rows
         self._num_rows = 0
-        self._steps: deque[_KeptStep] = deque()
+        self._steps: deque[tuple[StepRecord, RowColumns]] = deque()
         self._events: deque[RequestEvent] = deque(maxlen=max_events)
         self._max_tenants = max_tenants
         self._id_to_tenant: dict[str, str] = {}
@@ -152,20 +116,20 @@ class StepRecorder(EventHook):
         """Keeps it, and gives up the oldest ones over the bounds; a step without rows has nothing to show."""
         if not record.rows:
             return
-        self._steps.append(_KeptStep.of(record))
+        rows = RowColumns.of(record.rows)
+        self._steps.append((record._replace(rows=rows), rows))
         self._num_rows += len(record.rows)
         while len(self._steps) > self._max_steps or (self._num_rows > self._max_rows and len(self._steps) > 1):
-            self._num_rows -= len(self._steps.popleft().request_ids)
+            self._num_rows -= len(self._steps.popleft()[1])
 
     def read(self, now_s: float, after_step: int = 0) -> StepRecording:
         """What is kept of the steps after `after_step`, and the events since that one began."""
-        steps = [kept.record() for kept in self._steps if kept.stats.step > after_step]
-        since_s = next((kept.start_s for kept in self._steps if kept.stats.step == after_step), -math.inf)
+        kept = [(step, rows) for step, rows in self._steps if step.stats.step > after_step]
+        since_s = next((step.start_s for step, _ in self._steps if step.stats.step == after_step), -math.inf)
         events = [event for event in self._events if event.time_s >= since_s]
-        request_ids = {event.request_id for event in events}.union(
-            *({row.request_id for row in step.rows} for step in steps)
-        )
+        request_ids = {event.request_id for event in events}.union(*[rows.request_ids for _, rows in kept])
         tenants = {request_id: self._tenant_of(request_id) for request_id in request_ids} if self._id_to_tenant else {}
+        steps = [step for step, _ in kept]
         return StepRecording(now_s, steps, events, {one: found for one, found in tenants.items() if found})
 
     def _tenant_of(self, request_id: str) -> str:

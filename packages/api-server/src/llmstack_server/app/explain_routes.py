@@ -40,6 +40,8 @@ def add_explanation_route(router: APIRouter, state: ServerState) -> None:
         tenant = None if client.is_operator else client.tenant
         for engine_index, ready in enumerate(state.engine.engines):
             log = await state.engine.recent_steps(0, engine_index)
+            # The rows are read many times.
+            log = log._replace(steps=[step._replace(rows=list(step.rows)) for step in log.steps])
             found = await asyncio.to_thread(_explain, log, request_id, tenant, state, ready)
             if found is None:
                 continue

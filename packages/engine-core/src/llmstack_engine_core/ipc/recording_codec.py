@@ -5,8 +5,7 @@ The rows of a step travel as columns: a page that follows 256 requests reads tho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from llmstack_engine_core.ipc import fields
@@ -19,11 +18,10 @@ from llmstack_engine_core.ipc.outputs_codec import (
     encode_stats,
 )
 from llmstack_engine_core.ipc.request_codec import MAX_REQUEST_ID_LENGTH, MAX_TENANT_LENGTH
+from llmstack_engine_core.row_columns import RowColumns
 from llmstack_types import ScheduledRequest, StepRecord, StepRecording
 
 MAX_STEPS: Final = 65_536
-# Calling the class, a function of Python around this, takes twice as long.
-_make_row: Final = partial(tuple.__new__, ScheduledRequest)
 _TIME = fields.number()
 _REQUEST_IDS = fields.texts(MAX_REQUEST_ID_LENGTH, min_length=1)
 _TENANT = fields.text(MAX_TENANT_LENGTH)
@@ -40,18 +38,17 @@ def encode_recent_steps(recent: StepRecording) -> list[Any]:
 
 
 def _encode_rows(rows: Sequence[ScheduledRequest]) -> list[Any]:
-    if not rows:
-        return [[], [], [], [], []]
-    request_ids, computed, scheduled, block_ids, draft_ids = zip(*rows, strict=True)
+    columns = RowColumns.of(rows)
     return [
-        request_ids, computed, scheduled, _encode_sparse(block_ids, "new_block_ids"),
-        _encode_sparse(draft_ids, "draft_token_ids"),
+        columns.request_ids, columns.num_computed_tokens, columns.num_scheduled_tokens,
+        _encode_sparse(columns.new_block_ids, "new_block_ids"),
+        _encode_sparse(columns.draft_token_ids, "draft_token_ids"),
     ]  # fmt: skip
 
 
-def _encode_sparse(column: Sequence[Sequence[int]], name: str) -> list[list[Any]]:
+def _encode_sparse(index_to_values: Mapping[int, Sequence[int]], name: str) -> list[list[Any]]:
     """Row numbers with their values, where there are any."""
-    return [[index, fields.pack_uint32(values, name)] for index, values in enumerate(column) if values]
+    return [[index, fields.pack_uint32(values, name)] for index, values in index_to_values.items()]
 
 
 def decode_recent_steps(value: Any) -> StepRecording:
@@ -71,16 +68,15 @@ def _decode_record(value: Any) -> StepRecord:
     return StepRecord(_TIME(start_s, "start_s"), decode_phases(phases), decode_stats(stats), _decode_rows(rows))
 
 
-def _decode_rows(value: Any) -> list[ScheduledRequest]:
+def _decode_rows(value: Any) -> RowColumns:
     request_ids, computed, scheduled, block_ids, draft_ids = fields.row(value, "rows", 5)
     request_ids = _REQUEST_IDS(request_ids, "request_ids")
     num_rows = len(request_ids)
-    columns = [
+    return RowColumns(
         request_ids, _counts(computed, num_rows, "num_computed_tokens"),
         _counts(scheduled, num_rows, "num_scheduled_tokens"), _decode_sparse(block_ids, num_rows, "new_block_ids"),
         _decode_sparse(draft_ids, num_rows, "draft_token_ids"),
-    ]  # fmt: skip
-    return list(map(_make_row, zip(*columns, strict=True)))
+    )  # fmt: skip
 
 
 def _counts(value: Any, num_rows: int, name: str) -> list[int]:
@@ -92,14 +88,13 @@ def _counts(value: Any, num_rows: int, name: str) -> list[int]:
     return value
 
 
-def _decode_sparse(value: Any, num_rows: int, name: str) -> list[list[int]]:
-    empty: list[int] = []  # one object for all rows without any: they are read only
-    column = [empty] * num_rows
+def _decode_sparse(value: Any, num_rows: int, name: str) -> dict[int, list[int]]:
+    index_to_values: dict[int, list[int]] = {}
     for index, packed in (fields.row(pair, name, 2) for pair in _list(value, name)):
         if type(index) is not int or not 0 <= index < num_rows:
             raise CodecError(f"{name} must name rows from 0 to {num_rows - 1}")
-        column[index] = fields.unpack_uint32(packed, name)
-    return column
+        index_to_values[index] = fields.unpack_uint32(packed, name)
+    return index_to_values
 
 
 def _list(value: Any, name: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from llmstack_engine_core.row_columns import RowColumns
 from llmstack_types import RequestEvent, StepRecord, StepRecording
 
 PREFILL, DECODE = "p", "d"
@@ -37,7 +38,7 @@ def _step(record: StepRecord, at: Callable[[float], float], has_blocks: bool) ->
     stats, phases = record.stats, record.phases
     milliseconds = 1000 * (phases.schedule_s + phases.execute_s + phases.update_s)
     used_blocks = stats.num_blocks - stats.num_free_blocks if has_blocks else None
-    num_tokens = sum(row.num_scheduled_tokens for row in record.rows)
+    num_tokens = sum(RowColumns.of(record.rows).num_scheduled_tokens)
     return [
         stats.step, round(at(record.start_s), 6), round(milliseconds, 3), stats.num_running, stats.num_waiting,
         used_blocks, stats.num_blocks if has_blocks else None, stats.num_preemptions, num_tokens,
@@ -48,21 +49,21 @@ def _runs(steps: Iterable[StepRecord], is_shown: Callable[[str], bool] | None) -
     runs: list[list[Any]] = []
     id_to_run: dict[str, list[Any]] = {}
     for record in steps:
-        step = record.stats.step
-        for request_id, _, num_tokens, new_block_ids, draft_token_ids in record.rows:
+        step, rows = record.stats.step, RowColumns.of(record.rows)
+        for index, (request_id, num_tokens) in enumerate(zip(rows.request_ids, rows.num_scheduled_tokens, strict=True)):
             if is_shown is not None and not is_shown(request_id):
                 continue
-            kind = PREFILL if num_tokens - len(draft_token_ids) > 1 else DECODE
+            num_drafts = len(rows.draft_token_ids.get(index, ())) if num_tokens > 1 else 0
+            kind = PREFILL if num_tokens - num_drafts > 1 else DECODE
             run = id_to_run.get(request_id)
             if run is None or run[3] != kind or run[2] != step - 1:
                 run = id_to_run[request_id] = [request_id, step, step, kind, 0, 0, 0]
                 runs.append(run)
             run[2] = step
             run[4] += num_tokens
-            if draft_token_ids:
-                run[5] += len(draft_token_ids)
-            if new_block_ids:
-                run[6] += len(new_block_ids)
+            run[5] += num_drafts
+            if index in rows.new_block_ids:
+                run[6] += len(rows.new_block_ids[index])
     return runs
 
 

@@ -1,0 +1,49 @@
+"""Rows of a step by columns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmstack_engine_core.events import StepRecorder
+from llmstack_engine_core.ipc.recording_codec import decode_recent_steps, encode_recent_steps
+from llmstack_engine_core.row_columns import RowColumns
+from llmstack_types import EngineCoreOutputs, ScheduledRequest, SchedulerStats, StepPhases, StepRecord
+
+counts = st.integers(0, 9)
+rows_of_steps = st.lists(
+    st.builds(
+        ScheduledRequest, st.text("ab-", min_size=1), counts, counts, st.lists(counts, max_size=3),
+        st.lists(counts, max_size=2).map(tuple),
+    ),
+    max_size=5,
+)  # fmt: skip
+
+
+@given(rows_of_steps)
+def test_columns_have_the_rows_that_they_were_made_of(rows: list[ScheduledRequest]) -> None:
+    columns = RowColumns.of(rows)
+    assert list(columns) == rows
+    assert columns == rows
+    assert (len(columns), columns[:2]) == (len(rows), rows[:2])
+    assert RowColumns.of(columns) is columns
+
+
+def test_the_rows_of_kept_steps_are_not_made_on_their_way_to_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [ScheduledRequest("r", 3, 4, [5], (6, 7)), ScheduledRequest("s", 0, 1, [])]
+    recorder = StepRecorder()
+    recorder.on_step(StepRecord(1.0, StepPhases(0.0, 0.1, 0.0), SchedulerStats(1), rows), EngineCoreOutputs([]))
+    with monkeypatch.context() as patched:
+        patched.setattr(RowColumns, "__iter__", None)
+        patched.setattr(RowColumns, "__getitem__", None)
+        sent = encode_recent_steps(recorder.read(2.0))
+    decoded = decode_recent_steps(_as_received(sent))
+    assert [(row.request_id, row.new_block_ids, list(row.draft_token_ids)) for row in decoded.steps[0].rows] == [
+        ("r", [5], [6, 7]), ("s", [], []),
+    ]  # fmt: skip
+
+
+def _as_received(value: object) -> object:
+    """msgpack makes lists of tuples."""
+    return [_as_received(item) for item in value] if isinstance(value, list | tuple) else value
