@@ -94,6 +94,16 @@ def piece(text: str, score: float = 0.0, kind: int = 1) -> bytes:
     return part(1, part(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind))
 
 
+# As the families' own tokenizers have them.
+WORD_ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+PATTERNS = {
+    "tokenizer.model": WORD_ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + SPACES,
+    "qwen.tiktoken": WORD_ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + SPACES,
+    "tiktoken.model": rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{WORD_ENDS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{WORD_ENDS}?|\p{{N}}{{1,3}}|" + SPACES,
+}
 UNKNOWN = piece("<unk>", kind=2)
 BPE = part(2, b"\x18\x02")
 
@@ -151,30 +161,52 @@ def test_tokens_that_the_configuration_adds_keep_their_ids(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern", "special"),
+    ("name", "special", "offset"),
     [
-        ("tokenizer.model", "LLAMA_3", "<|eot_id|>"),
-        ("qwen.tiktoken", "QWEN", "<|im_end|>"),
-        ("tiktoken.model", "KIMI", "[EOT]"),
+        ("tokenizer.model", "<|eot_id|>", 9),
+        ("qwen.tiktoken", "<|im_end|>", 2),
+        ("qwen.tiktoken", "<|extra_204|>", 207),
+        ("tiktoken.model", "[EOT]", 3),
+        ("tiktoken.model", "<|reserved_token_524|>", 255),
     ],
 )
-def test_ids_equal_those_of_tiktoken(name: str, pattern: str, special: str, tmp_path: Path) -> None:
+def test_ids_equal_those_of_tiktoken(name: str, special: str, offset: int, tmp_path: Path) -> None:
     tiktoken = pytest.importorskip("tiktoken", reason="tiktoken is not installed")
-    from llmstack_llm.model.tokenizer_files import tiktoken as ours
-
     write_tiktoken(tmp_path / name)
-    if pattern == "KIMI":
-        added = {str(len(ranked_tokens())): {"content": special, "special": True}}
+    if name == "tiktoken.model":
+        added = {str(len(ranked_tokens()) + 3): {"content": "[EOT]", "special": True}}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
     ranks = {token: rank for rank, token in enumerate(ranked_tokens())}
+    token_id = len(ranks) + offset
     reference = tiktoken.Encoding(
-        "made", pat_str=getattr(ours, f"_{pattern}"), mergeable_ranks=ranks, special_tokens={}
+        "made", pat_str=PATTERNS[name], mergeable_ranks=ranks, special_tokens={special: token_id}
     )
     tokenizer = here(tmp_path)
-    for text in (*TEXTS, *CORPUS, "hello中文world  \n\n  x"):
-        assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text), text
-        assert tokenizer.decode(reference.encode(text)) == text
-    assert tokenizer.special_tokens[special] >= len(ranks)
+    for text in (*TEXTS, *CORPUS, "hello中文world  \n\n  x", "ABCdef's GHI 1234567", f"the{special}the"):
+        expected = reference.encode(text, allowed_special="all")
+        assert tokenizer.encode(text, add_special_tokens=False) == expected, text
+        assert tokenizer.decode(expected, skip_special_tokens=False) == text
+    assert tokenizer.special_tokens[special] == token_id
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "reason"),
+    [
+        ("tokenizer.model", {"model_type": "chatglm"}, "no Llama 3 but of the type 'chatglm'"),
+        ("tokenizer.model", {"model_type": "llama4", "text_config": {}}, "no Llama 3 but of the type 'llama4'"),
+        ("tokenizer.model", {"model_type": "llama", "vocab_size": 500}, "has 525 tokens .* and the model has 500"),
+        ("qwen.tiktoken", {"text_config": {"vocab_size": 300}}, "has 477 tokens .* and the model has 300"),
+        ("hy.tiktoken", {}, "hy.tiktoken does not say how it cuts texts"),
+        ("tiktoken.model", {}, "special tokens of tiktoken.model are missing"),
+    ],
+)
+def test_a_tiktoken_file_of_another_family_is_not_taken_for_one_of_ours(
+    name: str, config: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    write_tiktoken(tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConversionError, match=reason):
+        here(tmp_path)
 
 
 def test_llama_3_has_its_special_tokens_behind_the_others(tmp_path: Path) -> None:
@@ -206,7 +238,7 @@ def test_tekken_has_its_special_tokens_in_front(tmp_path: Path) -> None:
 
 
 def test_a_child_converts_once_and_the_copy_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_model_folder(tmp_path / "model")
+    folder = write_model_folder(tmp_path / "model", config={"model_type": "llama", "vocab_size": 600})
     (folder / "tokenizer.json").unlink()
     (folder / "chat_template.jinja").write_text("hello")
     write_tiktoken(folder / "tokenizer.model")
@@ -220,6 +252,10 @@ def test_a_child_converts_once_and_the_copy_is_private(tmp_path: Path, monkeypat
     assert converted_folder(folder) == converted
     (folder / "chat_template.jinja").write_text("another")
     with pytest.raises(TypeError):  # another content is converted again
+        converted_folder(folder)
+    (folder / "chat_template.jinja").write_text("hello")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama4"}))
+    with pytest.raises(TypeError):  # what is a Llama 3's is refused for another model
         converted_folder(folder)
 
 

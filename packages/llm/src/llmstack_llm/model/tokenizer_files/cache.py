@@ -19,6 +19,7 @@ from llmstack_llm.model.tokenizer_files.source import (
     ConversionError,
     Format,
     find_source,
+    read_model,
     read_source,
 )
 from llmstack_model_files import artifact_path
@@ -26,7 +27,7 @@ from llmstack_model_files import artifact_path
 logger = logging.getLogger(__name__)
 
 MAX_FOLDERS = 32
-_FORMAT = "1"
+_FORMAT = "2"
 """Is part of a folder's name, and changes when the conversion does."""
 
 _CHILD = "llmstack_llm.model.tokenizer_files.child"
@@ -62,7 +63,8 @@ def converted_folder(folder: Path) -> Path:
 
 def _cached(folder: Path, file_format: Format, name: str, copied: list[str]) -> Path:
     contents = {each: read_source(folder, each) for each in (name, *copied)}
-    identity = hashlib.blake2b(f"{_FORMAT}\0{file_format}\0".encode(), digest_size=16)
+    parts = (_FORMAT, file_format, *(read_model(folder) if file_format is Format.TIKTOKEN else ()), "")
+    identity = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=16)
     for each, content in contents.items():
         identity.update(f"{each}\0{len(content)}\0".encode())
         identity.update(content)

@@ -9,8 +9,14 @@ from pathlib import Path
 
 from llmstack_llm.model.tokenizer_files.added import configured_tokens
 from llmstack_llm.model.tokenizer_files.sentencepiece import convert_sentencepiece
-from llmstack_llm.model.tokenizer_files.source import ConversionError, Format, read_configuration, read_source
-from llmstack_llm.model.tokenizer_files.tiktoken import convert_tekken, convert_tiktoken
+from llmstack_llm.model.tokenizer_files.source import (
+    ConversionError,
+    Format,
+    read_configuration,
+    read_model,
+    read_source,
+)
+from llmstack_llm.model.tokenizer_files.tiktoken import check_family, check_size, convert_tekken, convert_tiktoken
 from llmstack_model_files import ModelFilesError
 
 EXIT_REFUSED = 3
@@ -33,7 +39,10 @@ def convert(folder: Path, output: Path, file_format: Format, name: str) -> None:
     else:
         added, special = configured_tokens(folder, config)
         if file_format is Format.TIKTOKEN:
+            check_family(name, read_model(folder)[0])
             tokenizer, named = convert_tiktoken(content, name, config, added, special)
+            if not added:
+                check_size(name, tokenizer, read_model(folder)[1])
         else:
             tokenizer, named = convert_sentencepiece(content, config, added, special)
     text = json.dumps(tokenizer, ensure_ascii=False)

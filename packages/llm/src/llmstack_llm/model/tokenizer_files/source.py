@@ -16,7 +16,7 @@ MAX_TOKEN_BYTES = 1024
 
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OURS = ("tokenizer.json", "vocab.txt")
-_TIKTOKEN_FILES = ("qwen.tiktoken", "tiktoken.model", "tokenizer.tiktoken")
+_TIKTOKEN_FILES = ("qwen.tiktoken", "tiktoken.model")
 
 
 class ConversionError(LLMStackError, ValueError):
@@ -43,7 +43,8 @@ def find_source(folder: Path) -> tuple[Format, str] | None:
         if artifact_path(folder, name) is not None:
             return Format.TIKTOKEN, name
     if artifact_path(folder, "tokenizer.model") is None:
-        return None
+        others = sorted(path.name for path in folder.glob("*.tiktoken"))
+        return (Format.TIKTOKEN, others[0]) if others else None
     with open_artifact(folder, "tokenizer.model") as file:
         start = file.read(64)
     # A ModelProto begins with the mark of its first piece, which no line of base64 begins with.
@@ -68,3 +69,12 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     """`tokenizer_config.json`, with the tokens that only `special_tokens_map.json` names."""
     named = read_json(folder, "special_tokens_map.json", required=False) or {}
     return named | (read_json(folder, "tokenizer_config.json", required=False) or {})
+
+
+def read_model(folder: Path) -> tuple[str, int | None]:
+    """Type of the model and width of its logits, which a tokenizer without a description is compared with."""
+    config = read_json(folder, "config.json", required=False) or {}
+    text_config = config.get("text_config")
+    sizes = [found.get("vocab_size") for found in (config, text_config) if isinstance(found, dict)]
+    size = next((size for size in sizes if type(size) is int), None)
+    return str(config.get("model_type", ""))[:64], size

@@ -31,11 +31,32 @@ _LLAMA_3_TOKENS = (
     *(f"<|reserved_special_token_{index}|>" for index in range(3, 248)),
 )  # fmt: skip
 _QWEN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205)))
+_NUM_KIMI_TOKENS = 256
+_LLAMA_TYPES = ("", "llama", "mllama", "mllama_text_model")
 _TEKKEN_TOKENS = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
     "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
+
+
+def check_family(name: str, model_type: str) -> None:
+    """Refuses a `tokenizer.model` of another family: those of Llama 4 and GLM-4 have the format of Llama 3's."""
+    if name == "tokenizer.model" and model_type not in _LLAMA_TYPES:
+        raise ConversionError(
+            f"{name} is a tiktoken file, which does not say how it cuts texts, and the model is no Llama 3 but of the "
+            f"type {model_type!r}; convert it to a tokenizer.json first"
+        )
+
+
+def check_size(name: str, tokenizer: Mapping[str, Any], vocab_size: int | None) -> None:
+    """Refuses special tokens that the model has no logits for: the file is of another model than its name says."""
+    num_tokens = len(tokenizer["model"]["vocab"])
+    if vocab_size is not None and num_tokens > vocab_size:
+        raise ConversionError(
+            f"{name} has {num_tokens} tokens with the special ones of its family, and the model has {vocab_size}; "
+            "convert it to a tokenizer.json first"
+        )
 
 
 def convert_tiktoken(
@@ -56,6 +77,10 @@ def convert_tiktoken(
     if not added:
         added = dict(enumerate(default, start=len(ranked)))
         added_special = frozenset(added)
+    elif name == "tiktoken.model":
+        reserved = range(len(ranked), len(ranked) + _NUM_KIMI_TOKENS)
+        unnamed = {token_id: f"<|reserved_token_{token_id}|>" for token_id in reserved if token_id not in added}
+        added, added_special = {**added, **unnamed}, added_special | unnamed.keys()
     if not added or min(added) < len(ranked):
         raise ConversionError(f"the special tokens of {name} are missing, or have ids of its other tokens")
     first = named_token({**named, **config}, "bos_token")
