@@ -51,18 +51,13 @@ from llmstack_model_runner.models import CausalLM, Classifier, Model
 from llmstack_model_runner.models.choice import make_model
 from llmstack_model_runner.models.label_head import LabelHead
 from llmstack_model_runner.models.numeric_contract import check_deterministic, describe_numeric_contract, for_ranks
-from llmstack_model_runner.sampling import (
-    LogitsProcessors,
-    LogitsProcessorType,
-    Sampler,
-    load_logits_processors,
-)
+from llmstack_model_runner.sampling import LogitsProcessors, LogitsProcessorType, Sampler, load_logits_processors
 from llmstack_model_runner.steps.block_transfer import BlockTransfer
 from llmstack_model_runner.steps.gpu.decode_graphs import decode_sizes
 from llmstack_model_runner.steps.gpu.steps import DeviceSteps
 from llmstack_model_runner.steps.host_steps import HostSteps
 from llmstack_model_runner.steps.input_batch import InputBatch
-from llmstack_model_runner.steps.largest_steps import largest_steps
+from llmstack_model_runner.steps.largest_steps import largest_steps, num_positions
 from llmstack_model_runner.steps.output import PendingOutput
 from llmstack_model_runner.steps.part_masks import PartMasks
 from llmstack_model_runner.steps.recovery import SettledStep, StepRecovery
@@ -231,10 +226,11 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
             EngineStartError: The device has not enough memory for these steps.
         """
         config, spec = self._config, self.kv_cache_spec()
-        num_blocks = -(-_NUM_PROFILE_TOKENS // spec.block_size)
-        self._allocate(num_blocks)
+        self._allocate(num_blocks := -(-_NUM_PROFILE_TOKENS // spec.block_size))
         limits = (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, spec.block_size)
-        for step in for_groups(largest_steps(*limits, is_generative=spec.is_generative), spec.groups):
+        steps = list(largest_steps(*limits, is_generative=spec.is_generative))
+        self._hold_positions(num_positions(steps))
+        for step in for_groups(steps, spec.groups):
             check_warm_up(self.execute_model(step).result())
         self._release_kv_cache()
         return_freed_memory(self._device)  # captured steps contain reference cycles
@@ -244,8 +240,10 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         config, spec = self._config, self.kv_cache_spec()
         is_capturing = self._has_device_rows and not config.enforce_eager
         sizes = decode_sizes(config.max_num_seqs, config.cuda_graph_sizes) if is_capturing else []
-        reserve_bytes = graph_bytes(sizes, spec.vocab_size)
-        profile = profile_memory(CudaMemoryProbe(self._device), self.run_largest_steps, reserve_bytes)
+        probe = CudaMemoryProbe(self._device)
+        # As many as the whole device could hold: the steps need tables before it is known what is left for blocks.
+        self._hold_positions(max_positions(config, spec, probe.total_bytes // spec.bytes_per_block))
+        profile = profile_memory(probe, self.run_largest_steps, graph_bytes(sizes, spec.vocab_size))
         for line in profile.table(share, spec.bytes_per_block, spec.block_size, config.max_model_len):
             logger.info("%s", line)
         return profile
@@ -258,8 +256,7 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         config, spec = self._config, self.kv_cache_spec()
         self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
         steps = self._allocate(num_blocks, num_host_blocks)
-        if self._model is not None:
-            self._model.hold_positions(max_positions(config, spec, num_blocks))
+        self._hold_positions(max_positions(config, spec, num_blocks))
         max_num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
         warm_up = warm_up_steps(num_blocks, spec.block_size, max_num_tokens, config.max_num_seqs)
         if not spec.is_generative:
@@ -272,13 +269,16 @@ class ModelRunner(AdapterHost, BlockTransfer, LayerReports, Profiling):
         steps.finish_warm_up()
         self.timing.reset()
 
+    def _hold_positions(self, count: int) -> None:
+        if self._model is not None:
+            self._model.hold_positions(count)
+
     def _allocate(self, num_blocks: int, num_host_blocks: int = 0) -> HostSteps | DeviceSteps:
         """Allocates the KV storage and creates the input batch and the steps."""
         config, spec = self._config, self.kv_cache_spec()
         self._recovery = StepRecovery(self._make_room)
         num_device_blocks = num_blocks + self._has_device_rows  # one more, the scratch block of padding rows
-        num_bytes = num_device_blocks * spec.bytes_per_block
-        with allocation(f"the KV cache of {num_bytes} bytes could not be allocated", _LOWER):
+        with allocation(f"a KV cache of {num_device_blocks * spec.bytes_per_block} bytes cannot be allocated", _LOWER):
             storage = allocate_storage(spec, num_device_blocks, self._device)
         self._kv_caches = self._reporting(by_layer(storage, spec))
         self._copies = make_block_copies(storage, spec, num_host_blocks, self._device)

@@ -1,12 +1,14 @@
 """Layers with equal windows share block tables, and all groups share one storage."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmstack_model_runner import model_runner
 from llmstack_model_runner.memory.kv_cache_groups import (
     by_layer,
     describe_groups,
@@ -14,6 +16,7 @@ from llmstack_model_runner.memory.kv_cache_groups import (
     max_positions,
     num_blocks_needed,
 )
+from llmstack_model_runner.memory.profile import MemoryState
 from llmstack_model_runner.model_runner import ModelRunner
 from llmstack_types import KVCacheGroupSpec, KVCacheSpec, ModelRunnerConfig
 
@@ -63,7 +66,9 @@ def test_a_model_without_groups_has_a_tensor_for_each_layer():
     assert num_blocks_needed(spec, 402, 64) == 26
 
 
-def test_a_model_of_ten_million_positions_has_tables_for_what_the_cache_holds(tmp_path):
+@pytest.fixture
+def long_runner(tmp_path):
+    """A model of ten million positions."""
     config = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 32, "intermediate_size": 16,
         "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 10_000_000,
@@ -75,10 +80,39 @@ def test_a_model_of_ten_million_positions_has_tables_for_what_the_cache_holds(tm
         )
     )
     runner.load_model()
-    runner.initialize_kv_cache(20)
-    assert runner._model._rotaries[0].table.shape[0] == 80
+    return runner
+
+
+def test_a_model_of_ten_million_positions_has_tables_for_what_the_cache_holds(long_runner):
+    long_runner.initialize_kv_cache(20)
+    assert long_runner._model._rotaries[0].table.shape[0] == 80
     windowed = KVCacheSpec(num_layers=2, groups=(KVCacheGroupSpec((0,), 8), KVCacheGroupSpec((1,), 32)), **SIZES)
-    assert max_positions(runner._config, windowed, 20) == 10_000_000  # windows free what they have passed
+    assert max_positions(long_runner._config, windowed, 20) == 10_000_000  # windows free what they have passed
+    one_sees_all = replace(windowed, groups=(KVCacheGroupSpec((0,), 8), KVCacheGroupSpec((1,))))
+    assert max_positions(long_runner._config, one_sees_all, 20) == 20 * 16
+
+
+def test_measuring_a_device_makes_tables_for_what_it_could_hold(long_runner, monkeypatch):
+    """The largest steps come before the KV cache has a size."""
+
+    class Probe:
+        def __init__(self, device):
+            self.total_bytes = 40_000 * long_runner.kv_cache_spec().bytes_per_block
+
+        def state(self):
+            return MemoryState(free_bytes=self.total_bytes, reserved_bytes=0)
+
+        def reset_peak(self):
+            pass
+
+        def peak_bytes(self):
+            return 0
+
+    monkeypatch.setattr(model_runner, "CudaMemoryProbe", Probe)
+    long_runner._profile_memory(0.9)
+    assert long_runner._model._rotaries[0].table.shape[0] == 40_000 * 4
+    long_runner.initialize_kv_cache(20)
+    assert long_runner._model._rotaries[0].table.shape[0] == 40_000 * 4
 
 
 def test_needs_are_summed_over_the_groups():

@@ -104,5 +104,7 @@ def _choose_size(numbers: Sequence[int]) -> int:
 
 
 def max_positions(config: ModelRunnerConfig, spec: KVCacheSpec, num_blocks: int) -> int:
-    """The most positions of one request: what the KV cache holds, unless windows free what they have passed."""
-    return config.max_model_len if spec.groups else min(config.max_model_len, num_blocks * spec.block_size)
+    """The most positions of one request: what the KV cache holds, unless windows free all that they have passed."""
+    if spec.groups and all(group.sliding_window for group in spec.groups):
+        return config.max_model_len
+    return min(config.max_model_len, num_blocks * spec.block_size)

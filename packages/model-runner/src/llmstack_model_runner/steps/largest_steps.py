@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from llmstack_types import (
     NewRequest,
@@ -40,6 +40,12 @@ def largest_steps(
     lengths = _lengths(max_num_batched_tokens, num_rows, max_model_len)
     yield _step(1, [0] * len(lengths), lengths, block_size, is_generative, removed)
     yield SchedulerOutput(step=2, removed_request_ids=[f"{_PREFIX}1-{index}" for index in range(len(lengths))])
+
+
+def num_positions(steps: Iterable[SchedulerOutput]) -> int:
+    """Positions that the rows of the steps have at most."""
+    rows = (row for step in steps for row in step.scheduled_requests)
+    return max(row.num_computed_tokens + row.num_scheduled_tokens for row in rows)
 
 
 def _lengths(num_tokens: int, num_rows: int, max_model_len: int) -> list[int]:
