@@ -280,3 +280,21 @@ async def test_an_abort_reaches_a_busy_engine_core_within_a_step() -> None:
     assert seen[-1] == "next"
     assert (await client.call(Control.STATS)).num_free_blocks == (await client.wait_until_ready()).num_blocks
     await client.shutdown()
+
+
+def test_a_fork_is_refused_and_ends_nothing_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SyncMPClient(config())
+    client.wait_until_ready()
+    with monkeypatch.context() as fork:
+        fork.setattr("llmstack_engine_core.client.sync_mp.os.getpid", lambda: -1)
+        for refused in (
+            lambda: client.add_request(request("a")),
+            lambda: client.call(Control.RESET_PREFIX_CACHE),
+            client.get_outputs,
+        ):
+            with pytest.raises(EngineDeadError, match="fork"):
+                refused()
+        client.shutdown()
+    client.add_request(request("b"))
+    assert run(client, 1) == {"b": [5, 6, 7, 5]}
+    client.shutdown()

@@ -158,6 +158,20 @@ def test_a_hook_is_called_for_the_events_that_it_overrides_only() -> None:
     assert len(bus.step_hooks) == 2
 
 
+def test_a_hook_may_be_any_class_with_one_of_the_methods() -> None:
+    class Counter:
+        count = 0
+
+        def on_step(self, record: StepRecord, outputs: EngineCoreOutputs) -> None:
+            self.count += 1
+
+    counter = Counter()
+    bus = EventBus((counter,), clock=lambda: 0.0)  # type: ignore[arg-type]  # what a script may pass
+    bus.on_status("r", RequestStatus.WAITING)
+    bus.on_step(record(1), EngineCoreOutputs([]))
+    assert counter.count == 1
+
+
 def test_events_are_taken_once() -> None:
     bus = EventBus((), clock=lambda: 1.5)
     bus.on_status("r", RequestStatus.WAITING)

@@ -71,7 +71,7 @@ class EventBus:
 
 
 def _overrides(hook: EventHook, name: str) -> bool:
-    return getattr(type(hook), name, None) is not getattr(EventHook, name)
+    return getattr(type(hook), name, None) not in (None, getattr(EventHook, name))
 
 
 def _call(method: Callable[..., None], *arguments: Any) -> None:

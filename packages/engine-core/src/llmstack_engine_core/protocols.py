@@ -269,7 +269,7 @@ class KVTransfer(Protocol):
 class EventHook(Protocol):
     """Receives the events of an engine core on its thread, as they happen. It must not block, nor change its arguments.
 
-    An error in it is logged and ends nothing. A subclass may omit methods.
+    An error in it is logged and ends nothing. Methods may be left out.
     """
 
     def on_status(self, event: RequestEvent) -> None:

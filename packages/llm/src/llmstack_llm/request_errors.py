@@ -33,8 +33,8 @@ def echo(value: object) -> str:
 
 
 def type_name(value: object) -> str:
-    """What the value is, in the words of JSON."""
-    return _TYPE_NAMES.get(type(value), "a value of another type")
+    """What the value is, in the words of JSON; Python's name of other types."""
+    return _TYPE_NAMES.get(type(value)) or f"a value of type {type(value).__name__}"
 
 
 def invalid_type(param: str, expected: str, value: object) -> InvalidRequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from llmstack_engine_core.launcher import launch_engine_process
 from llmstack_types import (
     EngineCoreOutputs,
     EngineCoreRequest,
+    EngineDeadError,
     EngineReady,
     EngineStartError,
     Operation,
@@ -27,10 +29,11 @@ LAST_WORDS_MS = 50
 
 
 class SyncMPClient:
-    """Starts the process at once; used by one thread."""
+    """Starts the process at once; used by one thread. In a fork of its process every call raises `EngineDeadError`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self._owner_pid = os.getpid()
         self._mailbox = Mailbox()
         self._process = launch_engine_process(config)
         self._context = zmq.Context()
@@ -71,7 +74,7 @@ class SyncMPClient:
             InvalidRequestError: The id is in use.
             CodecError: A value is outside what the protocol can carry.
         """
-        self._mailbox.check_alive()
+        self._check_alive()
         self._mailbox.register(request.request_id)
         try:
             self._send(request)
@@ -82,7 +85,7 @@ class SyncMPClient:
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Ends requests; no output follows the engine core's receipt. Does nothing once the engine core is gone."""
         known = self._mailbox.forget(request_ids)
-        if known and self._mailbox.death is None:
+        if known and self._mailbox.death is None and self._owner_pid == os.getpid():
             self._send(AbortRequests(tuple(known)))
 
     def get_outputs(self) -> EngineCoreOutputs:
@@ -91,6 +94,7 @@ class SyncMPClient:
         Raises:
             EngineDeadError: The engine core is gone.
         """
+        self._check_owner()
         outputs = self._mailbox.outputs
         if not outputs:
             self._wait_for(lambda: bool(outputs) or self._mailbox.death is not None)
@@ -102,7 +106,7 @@ class SyncMPClient:
     def call(self, operation: Operation[ResultT, *ArgumentTs], *arguments: *ArgumentTs) -> ResultT:
         """Asks the engine core for something besides requests; see `Control`."""
         mailbox = self._mailbox
-        mailbox.check_alive()
+        self._check_alive()
         call_id = mailbox.begin_call(operation)
         try:
             self._send(ControlCall(call_id, operation, arguments))
@@ -113,11 +117,22 @@ class SyncMPClient:
             mailbox.end_call(call_id)
 
     def shutdown(self) -> None:
-        """Stops the engine core and removes every process, socket and file of it. Idempotent."""
+        """Stops the engine core and removes every process, socket and file of it. Idempotent; in a fork nothing."""
+        if self._owner_pid != os.getpid():
+            return
         self._mailbox.set_dead("the engine core has been shut down")
         self._process.stop()
         self._socket.close()
         self._context.term()
+
+    def _check_alive(self) -> None:
+        self._check_owner()
+        self._mailbox.check_alive()
+
+    def _check_owner(self) -> None:
+        """Raises in a fork: ZeroMQ's threads are not there, so a call would wait for ever."""
+        if self._owner_pid != os.getpid():
+            raise EngineDeadError("this process is a fork of the one that started the engine core; start one here")
 
     def _send(self, message: ClientMessage) -> None:
         frame = encode(message)

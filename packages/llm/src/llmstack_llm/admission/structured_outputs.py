@@ -71,7 +71,8 @@ def normal_constraint(
     """
     name = names.get("structured_outputs", "structured_outputs")
     if not isinstance(constraint, StructuredOutputsParams):
-        raise request_errors.invalid_type(name, "an object", constraint)
+        expected = "StructuredOutputsParams" if isinstance(constraint, Mapping) else "an object"
+        raise request_errors.invalid_type(name, expected, constraint)
     if values.get("allowed_token_ids") is not None:
         field = names.get("allowed_token_ids", "allowed_token_ids")
         raise request_errors.invalid_value(field, f"it cannot be combined with '{name}'")

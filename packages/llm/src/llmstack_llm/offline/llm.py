@@ -15,12 +15,12 @@ from llmstack_llm.admission.sampling import CheckedSampling, check_sampling, giv
 from llmstack_llm.chat.renderers import ChatRenderers
 from llmstack_llm.chat.template import ChatTemplate
 from llmstack_llm.chat.template_files import find_chat_template
-from llmstack_llm.engine_args import EngineArgs, EngineArgsError
+from llmstack_llm.engine_args import EngineArgs, EngineArgsError, check_option_names
 from llmstack_llm.offline.beam_search import PARAM_NAMES as BEAM_PARAM_NAMES
 from llmstack_llm.offline.beam_search import BeamSearchOutput, BeamSearchParams, to_beam_search_output
 from llmstack_llm.offline.llm_engine import LLMEngine
 from llmstack_llm.offline.pooling import OfflinePooling
-from llmstack_llm.offline.requests import OfflineRequests, UseTqdm, priority_list, prompt_list
+from llmstack_llm.offline.requests import OfflineRequests, UseTqdm, one_each, priority_list, prompt_list
 from llmstack_llm.outputs.metrics import Metric, MetricsKeeper
 from llmstack_llm.outputs.request_output import RequestOutput
 from llmstack_llm.outputs.stats import StatLogger
@@ -104,9 +104,7 @@ class LLM(OfflinePooling):
         engine_kwargs = {
             name: value for name, value in engine_kwargs.items() if value not in _HARMLESS_OPTIONS.get(name, ())
         }
-        unknown = sorted(set(engine_kwargs) - {entry.name for entry in dataclasses.fields(EngineArgs)})
-        if unknown:
-            raise EngineArgsError(f"unknown or not yet supported options: {', '.join(unknown)}")
+        check_option_names(engine_kwargs)
         engine_kwargs.setdefault("trace", os.environ.get("LLMSTACK_TRACE", "") not in ("", "0"))
         args = EngineArgs(model, **engine_kwargs)
         self._metrics = MetricsKeeper(model)
@@ -337,14 +335,8 @@ class LLM(OfflinePooling):
     def _params_list(
         self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
     ) -> list[SamplingParams]:
-        if params is None:
-            params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            return [params] * num_prompts
-        if len(params) != num_prompts:
-            reason = f"{len(params)} sampling parameters for {num_prompts} prompts"
-            raise request_errors.invalid_value("sampling_params", reason)
-        return list(params)
+        given = self.get_default_sampling_params() if params is None else params
+        return one_each("sampling_params", given, SamplingParams, num_prompts, "sampling parameters")
 
     def _admit_all(
         self,

@@ -199,6 +199,9 @@ class LLMEngine:
         """
         if lora_request is None or isinstance(lora_request, LoRARequest):
             lora_request = [lora_request] * num_prompts
+        kinds = (LoRARequest, type(None))
+        if not isinstance(lora_request, list | tuple) or not all(isinstance(one, kinds) for one in lora_request):
+            raise request_errors.invalid_type("lora_request", "LoRARequest, or a list of them and None", lora_request)
         if len(lora_request) != num_prompts:
             raise request_errors.invalid_value(
                 "lora_request", f"{len(lora_request)} adapters for {num_prompts} prompts"

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmstack_llm import request_errors
 from llmstack_llm.offline.llm_engine import LLMEngine
-from llmstack_llm.offline.requests import UseTqdm, prompt_list
+from llmstack_llm.offline.requests import UseTqdm, one_each, prompt_list
 from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import (
     ClassificationRequestOutput,
@@ -123,10 +123,7 @@ def _one_each(
     params: PoolingParamsInput, num_prompts: int, truncate_prompt_tokens: int | None, task: PoolingTask | str | None
 ) -> list[PoolingParams]:
     given = PoolingParams() if params is None else params
-    each = [given] * num_prompts if isinstance(given, PoolingParams) else list(given)
-    if len(each) != num_prompts:
-        reason = f"{len(each)} pooling parameters for {num_prompts} prompts"
-        raise request_errors.invalid_value("pooling_params", reason)
+    each = one_each("pooling_params", given, PoolingParams, num_prompts, "pooling parameters")
     changes: dict[str, Any] = {"truncate_prompt_tokens": truncate_prompt_tokens, "task": task}
     changes = {name: value for name, value in changes.items() if value is not None}
     return [dataclasses.replace(one, **changes) for one in each]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -16,6 +17,7 @@ from llmstack_llm.pooling.admission import AdmittedPooling
 from llmstack_llm.pooling.outputs import PoolingRequestOutput
 from llmstack_llm.requests import AdmittedRequest, PromptInput
 
+GivenT = TypeVar("GivenT")
 UseTqdm = bool | Callable[..., "tqdm[Any]"]
 Output = RequestOutput | PoolingRequestOutput
 INT32_MAX = 2**31 - 1
@@ -25,11 +27,12 @@ class OfflineRequests:
     """What one `LLM` has in its engine.
 
     Requests that are queued wait until `wait` takes their outputs; a `run` in between computes them too, and keeps
-    their outputs for it.
+    their outputs for it. Calls of several threads run one after the other.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
+        self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._queued_id_to_output: dict[str, Output | None] = {}
 
@@ -37,21 +40,24 @@ class OfflineRequests:
         self, admitted: Sequence[AdmittedRequest | AdmittedPooling], priorities: Sequence[int], use_tqdm: UseTqdm
     ) -> list[Output]:
         """Outputs of requests in their order; interrupted, it leaves none of them behind."""
-        return self._finish(self._add(admitted, priorities), use_tqdm)
+        with self._lock:
+            return self._finish(self._add(admitted, priorities), use_tqdm)
 
     def enqueue(self, admitted: Sequence[AdmittedRequest | AdmittedPooling], priorities: Sequence[int]) -> list[str]:
         """Adds requests and computes nothing yet; their ids."""
-        request_ids = self._add(admitted, priorities)
-        self._queued_id_to_output |= dict.fromkeys(request_ids)
-        return request_ids
+        with self._lock:
+            request_ids = self._add(admitted, priorities)
+            self._queued_id_to_output |= dict.fromkeys(request_ids)
+            return request_ids
 
     def wait(self, use_tqdm: UseTqdm) -> list[Output]:
         """Outputs of all that is queued, in the order in which it was; afterwards nothing is."""
-        queued, self._queued_id_to_output = self._queued_id_to_output, {}
-        done = {request_id: output for request_id, output in queued.items() if output is not None}
-        waited_for = [request_id for request_id in queued if request_id not in done]
-        for output in self._finish(waited_for, use_tqdm):
-            done[output.request_id] = output
+        with self._lock:
+            queued, self._queued_id_to_output = self._queued_id_to_output, {}
+            done = {request_id: output for request_id, output in queued.items() if output is not None}
+            waited_for = [request_id for request_id in queued if request_id not in done]
+            for output in self._finish(waited_for, use_tqdm):
+                done[output.request_id] = output
         return [done[request_id] for request_id in queued]
 
     def _add(self, admitted: Sequence[AdmittedRequest | AdmittedPooling], priorities: Sequence[int]) -> list[str]:
@@ -98,6 +104,26 @@ class OfflineRequests:
         return finished
 
 
+def one_each(
+    param: str, given: GivenT | Sequence[GivenT], kind: type[GivenT], num_prompts: int, noun: str
+) -> list[GivenT]:
+    """One value per prompt, where one for all may be given; `noun` is the plural of what they are.
+
+    Raises:
+        InvalidRequestError: There are more or fewer than prompts, or one is of another type.
+    """
+    if isinstance(given, kind):
+        return [given] * num_prompts
+    if not isinstance(given, list | tuple):
+        raise request_errors.invalid_type(param, f"{kind.__name__} or a list of them", given)
+    if len(given) != num_prompts:
+        raise request_errors.invalid_value(param, f"{len(given)} {noun} for {num_prompts} prompts")
+    wrong = next((index for index, one in enumerate(given) if not isinstance(one, kind)), None)
+    if wrong is not None:
+        raise request_errors.invalid_type(f"{param}[{wrong}]", kind.__name__, given[wrong])
+    return list(given)
+
+
 def priority_list(priority: Sequence[int] | None, num_prompts: int) -> list[int]:
     """One priority per prompt, lower ones first; None is 0 for all.
 
@@ -140,7 +166,7 @@ def _bar(use_tqdm: UseTqdm, total: int) -> tqdm[Any]:
 
 def prompt_list(prompts: Any) -> list[PromptInput]:
     """One prompt becomes a list of one; a list of integers is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str | bytes | bytearray | Mapping) or not isinstance(prompts, Sequence):
         return [prompts]
     if prompts and all(isinstance(entry, int) for entry in prompts):
         return [list(prompts)]
