@@ -100,13 +100,15 @@ def test_a_folder_without_a_configuration_is_no_model(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "a/b/c", "~/nowhere-at-all"])
+@pytest.mark.parametrize(
+    "name", ["/nowhere/at/all", "./nowhere", "a/b/c", "~/nowhere-at-all", "~nobody-of-that-name", "/" + "x" * 5000]
+)
 def test_a_path_that_is_not_there_is_no_repository_id(name: str) -> None:
     with pytest.raises(ModelFilesError, match="no folder"):
         resolve_model(name)
 
 
-@pytest.mark.parametrize("name", ["gpt 2", "org/na?me", "-gpt", "org/", "ä", "x" * 97])
+@pytest.mark.parametrize("name", ["gpt 2", "org/na?me", "-gpt", "org/", "ä", "x" * 97, "x" * 5000])
 def test_a_name_that_cannot_be_a_repository_is_refused_at_once(name: str) -> None:
     with pytest.raises(ModelFilesError, match="neither a folder nor a repository id"):
         resolve_model(name)

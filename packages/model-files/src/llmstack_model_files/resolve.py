@@ -49,10 +49,10 @@ def resolve_model(name_or_path: str, revision: str | None = None) -> Path:
     Raises:
         ModelFilesError: Neither a folder nor a repository that can be reached; the text is one line that says why.
     """
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(folder):
         return _checked_folder(folder)
-    if folder.suffix == SUFFIX and folder.is_file():
+    if folder.suffix == SUFFIX and os.path.isfile(folder):
         return open_gguf(folder)
     if looks_like_path(name_or_path):
         kind = "file" if folder.suffix == SUFFIX else "folder"
@@ -113,7 +113,7 @@ def _find_installed(name: str) -> Path | None:
 def looks_like_path(text: str) -> bool:
     """Whether a model is named by a path, or by a name that is a folder here; else it is a repository id."""
     return (
-        Path(text).is_dir()
+        os.path.isdir(text)
         or text.startswith(("/", "./", "../", "~"))
         or text.count("/") > 1
         or text.endswith(SUFFIX)
